@@ -30,20 +30,23 @@ def opened(cluster: Cluster, name: str = "a.ipynb", user: str = "alice") -> Iter
         book.close()
 
 
-def server_dies(cluster: Cluster, book: Notebook) -> None:
-    """Jupyter is gone without a word, and its kernel is saved."""
+def server_dies(cluster: Cluster, book: Notebook, with_front: bool = False) -> None:
+    """Jupyter is gone without a word, and its kernel is saved; after a minute where its front is gone as well."""
     os.kill(book.process.pid, signal.SIGKILL)
+    if with_front:
+        (front,) = cluster.pids("hop-front", book.user)
+        os.kill(front, signal.SIGKILL)
     book.process.wait()
-    no_process_is_left(cluster, book.user, 40)
+    no_process_is_left(cluster, book.user, 120 if with_front else 40)
 
 
-def server_dies_in_a_cell(cluster: Cluster, before: str, rest: str) -> None:
+def server_dies_in_a_cell(cluster: Cluster, before: str, rest: str, with_front: bool = False) -> None:
     """Runs the cell `before`, and ends the server in the middle of another one."""
     book = start(cluster)
     book.execute(f"import time\n{before}")
     cell = book.submit(f"print('begun', flush=True)\n{rest}")["cell"]
     until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"])
-    server_dies(cluster, book)
+    server_dies(cluster, book, with_front)
 
 
 @pytest.fixture(autouse=True)
@@ -92,8 +95,11 @@ def test_the_server_is_culled_and_the_notebooks_next_opening_has_the_variables(c
         assert said(again, "%%gpu 1\nprint(x)")[0] == "41\n"
 
 
-def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_shown_later(cluster: Cluster) -> None:
-    server_dies_in_a_cell(cluster, "x = 40", "time.sleep(4)\nx += 1\nprint('x is', x)")
+@pytest.mark.parametrize("with_front", [False, True], ids=["server", "server and front"])
+def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_shown_later(
+    cluster: Cluster, with_front: bool
+) -> None:
+    server_dies_in_a_cell(cluster, "x = 40", "time.sleep(4)\nx += 1\nprint('x is', x)", with_front)
     with opened(cluster) as again:
         out, told = said(again, WHERE)
         assert "ran on without a server" in told

@@ -6,11 +6,11 @@ mod seating;
 
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
-use crate::meanwhile::{self, Meanwhile};
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
 use hop_protocol::link::Item;
+use hop_protocol::meanwhile::{self, Meanwhile};
 use hop_protocol::message::{InFlight, Note, Over};
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;

@@ -11,7 +11,6 @@ pub mod launch;
 pub mod launcher;
 pub mod life;
 pub mod listen;
-pub mod meanwhile;
 pub mod moves;
 mod moving;
 pub mod owner;

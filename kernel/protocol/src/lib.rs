@@ -5,6 +5,7 @@ pub mod comm;
 pub mod file;
 pub mod jupyter;
 pub mod link;
+pub mod meanwhile;
 pub mod message;
 pub mod retain;
 pub mod states;

@@ -104,6 +104,11 @@ impl<T: Weigh + Clone> Retained<T> {
         }
     }
 
+    /// What is kept, the oldest first.
+    pub fn items(&self) -> impl Iterator<Item = &T> {
+        self.items.values()
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -11,6 +11,7 @@ pub mod dial;
 mod errands;
 mod grace;
 pub mod leases;
+mod leavings;
 mod link;
 pub mod log;
 pub mod models;

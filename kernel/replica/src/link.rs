@@ -3,6 +3,7 @@
 
 use crate::core::Input;
 use hop_protocol::link::{Frame, Item};
+use hop_protocol::meanwhile::Meanwhile;
 use hop_protocol::message::Note;
 use hop_protocol::retain::{Retained, Taken, ranges};
 use tokio::sync::mpsc;
@@ -103,6 +104,17 @@ impl FrontLink {
         }
     }
 
+    /// What no front has taken of the cells' outputs, for the notebook's next opening.
+    pub(crate) fn meanwhile(&self) -> Meanwhile {
+        let mut meanwhile = Meanwhile::lacking(self.lost.0);
+        for item in self.kept.items() {
+            if let Item::Jupyter { message, .. } = item {
+                meanwhile.keep(message);
+            }
+        }
+        meanwhile
+    }
+
     /// Whether the front has dealt with all that was sent.
     pub(crate) fn is_settled(&self) -> bool {
         self.kept.is_empty()
@@ -131,4 +143,52 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
         Note::MoveFailed { incarnation, reason } => Input::MoveFailed { incarnation, reason },
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use hop_protocol::jupyter::{Author, Channel};
+    use hop_words::time::Timestamp;
+    use serde_json::{Value, json};
+
+    /// A stream of this text, by a cell.
+    fn shown(author: &mut Author, text: &str) -> Item {
+        let now = Timestamp(0);
+        let request = author.write(
+            "execute_request",
+            &Bytes::from_static(b"{}"),
+            &json!({}),
+            &json!({}),
+            now,
+        );
+        let content = json!({"name": "stdout", "text": text});
+        Item::Jupyter {
+            channel: Channel::Iopub,
+            identity: Bytes::new(),
+            message: author.publish("stream", &request.header, &json!({}), &content, now),
+        }
+    }
+
+    #[test]
+    fn what_no_front_has_taken_is_kept_for_the_next_opening() {
+        let mut author = Author::new(b"key", "kernel".into());
+        let mut link = FrontLink::new();
+        let (out, _front) = mpsc::unbounded_channel();
+        link.up(1, 0, &[], out);
+        link.send(shown(&mut author, "heard"));
+        link.take(Frame::Done(vec![1..=1]));
+        link.down();
+        link.send(shown(&mut author, "unheard"));
+        link.send(Item::Note(Note::End));
+        let texts: Vec<Value> = link
+            .meanwhile()
+            .outputs
+            .into_iter()
+            .map(|o| o.content["text"].clone())
+            .collect();
+        assert_eq!(texts, ["unheard"]);
+        assert!(!link.is_settled());
+    }
 }

@@ -7,6 +7,7 @@ use crate::dial::{self, Gone, LinkEvent, Standing};
 use crate::errands::Errands;
 use crate::grace;
 use crate::leases::News;
+use crate::leavings;
 use crate::link::{self, FrontLink};
 use crate::log::Log;
 use crate::place::Place;
@@ -21,7 +22,6 @@ use hop_log::Index;
 use hop_protocol::file::FrontFile;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note};
-use hop_protocol::states;
 use hop_protocol::wait;
 use hop_words::clock::SteadyClock;
 use hop_words::id::Incarnation;
@@ -88,7 +88,9 @@ impl Replica {
         self.end_descendants();
         self.log.end().await;
         if inputs.links.is_none() {
-            self.clean_up();
+            leavings::see_to(&self.dir, &self.file, self.incarnation, &self.link);
+        } else if !self.link.is_settled() {
+            leavings::see_to_words(&self.dir, &self.file, self.incarnation, &self.link);
         }
         Ok(())
     }
@@ -473,19 +475,6 @@ impl Replica {
         if self.leaving {
             self.process.kernel.kill();
             let _ = timeout(LAST_WORDS, self.process.kernel.wait()).await;
-        }
-    }
-
-    /// The front's folder is left only where no front cleans up after itself; so is the state of a kernel that nobody finds
-    /// again.
-    fn clean_up(&self) {
-        if FrontFile::read(&self.dir).is_ok_and(|f| f.incarnation == self.incarnation) {
-            let _ = std::fs::remove_dir_all(&self.dir);
-            if let Some(state) = &self.file.state
-                && !state.kernel.join(states::NOTEBOOK).exists()
-            {
-                let _ = std::fs::remove_dir_all(&state.kernel);
-            }
         }
     }
 

@@ -1,7 +1,8 @@
 //! The end of a cell whose Jupyter server had gone: outputs, or the news of a loss, are kept beside the kernel's state
-//! and shown at the first cell of the notebook's next opening.
+//! and shown at the first cell of the notebook's next opening. The front keeps them, or, where the front is lost with its
+//! server, the replica.
 
-use hop_protocol::jupyter::Envelope;
+use crate::jupyter::Envelope;
 use hop_words::id::CellId;
 use hop_zmtp::Message;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,14 @@ pub struct Output {
 }
 
 impl Meanwhile {
+    /// So many outputs are dropped already.
+    pub fn lacking(dropped: u64) -> Self {
+        Self {
+            dropped,
+            ..Self::default()
+        }
+    }
+
     /// Keeps a message of the kernel's, if it is a cell's output.
     pub fn keep(&mut self, message: &Message) {
         let Some(output) = output_of(message) else {
@@ -72,7 +81,7 @@ impl Meanwhile {
         Ok(())
     }
 
-    /// Takes the news written by an earlier front; the news is told once.
+    /// Takes the news that was kept; it is told once.
     pub fn take(kernel: &Path) -> Option<Self> {
         let path = kernel.join(FILE);
         let text = std::fs::read(&path).ok()?;

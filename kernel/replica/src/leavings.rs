@@ -1,0 +1,44 @@
+//! What a replica leaves behind where no front takes its last words.
+
+use crate::link::FrontLink;
+use hop_protocol::file::FrontFile;
+use hop_protocol::states;
+use hop_words::id::Incarnation;
+use std::path::Path;
+
+/// There is no front. Removes the front's folder, which is left only where no front cleans up after itself; so is the state
+/// of a kernel that nobody finds again. What a cell showed without a front is kept beside a state that is found.
+pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
+    if !is_ours(dir, me) {
+        return;
+    }
+    let found_again = keep(file, link);
+    let _ = std::fs::remove_dir_all(dir);
+    if let Some(state) = file.state.as_ref().filter(|_| !found_again) {
+        let _ = std::fs::remove_dir_all(&state.kernel);
+    }
+}
+
+/// The front has not taken everything for a minute: it is gone, or it stands still. Its folder is left to it.
+pub(crate) fn see_to_words(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
+    if is_ours(dir, me) {
+        keep(file, link);
+    }
+}
+
+/// Whether no later replica took the place of this one.
+fn is_ours(dir: &Path, me: Incarnation) -> bool {
+    FrontFile::read(dir).is_ok_and(|f| f.incarnation == me)
+}
+
+/// Returns whether the kernel's state is found again, by its notebook.
+fn keep(file: &FrontFile, link: &FrontLink) -> bool {
+    let state = file.state.as_ref();
+    let Some(state) = state.filter(|s| s.kernel.join(states::NOTEBOOK).exists()) else {
+        return false;
+    };
+    if let Err(error) = link.meanwhile().write(&state.kernel) {
+        tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
+    }
+    true
+}
