@@ -6,6 +6,7 @@ use crate::hearing::Heard;
 use crate::links::{Links, Wire, lock};
 use hop_log::State;
 use hop_log::steward::{self, Deed};
+use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, Member, News, Standing};
 use hop_words::id::{Incarnation, JobId};
 use hop_words::time::Span;
@@ -95,9 +96,9 @@ impl Group {
                 changed = heard.changed() => if changed.is_err() {
                     return;
                 },
-                () = until(stands_at), if stands_at.is_some() => {}
-                () = until(leads_at), if leads_at.is_some() => {}
-                () = until(leaves_at), if leaves_at.is_some() => {
+                () = wait::at(stands_at) => {}
+                () = wait::at(leads_at) => {}
+                () = wait::at(leaves_at) => {
                     let group = self.name.clone();
                     // Without a listening host, the seat ends by its job's limit.
                     let _ = self.events.send(Event::Closed { group });
@@ -281,13 +282,6 @@ async fn pause_after<T, E: std::fmt::Display>(done: Result<T, E>) {
     if let Err(error) = done {
         tracing::debug!(%error, "a deed for a group failed");
         tokio::time::sleep(AGAIN_AFTER).await;
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -103,7 +103,7 @@ impl Tended {
                     true => standing = self.member.standing(),
                     false => break,
                 },
-                () = until(desk.looks_at), if desk.looks_at.is_some() => {
+                () = wait::at(desk.looks_at) => {
                     desk.looks_at = Some(Instant::now() + KERNEL_SEEN_EVERY);
                     desk.over = self.kernel_is_over().await;
                 }
@@ -227,13 +227,6 @@ impl Tended {
             .kill_on_drop(false)
             .spawn()?;
         Ok(Some(process))
-    }
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
     }
 }
 
