@@ -17,36 +17,8 @@ import pytest
 from harness import OPENABLE, REPO, Cluster, Notebook, notebook, until
 from opens import Recorder, shared
 
-# A number in the memory of the GPU that the cell has a lease of, and work that adds to it until it is told to stop.
-WORK = """
-import ctypes, os, time
-cuda = ctypes.CDLL(os.environ["GRESSHOPPER_LIBCUDA"])
-context, at, number = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
-size = ctypes.c_size_t(8)
-def begin():
-    (device,) = openable()
-    fake = os.environ["FAKE_GPU_DIR"]
-    os.remove(f"{fake}/dev/nvidia0")
-    os.symlink(device, f"{fake}/dev/nvidia0")
-    with open(f"{fake}/minor", "w") as file:
-        file.write(device.rsplit("-", 1)[1])
-    assert cuda.cuInit(0) == 0
-    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-    assert cuda.cuMemAlloc_v2(ctypes.byref(at), size) == 0
-    assert cuda.cuMemsetD8_v2(at, ctypes.c_ubyte(0), size) == 0
-def read():
-    assert cuda.cuMemcpyDtoH_v2(ctypes.byref(number), at, size) == 0
-    return number.value
-def work():
-    before, added = read(), 0
-    while added == 0 or not os.path.exists("stop"):
-        number.value = read() + 1
-        assert cuda.cuMemcpyHtoD_v2(at, ctypes.byref(number), size) == 0
-        added += 1
-        time.sleep(0.002)
-    os.remove("stop")
-    return read() == before + added
-"""
+# Its functions `begin` and `work` put a number into the GPU's memory, and add to it until `stop`.
+WORK = (REPO / "tests/fakes/work.py").read_text()
 HOLD = """
 import os, time
 fds = [os.open(path, os.O_RDWR | os.O_NOCTTY) for path in openable()]
