@@ -50,7 +50,7 @@ impl Kernel {
         }
     }
 
-    /// Whether a process says that it is this kernel's.
+    /// Whether a process claims to be the kernel's.
     fn is(&self, hello: &Hello) -> bool {
         let file = || self.file.as_ref().and_then(|file| file.canonicalize().ok());
         hello.kernel.as_deref() == Some(self.id.as_str())

@@ -1,4 +1,4 @@
-"""What the kernels' processes and their GPUs do, by ``usage_request`` on their control channels: the kernel itself answers
+"""Use of memory, processor and GPUs by kernels, by ``usage_request`` on their control channels: the kernel itself answers
 from its node, also in the middle of a cell. A kernel that doesn't know the request (ipykernel does) has no figures. A kernel
 with a lease is asked for its GPUs as well (`gresshopper.usage` there).
 """
@@ -17,7 +17,7 @@ TIMEOUT_S = 1.0
 
 @dataclass(frozen=True)
 class Gpus:
-    """All GPUs of a lease together. What one of them doesn't say isn't known of all."""
+    """All GPUs of a lease together. A figure is known of all if each GPU says its own."""
 
     #: The mean of the devices': the share of the last moment in which they computed.
     percent: float | None

@@ -142,7 +142,7 @@ class _Asker:
         self._runner: Runner | None = None
 
     def serve(self) -> None:
-        """Answer until the command hangs up. What it asked for and nobody has begun is dropped then."""
+        """Answer until the command hangs up. Requests that have not begun are dropped then."""
         try:
             if _uid(self._connection) in (0, os.getuid()):
                 self._converse()

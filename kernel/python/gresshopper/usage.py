@@ -66,7 +66,7 @@ def _figures(text: str) -> list[dict[str, Any]] | None:
 
 
 class _Adding:
-    """A kernel, but for what it sends: that has more in it. ipykernel offers no other place in this answer."""
+    """Stands in for a kernel and adds to the content of each message sent. ipykernel has no hook for this answer."""
 
     def __init__(self, kernel: Any, more: dict[str, Any]) -> None:
         self.__dict__.update(_kernel=kernel, _more=more)

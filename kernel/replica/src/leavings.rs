@@ -1,4 +1,4 @@
-//! What a replica leaves behind where no front takes its last words.
+//! The files that a replica leaves behind where no front takes the last words.
 
 use crate::link::FrontLink;
 use hop_protocol::file::FrontFile;

@@ -551,7 +551,7 @@ pub(crate) struct Tally {
 pub(crate) struct Part {
     pub pool: Idx<Pool>,
     pub asked: u32,
-    /// Where its next cell is expected, and how many GPUs it is likely to ask for there.
+    /// The node where the kernel's next cell is expected, and the cell's likely number of GPUs.
     pub asks: Option<(Idx<Node>, u16)>,
     pub several: bool,
     pub away: bool,

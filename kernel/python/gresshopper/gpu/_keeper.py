@@ -351,7 +351,7 @@ class Keeper:
             operations.register(f"gpu.{name}", partial(_refusing, work))
 
     def requests(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
-        """What `hop gpu` may ask for; docs/gpu-park.md lists it."""
+        """The requests of `hop gpu`, as docs/gpu-park.md lists them."""
         return {
             "report": lambda asked: {"report": self.report()},
             "out": lambda asked: {"moved": _moved(self.out())},
