@@ -208,11 +208,10 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     let mut submitted = Submitted(None);
     let mut job = JobId(0);
     let bill = Bill::of(order);
-    if let Some(existing) = plan.existing
-        && (member || is_charged(existing, &bill).await)
-    {
+    if let Some(existing) = plan.existing {
         job = existing;
-        node = wait_for_seat(job, NODE_AWAY, None)
+        let bill = Some(&bill).filter(|_| !member);
+        node = wait_for_seat(job, NODE_AWAY, bill, None)
             .await
             .map_err(anyhow::Error::from);
     }
@@ -220,7 +219,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
         let program = config.prefix.join("bin/hop-replica");
         job = submit_seat(plan, &config.seat, &bill, &program).await?;
         submitted = Submitted(Some(job));
-        node = wait_for_seat(job, NODE_AWAY, None)
+        node = wait_for_seat(job, NODE_AWAY, None, None)
             .await
             .map_err(anyhow::Error::from);
     }
@@ -561,11 +560,11 @@ async fn take_seat(
     program: &Path,
 ) -> Result<(JobId, String)> {
     let told = order.told.as_ref();
-    if let Some(job) = plan.existing.filter(|_| !order.fresh_seat)
-        && is_charged(job, bill).await
-    {
-        match wait_for_seat(job, NODE_AWAY, told).await {
+    if let Some(job) = plan.existing.filter(|_| !order.fresh_seat) {
+        match wait_for_seat(job, NODE_AWAY, Some(bill), told).await {
             Ok(node) => return Ok((job, node)),
+            // hopd, which chose it, knows accounts by their jobs alone.
+            Err(SeatError::Charged { .. }) => {}
             Err(error) => eprintln!(
                 "hop-front: {:#}; the kernel gets a new seat",
                 anyhow::Error::from(error)
@@ -578,7 +577,7 @@ async fn take_seat(
         NODE_AWAY
     };
     let job = submit_seat(plan, seat, bill, program).await?;
-    match wait_for_seat(job, patience, told).await {
+    match wait_for_seat(job, patience, None, told).await {
         Ok(node) => Ok((job, node)),
         Err(SeatError::NodeAway { .. }) => {
             eprintln!(
@@ -591,7 +590,7 @@ async fn take_seat(
                 ..plan.clone()
             };
             let job = submit_seat(&anywhere, seat, bill, program).await?;
-            Ok((job, wait_for_seat(job, Duration::MAX, told).await?))
+            Ok((job, wait_for_seat(job, Duration::MAX, None, told).await?))
         }
         Err(error) => Err(error.into()),
     }
@@ -775,7 +774,7 @@ impl Bill {
         Self { options }
     }
 
-    /// What the seat's job says of it, for the next kernel.
+    /// The comment of the seat's job, by which the next kernel knows the bill.
     fn comment(&self) -> String {
         match self.options.is_empty() {
             true => String::new(),
@@ -792,13 +791,6 @@ impl Bill {
 
 /// Begins the comment of a seat that isn't charged as its user's default is.
 const BILL: &str = "gresshopper: ";
-
-/// Whether the seat is charged as this kernel is to be: `hopd`, which chose it, knows accounts by their jobs alone.
-async fn is_charged(job: JobId, bill: &Bill) -> bool {
-    let mut command = slurm("squeue");
-    command.args(["-h", "-o", "%k"]).arg(format!("--jobs={job}"));
-    call(command, "").await.is_ok_and(|comment| bill.is_of(&comment))
-}
 
 /// The file for a seat's output, in sbatch's form: /dev/null, unless the user is debugging.
 async fn seat_log() -> String {
@@ -877,12 +869,16 @@ enum SeatError {
     },
     #[error("the seat (job {job}) waits for a node that Slurm can't reach: {reason}")]
     NodeAway { job: JobId, reason: String },
+    #[error("the seat (job {job}) is charged to another account than the kernel")]
+    Charged { job: JobId },
 }
 
-/// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time.
+/// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time, and a seat
+/// that is charged otherwise than `bill` says is not waited for.
 async fn wait_for_seat(
     job: JobId,
     patience: Duration,
+    bill: Option<&Bill>,
     told: Option<&mpsc::UnboundedSender<SeatWaits>>,
 ) -> Result<String, SeatError> {
     let (mut pause, since) = (POLL.0, Instant::now());
@@ -891,13 +887,16 @@ async fn wait_for_seat(
         let mut command = slurm("squeue");
         command
             .env("SLURM_TIME_FORMAT", "%s")
-            .args(["-h", "-o", "%T|%N|%r|%S"])
+            .args(["-h", "-o", "%T|%N|%r|%S|%k"])
             .arg(format!("--jobs={job}"));
         let line = call(command, "").await;
         let line = line.map_err(|source| SeatError::Queue { job, source })?;
-        let mut fields = line.split('|');
+        let mut fields = line.splitn(5, '|');
         let mut field = || fields.next().unwrap_or_default().to_owned();
-        let (state, node, reason, start) = (field(), field(), field(), field());
+        let (state, node, reason, start, comment) = (field(), field(), field(), field(), field());
+        if bill.is_some_and(|bill| !bill.is_of(&comment)) {
+            return Err(SeatError::Charged { job });
+        }
         match state.as_str() {
             "RUNNING" if !node.is_empty() => return Ok(node),
             "PENDING" if reason.starts_with("ReqNodeNotAvail") && since.elapsed() > patience => {
