@@ -21,10 +21,6 @@ pub enum Event {
         group: String,
         me: Incarnation,
     },
-    /// All other seats of the group have gone: they are lost, or the kernel is over and this seat didn't hear of it.
-    Abandoned {
-        group: String,
-    },
     /// The kernel is over, by the word of another of its seats; or those have all gone.
     Closed {
         group: String,

@@ -130,14 +130,12 @@ impl Group {
         let seats = lock(&self.seats);
         let mut others = seats.values().filter(|s| **s != me).peekable();
         let abandoned = others.peek().is_some() && others.all(|s| heard.gone.contains(s));
-        if !abandoned {
-            memory.leaves_at = None;
-        } else if memory.leaves_at.is_none() {
-            memory.leaves_at = Some(Instant::now() + self.abandoned_after);
-            let group = self.name.clone();
-            // As for `Closed`.
-            let _ = self.events.send(Event::Abandoned { group });
-        }
+        memory.leaves_at = match abandoned {
+            true => memory
+                .leaves_at
+                .or_else(|| Some(Instant::now() + self.abandoned_after)),
+            false => None,
+        };
     }
 
     async fn act(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {

@@ -62,8 +62,6 @@ pub(super) enum Command {
     Propose(Entry),
     /// The group lacks members.
     Need(Lack),
-    /// All other seats of the group have gone.
-    Abandoned,
     /// The kernel is over.
     Over,
     /// The group is over, or this seat's part of it.

@@ -20,13 +20,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
 /// Between the end of a process that never attached and the next start.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
-
-/// Between two looks whether an abandoned group's kernel is over.
-const KERNEL_SEEN_EVERY: Duration = Duration::from_secs(5);
 
 /// Processes in a row that never attach, until another member takes office.
 const STILLBORN: u32 = 3;
@@ -56,8 +52,6 @@ struct Desk {
     need: Option<Lack>,
     /// The voters that the replica knows.
     told: BTreeSet<Incarnation>,
-    /// The next look whether the kernel is over, of which nobody is left to tell.
-    looks_at: Option<Instant>,
     over: bool,
 }
 
@@ -76,7 +70,6 @@ impl Tended {
             stillborn: 0,
             need: None,
             told: BTreeSet::new(),
-            looks_at: None,
             over: false,
         };
         let mut standing = self.member.standing();
@@ -103,10 +96,6 @@ impl Tended {
                     true => standing = self.member.standing(),
                     false => break,
                 },
-                () = wait::at(desk.looks_at) => {
-                    desk.looks_at = Some(Instant::now() + KERNEL_SEEN_EVERY);
-                    desk.over = self.kernel_is_over().await;
-                }
                 _ = wait::on(&mut desk.process, Child::wait) => {
                     desk.process = None;
                     if desk.replica.is_none() {
@@ -131,22 +120,12 @@ impl Tended {
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
             Command::Need(lack) => desk.need(lack),
-            Command::Abandoned => desk.looks_at = Some(Instant::now()),
             Command::Over => {
                 self.host.keeper.close(&self.group);
                 desk.over = true;
             }
             Command::Leave => desk.over = true,
         }
-    }
-
-    /// Whether the front has removed the kernel's folder. A home that doesn't answer says nothing.
-    async fn kernel_is_over(&self) -> bool {
-        let Some(dir) = kernel_dir(&self.kernel) else {
-            return false;
-        };
-        let there = tokio::task::spawn_blocking(move || dir.try_exists()).await;
-        matches!(there, Ok(Ok(false)))
     }
 
     /// Has the executor run here, where the group wants it here.

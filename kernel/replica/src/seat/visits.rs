@@ -23,7 +23,6 @@ impl Host {
                 replicas,
                 gone,
             }) => self.command(&group, Command::Need(Lack { replicas, gone })),
-            Event::Abandoned { group } => self.command(&group, Command::Abandoned),
             Event::Closed { group } => self.command(&group, Command::Leave),
             Event::Invited { group, me } => {
                 if let Err(why) = self.join(&group, me).await {
