@@ -1,14 +1,17 @@
 //! `hop gpu`: use of this machine's GPUs, and processes off them and back on. Needs neither Slurm nor `hopd`.
 
+use crate::asked::{self, Reached};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::gpu_restart::Kernels;
 use clap::{Args as ClapArgs, Subcommand};
+use hop_door::Door;
 use hop_gpu::Pid;
 use hop_gpu::bench;
 use hop_gpu::driver::GpuUuid;
+use hop_gpu::inside;
 use hop_gpu::inspect::{Look, Site, Sources};
-use hop_gpu::ladder::{Chosen, Place, Rung, choose};
+use hop_gpu::ladder::{Chosen, Inside, Place, Rung, choose};
 use hop_gpu::libcuda::LibCuda;
 use hop_gpu::machine::{Call, Outcome};
 use hop_gpu::park::{self, NoRestart, ParkContext, Report};
@@ -25,6 +28,7 @@ use std::time::{Duration, Instant};
 const EXAMPLES: &str = "Examples:
   hop gpu status             the devices, and who is on them
   hop gpu status 4242        what process 4242 holds, and how it could leave
+  hop gpu status mine.ipynb  the same of a kernel's process; on another node, what it says of itself
   hop gpu park 4242          take it off its GPU; its memory goes to host memory
   hop gpu unpark 4242        bring it back, onto the same device
   hop gpu bench --size 4     the cost of both here, measured on an own process
@@ -78,11 +82,15 @@ struct Machine {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Show the devices and their processes; with PID: its device memory, and the ways to leave
-    Status { pid: Option<Pid> },
+    /// Show the devices and their processes; with a process: its device memory, and the ways to leave
+    Status {
+        #[arg(value_name = "PID|KERNEL")]
+        process: Option<Process>,
+    },
     /// Take a process off its GPU
     Park {
-        pid: Pid,
+        #[arg(value_name = "PID|KERNEL")]
+        process: Process,
         /// Only this rung: copy-out (then the driver for the rest), checkpoint (the driver for everything) or restart
         /// (save a notebook's state, start its interpreter again, restore with the next cell)
         #[arg(long, value_parser = rung)]
@@ -93,7 +101,8 @@ enum Verb {
     },
     /// Bring a parked process back
     Unpark {
-        pid: Pid,
+        #[arg(value_name = "PID|KERNEL")]
+        process: Process,
         /// Target devices, by UUID or device file, instead of the former ones (driver 580)
         #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
         device: Vec<Named>,
@@ -121,6 +130,58 @@ enum Verb {
         #[arg(long)]
         bytes: usize,
     },
+}
+
+/// A process as a user names it.
+#[derive(Debug, Clone)]
+enum Process {
+    Pid(Pid),
+    /// A kernel's: a notebook's name, or a kernel's id or its beginning.
+    Kernel(String),
+}
+
+impl std::str::FromStr for Process {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(text
+            .parse()
+            .map_or_else(|_| Self::Kernel(text.to_owned()), Self::Pid))
+    }
+}
+
+/// The place of a named process.
+enum Found {
+    Here(Pid),
+    /// On another node: the door of the kernel's process.
+    There(Door),
+}
+
+impl Process {
+    fn find(&self, context: &Context<'_>) -> Result<Found, Failure> {
+        let word = match self {
+            Self::Pid(pid) => return Ok(Found::Here(*pid)),
+            Self::Kernel(word) => word,
+        };
+        let kernel = asked::find(Some(word), &asked::runtime(context)?, context)?;
+        let Reached { door, here } = asked::reach(&kernel, None)?;
+        Ok(match here {
+            true => Found::Here(door.hello.pid),
+            false => Found::There(door),
+        })
+    }
+
+    /// The pid of a process on this machine: the driver and its device files are needed.
+    fn here(&self, context: &Context<'_>) -> Result<Pid, Failure> {
+        match self.find(context)? {
+            Found::Here(pid) => Ok(pid),
+            Found::There(door) => Err(Failure::Failed(format!(
+                "the kernel's process {} runs on another node, and the driver is asked there: run this command on that node \
+                 (`hop kernels` names it)",
+                door.hello.pid
+            ))),
+        }
+    }
 }
 
 /// A device as a user or a lease names it.
@@ -229,21 +290,30 @@ impl Machine {
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     let machine = &args.machine;
     match &args.verb {
-        Verb::Status { pid: None } => status(&Site::open(machine.sources()), machine.json, context),
-        Verb::Status { pid: Some(pid) } => {
-            status_of(&Site::open(machine.sources()), *pid, machine.json, context)
-        }
-        Verb::Park { pid, rung, mid_cell } => {
+        Verb::Status { process: None } => status(&Site::open(machine.sources()), machine.json, context),
+        Verb::Status {
+            process: Some(process),
+        } => match process.find(context)? {
+            Found::Here(pid) => status_of(&Site::open(machine.sources()), pid, machine.json, context),
+            Found::There(door) => status_there(door, machine, context),
+        },
+        Verb::Park {
+            process,
+            rung,
+            mid_cell,
+        } => {
+            let pid = process.here(context)?;
             let site = Site::open(machine.sources());
             let report = match mid_cell {
-                true => park_mid_cell(&site, machine, *pid)?,
-                false => park(&site, machine, *pid, *rung)?,
+                true => park_mid_cell(&site, machine, pid)?,
+                false => park(&site, machine, pid, *rung)?,
             };
             finish(&report, &Outcome::Parked, machine.json, context)
         }
-        Verb::Unpark { pid, device } => {
+        Verb::Unpark { process, device } => {
+            let pid = process.here(context)?;
             let site = Site::open(machine.sources());
-            let report = unpark(&site, machine, *pid, device)?;
+            let report = unpark(&site, machine, pid, device)?;
             finish(&report, &Outcome::Unparked, machine.json, context)
         }
         Verb::Bench { pid: Some(pid), .. } => bench_process(machine, *pid, context),
@@ -392,6 +462,32 @@ fn status_of(site: &Site, pid: Pid, as_json: bool, context: &mut Context<'_>) ->
     }
 }
 
+/// Use of the GPU by a kernel's process on another node, as the process itself says it.
+fn status_there(mut door: Door, machine: &Machine, context: &mut Context<'_>) -> Result<(), Failure> {
+    let pid = door.hello.pid;
+    let deadline = Duration::from_secs(machine.timeout);
+    let inside = inside::report(&mut door, deadline).map_err(|error| Failure::of(&error))?;
+    if machine.json {
+        return write_json(&json!({"pid": pid, "elsewhere": true, "inside": inside}), context);
+    }
+    writeln!(context.out, "process {pid}, on another node")?;
+    match inside {
+        Some(inside) => write_inside(&inside, context),
+        None => Ok(writeln!(
+            context.out,
+            "frameworks: none that uses a GPU was imported"
+        )?),
+    }
+}
+
+fn write_inside(inside: &Inside, context: &mut Context<'_>) -> Result<(), Failure> {
+    let (held, pool) = (gib(inside.frameworks_bytes), gib(inside.pool_bytes));
+    Ok(writeln!(
+        context.out,
+        "frameworks: {held} on the device, {pool} of page-locked host memory at hand"
+    )?)
+}
+
 fn write_look(look: &Look, context: &mut Context<'_>) -> Result<(), Failure> {
     let found = &look.found;
     writeln!(
@@ -405,11 +501,7 @@ fn write_look(look: &Look, context: &mut Context<'_>) -> Result<(), Failure> {
         or_unknown(found.device_bytes.map(gib))
     )?;
     if let Some(inside) = &found.inside {
-        let (held, pool) = (gib(inside.frameworks_bytes), gib(inside.pool_bytes));
-        writeln!(
-            context.out,
-            "frameworks: {held} on the device, {pool} of page-locked host memory at hand"
-        )?;
+        write_inside(inside, context)?;
     }
     if let Some(left) = &found.host_left {
         writeln!(

@@ -142,6 +142,11 @@ fn visible(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     rows(query, context)
 }
 
+/// The caller's own kernels.
+pub(crate) fn own(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
+    rows(KernelsQuery::default(), context)
+}
+
 /// Present state of these kernels, without the kernels unknown to `hopd`.
 pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     let mut rows = visible(context)?;

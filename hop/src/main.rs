@@ -7,6 +7,7 @@
 //! on its first use.
 
 mod acct;
+mod asked;
 mod cancel;
 mod context;
 mod doctor;
@@ -29,12 +30,12 @@ mod output;
 mod pages;
 mod plugin;
 mod queue;
+mod relay;
 mod release;
 mod report;
 mod run;
 mod sim;
 mod state;
-mod state_kernel;
 mod state_remote;
 mod time;
 mod trace;

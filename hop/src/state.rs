@@ -3,10 +3,10 @@
 //! A running kernel is asked at its process's door (`docs/agent-wire.md`). A saved state is read here, without running
 //! any of its code; a state in an object store is carried to and from a folder here ([`crate::state_remote`]).
 
+use crate::asked::{self, Kernel};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::size;
-use crate::state_kernel::{self, Kernel};
 use crate::state_remote::{self, Store};
 use clap::{Args as ClapArgs, Subcommand};
 use hop_blobs::ChunkId;
@@ -37,8 +37,8 @@ const EXAMPLES: &str = "Examples:
   hop state copy work s3://bucket/me/work      send a state that was saved here; or the other way
   hop state gc s3://bucket/me                  remove what no state there refers to
 
-A KERNEL is a notebook's name, a kernel id (or its beginning) or a connection file. Without KERNEL
-the only kernel on this machine is meant. In a notebook write `%hop state save` for the notebook's
+A KERNEL is a notebook's name, a kernel id (or its beginning) or a connection file. Kernels of
+Gresshopper are reached on any node. Without KERNEL the only kernel is meant. In a notebook write `%hop state save` for the notebook's
 own kernel, not `!hop`. A STATE is a name, a folder, s3://BUCKET/PREFIX/NAME or
 file:///FOLDER/NAME. A kernel that isn't Gresshopper's first runs the cell %load_ext gresshopper, and
 its environment needs the package cloudpickle.
@@ -180,8 +180,6 @@ impl Place {
         let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
         let home = Path::new(&home);
         let data = (context.env)("XDG_DATA_HOME").map_or_else(|| home.join(".local/share"), PathBuf::from);
-        let runtime =
-            (context.env)("JUPYTER_RUNTIME_DIR").map_or_else(|| data.join("jupyter/runtime"), PathBuf::from);
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         Ok(Self {
             states: data.join("gresshopper/states"),
@@ -195,7 +193,7 @@ impl Place {
                 .store
                 .clone()
                 .unwrap_or_else(|| data.join("gresshopper/store")),
-            runtime,
+            runtime: asked::runtime(context)?,
             key: form::key_path(config.as_deref(), home),
             uid: rustix::process::geteuid().as_raw(),
         })
@@ -227,7 +225,7 @@ impl Place {
         match self.find(name) {
             Ok(Where::Here(folder)) => folder.join("head").exists(),
             Ok(Where::There(_)) => {
-                name.contains("://") || state_kernel::find(Some(name), &self.runtime, context).is_err()
+                name.contains("://") || asked::find(Some(name), &self.runtime, context).is_err()
             }
             Err(_) => name.contains("://"),
         }
@@ -317,7 +315,7 @@ fn ask(
     body: Value,
 ) -> Result<Value, Failure> {
     let python = python_path(args).ok();
-    let mut door = state_kernel::door(kernel, python.as_deref(), context)?;
+    let mut door = asked::door(kernel, python.as_deref(), context)?;
     let limit = Duration::from_secs(args.timeout);
     let (mut begun, mut told) = (false, String::new());
     let mut hear = |news: News<'_>| {
@@ -383,7 +381,7 @@ fn save(
     how: Value,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
-    let kernel = state_kernel::find(kernel, &place.runtime, context)?;
+    let kernel = asked::find(kernel, &place.runtime, context)?;
     let to = place.find(to.unwrap_or(&kernel.id))?;
     let state = match &to {
         Where::Here(folder) => folder.clone(),
@@ -465,7 +463,7 @@ fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_
     let rows = match what.filter(|w| place.is_state(w, context)) {
         Some(name) => shown(&place.read(name)?),
         None => {
-            let kernel = state_kernel::find(what, &place.runtime, context)?;
+            let kernel = asked::find(what, &place.runtime, context)?;
             let body = json!({"store": place.store});
             ask(args, context, &kernel, "state.show", body)?["groups"].take()
         }
@@ -554,7 +552,7 @@ fn restore(
     how: Value,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
-    let kernel = state_kernel::find(kernel, &place.runtime, context)?;
+    let kernel = asked::find(kernel, &place.runtime, context)?;
     let state = match place.find(state)? {
         Where::Here(folder) => folder,
         Where::There(address) => place.fetch(&address, context)?,

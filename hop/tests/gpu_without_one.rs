@@ -108,7 +108,7 @@ fn mistakes_are_answered_with_what_to_do() {
         ),
         (&["park", "1", "--rung", "e"], "copy-out, checkpoint or restart"),
         (&["bench", "--size", "0"], "--size 0"),
-        (&["park"], "<PID>"),
+        (&["park"], "<PID|KERNEL>"),
     ] {
         let (code, out, err) = hop(args);
         assert_eq!((code, out.as_str()), (2, ""), "{args:?}");

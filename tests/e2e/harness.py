@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,11 @@ class Cluster:
         if done.returncode != 0:
             raise Failed(f"deploy.sh {verb}: {done.stderr[-2000:]}")
 
-    def popen(self, user: str, argv: list[str], **more: Any) -> subprocess.Popen[str]:
-        """Start a command as that user inside the cluster, in its home; the process becomes the command."""
+    def popen(self, user: str, argv: list[str], under: Sequence[str] = (), **more: Any) -> subprocess.Popen[str]:
+        """Start a command as that user inside the cluster, in its home; the process becomes the command.
+
+        ``under`` is a command outside the cluster that becomes all this.
+        """
         env = {
             "GRESSHOPPER_CONF": str(self.base / "etc/gresshopper.toml"),
             "JUPYTER_PATH": str(self.base / "opt/share/jupyter"),
@@ -102,10 +105,10 @@ class Cluster:
         home = str(self.base / "home" / user) if user != "root" else "/root"
         into = [str(TARGET / "devcluster"), "exec", "--base", str(self.base), "--user", user, "--chdir", home]
         pairs = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
-        return subprocess.Popen([*into, *pairs, "--", *argv], text=True, **more)
+        return subprocess.Popen([*under, *into, *pairs, "--", *argv], text=True, **more)
 
-    def run(self, user: str, *argv: str, check: bool = True, timeout: float = 60) -> str:
-        process = self.popen(user, list(argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def run(self, user: str, *argv: str, check: bool = True, timeout: float = 60, under: Sequence[str] = ()) -> str:
+        process = self.popen(user, list(argv), under, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

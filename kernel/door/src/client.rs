@@ -83,7 +83,14 @@ impl Door {
         within: Option<&str>,
         deadline: Duration,
     ) -> Result<Self, AskError> {
-        let stream = connect(pid, uid, dirs)?;
+        Self::over(connect(pid, uid, dirs)?, within, deadline)
+    }
+
+    /// Opens a door over a connection to it, which may lead to another machine.
+    ///
+    /// # Errors
+    /// The process doesn't answer in time, or hangs up.
+    pub fn over(stream: UnixStream, within: Option<&str>, deadline: Duration) -> Result<Self, AskError> {
         let set = stream.set_write_timeout(Some(deadline));
         set.map_err(AskError::Broken)?;
         let mut door = Self {
@@ -177,7 +184,42 @@ fn broken(error: io::Error, deadline: Duration) -> AskError {
     }
 }
 
-fn connect(pid: Pid, uid: u32, dirs: &[PathBuf]) -> Result<UnixStream, AskError> {
+/// The doors of a user's processes on this machine.
+#[derive(Debug, Default)]
+pub struct Doors {
+    /// Those that answer.
+    pub open: Vec<Door>,
+    /// A process whose door doesn't answer in time.
+    pub silent: Option<Pid>,
+}
+
+impl Doors {
+    /// Opens all doors of `uid`'s in `dirs`.
+    pub fn open(uid: u32, dirs: &[PathBuf], deadline: Duration) -> Self {
+        let mut doors = Self::default();
+        for pid in folders::processes(uid, dirs) {
+            match Door::open(pid, uid, dirs, None, deadline) {
+                Ok(door) => doors.open.push(door),
+                Err(AskError::TimedOut(_)) => doors.silent = Some(pid),
+                Err(_) => {}
+            }
+        }
+        doors
+    }
+
+    /// The process that runs the cells of this kernel. A standby's variables are those of records.
+    pub fn executor(&self, kernel: &str) -> Option<Pid> {
+        let mut hellos = self.open.iter().map(|door| &door.hello);
+        let found = hellos.find(|hello| hello.kernel.as_deref() == Some(kernel) && !hello.standby);
+        found.map(|hello| hello.pid)
+    }
+}
+
+/// Connects to the door of a process of `uid`'s, looked for in `dirs`.
+///
+/// # Errors
+/// Nobody listens there, or not that process.
+pub fn connect(pid: Pid, uid: u32, dirs: &[PathBuf]) -> Result<UnixStream, AskError> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for dir in dirs {
         let path = dir.join(folders::name(pid));

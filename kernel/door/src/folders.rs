@@ -41,9 +41,9 @@ pub fn name(pid: Pid) -> String {
     format!("process-{pid}.sock")
 }
 
-/// Processes of a user's that have a door, by the doors' names. Some may have ended.
-pub fn processes(uid: u32) -> Vec<Pid> {
-    let mut found: Vec<Pid> = of(uid)
+/// Processes of a user's that have a door in `dirs`, by the doors' names. Some may have ended.
+pub fn processes(uid: u32, dirs: &[PathBuf]) -> Vec<Pid> {
+    let mut found: Vec<Pid> = dirs
         .iter()
         .filter(|dir| check(dir, uid).is_ok())
         .filter_map(|dir| fs::read_dir(dir).ok())

@@ -69,8 +69,8 @@ impl Agent {
     /// # Errors
     /// Nobody answers in time, or not what was asked.
     pub fn report(&self, deadline: Duration) -> Result<Inside, AskError> {
-        let said = self.ask(Op::Report, json!({}), deadline)?;
-        Inside::deserialize(&said["report"]).map_err(|_| AskError::Garbled)
+        let mut door = self.open(deadline)?;
+        report(&mut door, deadline)?.ok_or_else(|| self.has_no_agent())
     }
 
     /// Copies out or in.
@@ -95,14 +95,38 @@ impl Agent {
     }
 
     fn ask(&self, op: Op, body: Value, deadline: Duration) -> Result<Value, AskError> {
-        let mut door = Door::open(self.pid, self.uid, &self.dirs, None, deadline)?;
-        if !door.hello.ops.iter().any(|known| known == "gpu") {
-            let source = std::io::Error::from(std::io::ErrorKind::Unsupported);
-            return Err(AskError::Nobody {
-                pid: self.pid,
-                source,
-            });
+        let mut door = self.open(deadline)?;
+        match speaks(&door) {
+            true => door.ask(op.name(), body, deadline, &mut |_| {}),
+            false => Err(self.has_no_agent()),
         }
-        door.ask(op.name(), body, deadline, &mut |_| {})
     }
+
+    fn open(&self, deadline: Duration) -> Result<Door, AskError> {
+        Door::open(self.pid, self.uid, &self.dirs, None, deadline)
+    }
+
+    fn has_no_agent(&self) -> AskError {
+        AskError::Nobody {
+            pid: self.pid,
+            source: std::io::ErrorKind::Unsupported.into(),
+        }
+    }
+}
+
+/// What the process behind a door says of itself. `None`: it has loaded no `gresshopper.gpu`.
+///
+/// # Errors
+/// Nobody answers in time, or not what was asked.
+pub fn report(door: &mut Door, deadline: Duration) -> Result<Option<Inside>, AskError> {
+    if !speaks(door) {
+        return Ok(None);
+    }
+    let said = door.ask(Op::Report.name(), json!({}), deadline, &mut |_| {})?;
+    let report = Inside::deserialize(&said["report"]).map_err(|_| AskError::Garbled)?;
+    Ok(Some(report))
+}
+
+fn speaks(door: &Door) -> bool {
+    door.hello.ops.iter().any(|known| known == "gpu")
 }

@@ -53,6 +53,19 @@ impl Book {
         std::fs::read_to_string(self.path(seat)).ok()?.trim().parse().ok()
     }
 
+    /// The seats with an address. Some may have ended.
+    ///
+    /// # Errors
+    /// If the folder can't be read.
+    pub fn seats(&self) -> io::Result<Vec<JobId>> {
+        let mut seats = Vec::new();
+        for entry in std::fs::read_dir(&self.dir)? {
+            let name = entry?.file_name();
+            seats.extend(name.to_str().and_then(|name| name.parse().ok()).map(JobId));
+        }
+        Ok(seats)
+    }
+
     /// The keys of all of the user's keepers, made by the first one.
     ///
     /// # Errors
@@ -119,6 +132,7 @@ mod tests {
         let address = "127.0.0.1:4711".parse().unwrap();
         book.enter(JobId(7), address).unwrap();
         assert_eq!(book.address(JobId(7)), Some(address));
+        assert_eq!(book.seats().unwrap(), [JobId(7)], "the keys are no seat");
         book.strike(JobId(7));
         assert_eq!(book.address(JobId(7)), None);
     }

@@ -1,5 +1,6 @@
 //! News from the keeper to its host.
 
+use crate::visit::Visitor;
 use hop_words::id::Incarnation;
 use std::collections::BTreeSet;
 
@@ -13,9 +14,11 @@ pub struct Need {
 }
 
 /// Something that the keeper's host has to see to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Event {
     Need(Need),
+    /// A command of the user's asks for a kernel's process on this node.
+    Visited(Visitor),
     /// Another seat has a message for this seat's member of a group that isn't kept here: the member is to join.
     Invited {
         group: String,

@@ -4,6 +4,8 @@
 //! has no timer of its own: the group's task wakes on an entry, on a change of members, or when a seat comes or goes.
 //! The leader's duties are `hop_log::steward`'s; this crate carries them out.
 //!
+//! Commands of the user's reach a kernel's process by the same port ([`visit`]).
+//!
 //! Hearing ([`hearing`]) and the rule to stand for election ([`election`]) are pure.
 
 mod book;
@@ -13,6 +15,7 @@ mod group;
 pub mod hearing;
 mod keeper;
 mod links;
+pub mod visit;
 mod wire;
 
 pub use book::Book;

@@ -3,7 +3,8 @@
 use crate::book::Book;
 use crate::event::Event;
 use crate::hearing::{Heard, Hearing, PING_EVERY};
-use crate::wire::{Frame, Hello, VERSION};
+use crate::visit::Visitor;
+use crate::wire::{Frame, Hello, PATIENCE, VERSION, greeted};
 use bytes::Bytes;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
 use hop_raft::{Member, Transport, Unreachable};
@@ -21,8 +22,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// A dial and the greetings may take so long each.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause after a dial that failed.
 const REDIAL_AFTER: Duration = Duration::from_millis(200);
 /// The pause after a refusal, before the next dial confirms the refusal: a kernel may wait for its next executor.
@@ -197,6 +196,11 @@ impl Links {
         stream.set_nodelay(true)?;
         let mut stream = timeout(PATIENCE, self.acceptor.accept(stream)).await??;
         let theirs = timeout(PATIENCE, Frame::read(&mut stream)).await??;
+        if let Frame::Visit(visit) = theirs {
+            let visitor = Visitor::received(self.me, visit, stream)?;
+            self.tell(Event::Visited(visitor));
+            return Ok(());
+        }
         stream.write_all(&self.hello().encode()).await?;
         stream.flush().await?;
         let seat = greeted(theirs, None)?;
@@ -308,7 +312,7 @@ impl Links {
                 }
             }
             Frame::Close { group } => self.tell(Event::Closed { group }),
-            Frame::Hello(_) => {}
+            Frame::Hello(_) | Frame::Visit(_) => {}
         }
     }
 
@@ -378,25 +382,6 @@ impl Links {
             lock(&links.dialing).remove(&seat);
             links.wake.notify_one();
         });
-    }
-}
-
-/// The other side's seat, by its greeting.
-fn greeted(frame: Frame, expected: Option<JobId>) -> io::Result<JobId> {
-    match frame {
-        Frame::Hello(hello) if hello.version != VERSION => {
-            let text = format!(
-                "the keeper of seat {} speaks version {}",
-                hello.seat, hello.version
-            );
-            Err(io::Error::new(io::ErrorKind::InvalidData, text))
-        }
-        Frame::Hello(hello) if expected.is_none_or(|seat| seat == hello.seat) => Ok(hello.seat),
-        Frame::Hello(hello) => {
-            let text = format!("seat {} answers at another's address", hello.seat);
-            Err(io::Error::new(io::ErrorKind::InvalidData, text))
-        }
-        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "no greeting")),
     }
 }
 

@@ -3,17 +3,22 @@
 //! ```text
 //! length u32 | kind u8 | number u64 | member u32 | length of the group's name u16 | the name | the body
 //! ```
-//! Numbers are big endian; `length` counts from `kind` on. The first frame of each side is a [`Frame::Hello`].
+//! Numbers are big endian; `length` counts from `kind` on. The first frame of each side is a [`Frame::Hello`]. A command
+//! opens with [`Frame::Visit`] instead ([`crate::visit`]).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use hop_words::id::{Incarnation, JobId};
+use hop_words::id::{Incarnation, JobId, KernelId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frames. Keepers of two versions don't speak with each other.
 pub(crate) const VERSION: u32 = 1;
+
+/// A dial and the greetings may take so long each.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 const FIXED: usize = 1 + 8 + 4 + 2;
 /// A snapshot is the largest message. Both ends belong to one user; the limit is against a broken peer.
@@ -25,9 +30,18 @@ pub(crate) struct Hello {
     pub(crate) seat: JobId,
 }
 
+/// A command's first and only frame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Visit {
+    pub(crate) version: u32,
+    /// The kernel whose process is asked for.
+    pub(crate) kernel: KernelId,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
     Hello(Hello),
+    Visit(Visit),
     /// The sender hears these seats.
     Ping(BTreeSet<JobId>),
     /// A message for a group's member, to be answered under the number.
@@ -71,6 +85,7 @@ impl Frame {
             Self::Refused { number } => (5, *number, 0, "", Bytes::new()),
             Self::Stand { group, to } => (6, 0, to.0, group.as_str(), Bytes::new()),
             Self::Close { group } => (7, 0, 0, group.as_str(), Bytes::new()),
+            Self::Visit(visit) => (8, 0, 0, "", json(visit)),
         };
         let size = FIXED + group.len() + body.len();
         let mut out = BytesMut::with_capacity(4 + size);
@@ -108,6 +123,7 @@ impl Frame {
             5 => Self::Refused { number },
             6 => Self::Stand { group, to },
             7 => Self::Close { group },
+            8 => Self::Visit(serde_json::from_slice(&bytes)?),
             _ => return Err(malformed("a frame is of an unknown kind")),
         })
     }
@@ -121,6 +137,25 @@ impl Frame {
         let mut bytes = BytesMut::zeroed(size);
         stream.read_exact(&mut bytes).await?;
         Self::decode(bytes.freeze())
+    }
+}
+
+/// The other side's seat, by its greeting.
+pub(crate) fn greeted(frame: Frame, expected: Option<JobId>) -> io::Result<JobId> {
+    match frame {
+        Frame::Hello(hello) if hello.version != VERSION => {
+            let text = format!(
+                "the keeper of seat {} speaks version {}",
+                hello.seat, hello.version
+            );
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+        Frame::Hello(hello) if expected.is_none_or(|seat| seat == hello.seat) => Ok(hello.seat),
+        Frame::Hello(hello) => {
+            let text = format!("seat {} answers at another's address", hello.seat);
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "no greeting")),
     }
 }
 
@@ -160,6 +195,10 @@ mod tests {
                 to: Incarnation(to)
             }),
             "[a-z.0-9]{0,20}".prop_map(|group| Frame::Close { group }),
+            "[a-z.0-9]{0,20}".prop_map(|kernel| Frame::Visit(Visit {
+                version: VERSION,
+                kernel: KernelId::from(kernel)
+            })),
         ]
     }
 

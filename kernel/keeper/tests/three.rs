@@ -264,10 +264,9 @@ async fn a_member_whose_others_have_gone_leaves() {
     assert_eq!(first.need().await.replicas, 1, "two of three go on");
     drop(third);
     first.keeper.seat_ended(seat(3));
-    let group = GROUP.to_owned();
     loop {
         let event = timeout(LONG, first.events.recv()).await.unwrap().unwrap();
-        if event == (Event::Closed { group: group.clone() }) {
+        if matches!(event, Event::Closed { group } if group == GROUP) {
             return;
         }
     }

@@ -4,6 +4,7 @@
 //! Replicas keep a connection to an abstract socket, so that nothing lies on disk; Linux names the connecting user.
 //! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
 
+mod door;
 mod host;
 mod propose;
 mod spares;

@@ -1,5 +1,6 @@
 //! The visits of replicas and spares at their seat, the groups that are founded or joined there, and the keeper's events.
 
+use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
 use super::tend::Tended;
 use super::wire::{FrameError, FromSeat, Lack, ToSeat};
@@ -23,6 +24,7 @@ impl Host {
                 replicas,
                 gone,
             }) => self.command(&group, Command::Need(Lack { replicas, gone })),
+            Event::Visited(visitor) => drop(tokio::spawn(door::lead(visitor))),
             Event::Closed { group } => self.command(&group, Command::Leave),
             Event::Invited { group, me } => {
                 if let Err(why) = self.join(&group, me).await {

@@ -1,12 +1,15 @@
-//! The kernel meant by `hop state`: the surrounding, the named or the only kernel.
+//! The kernel that `hop state` or `hop gpu` asks: the surrounding, the named or the only kernel.
 //!
-//! A kernel is found by its connection file in Jupyter's runtime folder. The notebook's name is that of the Jupyter session,
-//! as the kernel's process was told it, or `hopd`'s.
+//! A kernel is found by its connection file in Jupyter's runtime folder, by its process's door, or by `hopd`. The notebook's
+//! name is that of the Jupyter session, as the kernel's process was told it, or `hopd`'s. Its process is reached at the door on
+//! this machine, or through the user's seats ([`crate::relay`]).
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::kernels;
-use hop_door::{AskError, Door, Hello, Pid, folders};
+use crate::{kernels, relay};
+use hop_api::message::{KernelRow, KernelState, ReplicaRole};
+use hop_door::{Door, Doors, Hello, Pid, folders};
+use hop_words::error::chain;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -41,6 +44,16 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// A kernel without a connection file here.
+    fn elsewhere(id: String, name: Option<String>) -> Self {
+        Self {
+            id,
+            name,
+            file: None,
+            own: false,
+        }
+    }
+
     /// As a person knows it.
     pub(crate) fn title(&self) -> String {
         let short: String = self.id.chars().take(8).collect();
@@ -96,16 +109,37 @@ impl Connection {
     }
 }
 
-/// Opens the door of the kernel's process. `python` is the folder of our package, for a kernel that hasn't loaded it.
+/// Jupyter's folder of connection files.
+pub(crate) fn runtime(context: &Context<'_>) -> Result<PathBuf, Failure> {
+    let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
+    let data =
+        (context.env)("XDG_DATA_HOME").map_or_else(|| Path::new(&home).join(".local/share"), PathBuf::from);
+    Ok((context.env)("JUPYTER_RUNTIME_DIR").map_or_else(|| data.join("jupyter/runtime"), PathBuf::from))
+}
+
+/// The door of a kernel's process.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    pub(crate) door: Door,
+    /// Whether the process runs on this machine.
+    pub(crate) here: bool,
+}
+
+/// Opens the door of the kernel's process for work between its cells. `python` is the folder of our package, for a kernel
+/// that hasn't loaded it.
+pub(crate) fn door(kernel: &Kernel, python: Option<&Path>, context: &Context<'_>) -> Result<Door, Failure> {
+    match kernel.own {
+        true => own_door(kernel, context),
+        false => reach(kernel, python).map(|reached| reached.door),
+    }
+}
+
+/// Opens the door of the kernel's process, on this machine or on another node.
 ///
 /// Of several replicas the executor is meant: a standby's variables are those of records, and its cells run elsewhere.
-pub(crate) fn door(kernel: &Kernel, python: Option<&Path>, context: &Context<'_>) -> Result<Door, Failure> {
+pub(crate) fn reach(kernel: &Kernel, python: Option<&Path>) -> Result<Reached, Failure> {
     let uid = rustix::process::geteuid().as_raw();
-    let dirs = folders::of(uid);
-    if kernel.own {
-        return own_door(kernel, uid, &dirs, context);
-    }
-    let (mut open, silent) = doors(uid, &dirs);
+    let Doors { mut open, silent } = Doors::open(uid, &folders::of(uid), HELLO);
     let executes = |rule: fn(&Kernel, &Hello) -> bool| {
         let all = open.iter().enumerate();
         all.filter(move |(_, door)| rule(kernel, &door.hello) && !door.hello.standby)
@@ -117,48 +151,54 @@ pub(crate) fn door(kernel: &Kernel, python: Option<&Path>, context: &Context<'_>
         _ => None,
     });
     if let Some(at) = at {
-        return Ok(open.swap_remove(at));
+        let door = open.swap_remove(at);
+        return Ok(Reached { door, here: true });
     }
-    let ours = |hello: &Hello| kernel.is(hello) || kernel.has_key(hello);
-    let standby = open.iter().any(|door| ours(&door.hello));
-    Err(Failure::Failed(out_of_reach(kernel, standby, silent, python)))
-}
-
-/// The doors of a user's processes on this machine that answer, and a process whose door doesn't.
-fn doors(uid: u32, dirs: &[PathBuf]) -> (Vec<Door>, Option<Pid>) {
-    let (mut open, mut silent) = (Vec::new(), None);
-    for pid in folders::processes(uid) {
-        match Door::open(pid, uid, dirs, None, HELLO) {
-            Ok(door) => open.push(door),
-            Err(AskError::TimedOut(_)) => silent = Some(pid),
-            Err(_) => {}
-        }
+    let key = kernel.file.as_deref().and_then(Connection::read).map(|c| c.key);
+    match relay::door(&kernel.id, key.as_deref(), HELLO) {
+        Ok(door) => Ok(Reached { door, here: false }),
+        Err(why) => Err(Failure::Failed(out_of_reach(
+            kernel,
+            silent,
+            &chain(&why),
+            python,
+        ))),
     }
-    (open, silent)
 }
 
 /// Kernels with a door on this machine, by the beginning of their ids.
 fn with_doors(word: &str) -> Vec<Kernel> {
     let uid = rustix::process::geteuid().as_raw();
-    let (open, _) = doors(uid, &folders::of(uid));
-    let mut ids: Vec<String> = open
+    let doors = Doors::open(uid, &folders::of(uid), HELLO);
+    let mut ids: Vec<String> = doors
+        .open
         .into_iter()
         .filter_map(|door| door.hello.kernel)
         .filter(|id| id.starts_with(word))
         .collect();
     ids.sort_unstable();
     ids.dedup();
-    let of = |id| Kernel {
-        id,
-        name: None,
-        file: None,
-        own: false,
+    ids.into_iter().map(|id| Kernel::elsewhere(id, None)).collect()
+}
+
+/// The user's kernels with a process on some node, as `hopd` knows them. Without `hopd` there are none.
+fn on_any_node(context: &Context<'_>) -> Vec<Kernel> {
+    let runs = |row: &KernelRow| {
+        row.state != KernelState::Asleep && row.replicas.iter().any(|r| r.role == ReplicaRole::Executor)
     };
-    ids.into_iter().map(of).collect()
+    let rows = kernels::own(context).unwrap_or_default().into_iter().filter(runs);
+    rows.map(|row| {
+        Kernel::elsewhere(
+            row.kernel.to_string(),
+            Some(row.name).filter(|name| !name.is_empty()),
+        )
+    })
+    .collect()
 }
 
 /// The door of the kernel around this process, whose cell waits for this process.
-fn own_door(kernel: &Kernel, uid: u32, dirs: &[PathBuf], context: &Context<'_>) -> Result<Door, Failure> {
+fn own_door(kernel: &Kernel, context: &Context<'_>) -> Result<Door, Failure> {
+    let uid = rustix::process::geteuid().as_raw();
     let asked = (context.env)(ASK).unwrap_or_default();
     let Some((Ok(pid), word)) = asked.split_once(':').map(|(pid, word)| (pid.parse(), word)) else {
         return Err(Failure::Usage(format!(
@@ -167,17 +207,11 @@ fn own_door(kernel: &Kernel, uid: u32, dirs: &[PathBuf], context: &Context<'_>) 
             kernel.title()
         )));
     };
-    Door::open(pid, uid, dirs, Some(word), HELLO).map_err(|error| Failure::of(&error))
+    Door::open(pid, uid, &folders::of(uid), Some(word), HELLO).map_err(|error| Failure::of(&error))
 }
 
-fn out_of_reach(kernel: &Kernel, standby: bool, silent: Option<Pid>, python: Option<&Path>) -> String {
+fn out_of_reach(kernel: &Kernel, silent: Option<Pid>, seats: &str, python: Option<&Path>) -> String {
     let title = kernel.title();
-    if standby {
-        return format!(
-            "kernel {title} has only a standby on this machine, and its cells run on another node: write `%hop state ..` in its \
-             notebook"
-        );
-    }
     if let Some(pid) = silent {
         return format!(
             "kernel {title} wasn't found, and process {pid} doesn't say what it is: if that is the kernel, its cell keeps Python \
@@ -188,9 +222,9 @@ fn out_of_reach(kernel: &Kernel, standby: bool, silent: Option<Pid>, python: Opt
         format!(" (`import sys; sys.path.append({python:?})` makes it known there)")
     });
     format!(
-        "kernel {title} can't be asked from this machine. On another node, or in a job with a /tmp of its own, write `%hop state \
-         ..` in its notebook. A kernel that isn't Gresshopper's first needs the cell `%load_ext gresshopper`{folder}; one of an \
-         older release, a restart"
+        "kernel {title} can't be asked, neither on this machine nor through your seats ({seats}); `%hop` in its notebook may \
+         reach it. A kernel that isn't Gresshopper's first needs the cell `%load_ext gresshopper`{folder}, and a command on its \
+         own machine; one of an older release, a restart"
     )
 }
 
@@ -221,14 +255,17 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
         // Asked only where it may help: saving needs no hopd.
         add_names(&mut found, context);
     }
-    let base = Path::new(word).file_name().and_then(|n| n.to_str());
-    found.retain(|k| k.id.starts_with(word) || (base.is_some() && k.name.as_deref() == base));
+    found.retain(|k| is_called(k, word));
     if found.is_empty() {
         found = with_doors(word);
     }
+    if found.is_empty() {
+        found = on_any_node(context);
+        found.retain(|k| is_called(k, word));
+    }
     match found.len() {
         0 => Err(Failure::Failed(format!(
-            "no kernel or saved state {word:?} is here (kernels are looked for in {}): give a notebook's name, the beginning of \
+            "no kernel or saved state is called {word:?} (kernels are looked for in {}, and by hopd): give a notebook's name, the beginning of \
              a kernel's id, or a connection file",
             runtime.display()
         ))),
@@ -237,12 +274,21 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
     }
 }
 
+/// Whether a kernel's id begins with the word, or its notebook has that name.
+fn is_called(kernel: &Kernel, word: &str) -> bool {
+    let base = Path::new(word).file_name().and_then(|n| n.to_str());
+    kernel.id.starts_with(word) || (base.is_some() && kernel.name.as_deref() == base)
+}
+
 /// A notebook is a file, too, and no connection file.
 fn is_connection_file(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|e| e == "json")
 }
 
 fn only(mut found: Vec<Kernel>, runtime: &Path, context: &Context<'_>) -> Result<Kernel, Failure> {
+    if found.is_empty() {
+        found = on_any_node(context);
+    }
     match found.len() {
         0 => Err(Failure::Failed(format!(
             "no running kernel (looked in {}); give its connection file",
@@ -396,11 +442,17 @@ mod tests {
     }
 
     fn kernel(id: &str, name: Option<&str>) -> Kernel {
-        Kernel {
-            id: id.to_owned(),
-            name: name.map(str::to_owned),
-            file: None,
-            own: false,
+        Kernel::elsewhere(id.to_owned(), name.map(str::to_owned))
+    }
+
+    #[test]
+    fn a_kernel_is_called_by_its_notebook_or_the_beginning_of_its_id() {
+        let meant = kernel("a6f6a924-0000", Some("mine.ipynb"));
+        for word in ["a6f6", "mine.ipynb", "work/mine.ipynb"] {
+            assert!(is_called(&meant, word), "{word}");
+        }
+        for other in ["6f6a", "mine", "other.ipynb", ".."] {
+            assert!(!is_called(&meant, other), "{other}");
         }
     }
 
@@ -449,10 +501,9 @@ mod tests {
     #[test]
     fn a_kernel_out_of_reach_says_what_helps() {
         let meant = kernel("a6f6a924-0000", Some("mine.ipynb"));
-        let said = |standby, silent| out_of_reach(&meant, standby, silent, Some(Path::new("/opt/python")));
-        assert!(said(true, None).contains("only a standby"));
-        assert!(said(false, Some(7)).contains("process 7"));
-        let plain = said(false, None);
+        let said = |silent| out_of_reach(&meant, silent, "no seat", Some(Path::new("/opt/python")));
+        assert!(said(Some(7)).contains("process 7"));
+        let plain = said(None);
         assert!(
             plain.contains("%load_ext gresshopper") && plain.contains("sys.path.append(\"/opt/python\")")
         );
