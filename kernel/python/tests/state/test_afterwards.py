@@ -110,3 +110,29 @@ def test_what_ipython_hides_while_a_cell_runs_was_not_set_by_the_notebook() -> N
         [sys.executable, "-c", IN_A_CELL], cwd=package, capture_output=True, text=True, timeout=60, check=True
     )
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("magic", ["%matplotlib inline\n", ""])
+@pytest.mark.parametrize("source", ["fig", "plt.plot([1, 2])\nplt.show()"])
+def test_the_first_figure_is_shown_as_before(
+    magic: str,
+    source: str,
+    start: Callable[..., Kernel],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    def pictures(kernel: Kernel) -> list[str]:
+        data: list[dict[str, str]] = []
+        kernel.client.execute_interactive(
+            source, timeout=60, output_hook=lambda m: data.append(m["content"].get("data", {}))
+        )
+        return [each["image/png"] for each in data if "image/png" in each]
+
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    kernel.run(f"{magic}import matplotlib.pyplot as plt")
+    # Closed: shown where its user names it alone.
+    kernel.run("fig, axes = plt.subplots()\naxes.plot([1, 2, 1])\nplt.close(fig)")
+    fresh = restored(kernel, start, tmp_path / "log")
+    shown = pictures(fresh)
+    assert len(shown) == 1
+    assert shown == pictures(kernel)

@@ -179,7 +179,8 @@ def _set_matplotlib(state: Any) -> None:
     inline, hooked = state.pop("backend", None), state.pop("hooked", True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if inline is not None and dict.get(matplotlib.rcParams, "backend") != inline:
+        # ipykernel names the backend in the environment: a new process has its name long before its hooks.
+        if inline is not None and (dict.get(matplotlib.rcParams, "backend") != inline or (hooked and not _hooked())):
             _show_inline(inline, hooked)
         dict.update(matplotlib.rcParams, state)
     if other:
