@@ -4,8 +4,8 @@ use crate::entry::{Act, Entry, Settled};
 use crate::error::Refusal;
 use crate::id::{CellNumber, Index, Sequence};
 use crate::record::Record;
-use crate::state::{Answer, End, Fresh, Loss, Member, Office, Running, State, Tail, Unsettled};
-use hop_words::id::{CellId, Epoch, Incarnation, LeaseId, Tenure};
+use crate::state::{Answer, End, Fresh, Loss, Member, Office, State, Tail, Unsettled};
+use hop_words::id::{CellId, Incarnation, Tenure};
 use std::collections::VecDeque;
 
 /// Bytes of inline records before their settling. Beyond the limit a record is refused until the store has caught up:
@@ -31,8 +31,6 @@ pub enum Effect {
         executor: Incarnation,
         lost: Vec<CellId>,
     },
-    /// The cell may go to ipykernel at the executor.
-    Elected,
     /// The cell has its answer. The reply may go to the client now.
     Answered {
         number: CellNumber,
@@ -118,7 +116,6 @@ impl State {
 
     fn act(&mut self, tenure: Tenure, act: &Act) -> Applied {
         match act {
-            Act::Elected { cell, lease, epoch } => self.elect(cell, *lease, *epoch),
             Act::Ended {
                 cell,
                 outcome,
@@ -185,20 +182,9 @@ impl State {
         }
         let executor = self.executor() == Some(incarnation);
         if executor {
-            self.interrupt();
             self.office = Office::Vacant { last: self.tenure() };
         }
         Ok(Effect::Left { executor })
-    }
-
-    /// Remembers the elected cell: it has begun and will not end.
-    fn interrupt(&mut self) {
-        if let Office::Held { running, .. } = &mut self.office
-            && let Some(running) = running.take()
-            && !self.interrupted.contains(&running.cell)
-        {
-            self.interrupted.push(running.cell);
-        }
     }
 
     fn open(&mut self, tenure: Tenure, executor: Incarnation) -> Applied {
@@ -206,7 +192,6 @@ impl State {
             return Ok(Effect::Again);
         }
         self.may_take_office(tenure, executor)?;
-        self.interrupt();
         // Unsettled records of the folder can't be proven any more, nor can the records behind them.
         let safe = self.tail.iter().take_while(|t| t.record.is_inline()).count();
         let durable = self.durable_through();
@@ -223,7 +208,6 @@ impl State {
             tenure,
             executor,
             sequence: Sequence(0),
-            running: None,
         };
         Ok(Effect::Opened {
             tenure,
@@ -252,16 +236,8 @@ impl State {
     fn hand_over(&mut self, to: Incarnation) -> Applied {
         let next = Tenure(self.tenure().0 + 1);
         self.may_take_office(next, to)?;
-        self.must_be_between_cells()?;
         self.must_be_durable()?;
         self.open(next, to)
-    }
-
-    fn must_be_between_cells(&self) -> Result<(), Refusal> {
-        match self.running() {
-            Some(running) => Err(Refusal::CellRuns(running.cell.clone())),
-            None => Ok(()),
-        }
     }
 
     fn must_be_durable(&self) -> Result<(), Refusal> {
@@ -273,48 +249,10 @@ impl State {
         }
     }
 
-    fn elect(&mut self, cell: &CellId, lease: LeaseId, epoch: Epoch) -> Applied {
-        if self.answer(cell).is_some() {
-            return Ok(Effect::Again);
-        }
-        self.must_not_run_another(cell)?;
-        let current = self.tenure();
-        let Office::Held {
-            executor, running, ..
-        } = &mut self.office
-        else {
-            return Err(Refusal::Vacant { current });
-        };
-        match self.last_lease {
-            Some((last, executor_then)) if last == lease && executor_then != *executor => {
-                return Err(Refusal::LeaseOfAnother {
-                    lease,
-                    executor: executor_then,
-                });
-            }
-            _ => self.last_lease = Some((lease, *executor)),
-        }
-        *running = Some(Running {
-            cell: cell.clone(),
-            lease,
-            epoch,
-        });
-        Ok(Effect::Elected)
-    }
-
-    /// Cells are answered in sequence, and none while another one runs.
-    fn must_not_run_another(&self, cell: &CellId) -> Result<(), Refusal> {
-        match self.running() {
-            Some(running) if running.cell != *cell => Err(Refusal::CellRuns(running.cell.clone())),
-            _ => Ok(()),
-        }
-    }
-
     fn end_cell(&mut self, cell: &CellId, end: End, record: Option<&Record>) -> Applied {
         if self.answer(cell).is_some() {
             return Ok(Effect::Again);
         }
-        self.must_not_run_another(cell)?;
         let number = self.answer_cell(cell, end);
         self.unsettled.push_back(Unsettled {
             number,
@@ -328,10 +266,6 @@ impl State {
     fn answer_cell(&mut self, cell: &CellId, end: End) -> CellNumber {
         let number = self.cells.next();
         self.cells = number;
-        self.interrupted.retain(|c| c != cell);
-        if let Office::Held { running, .. } = &mut self.office {
-            *running = None;
-        }
         self.answers.push_back(Answer {
             number,
             cell: cell.clone(),
@@ -344,7 +278,6 @@ impl State {
         if self.answer(cell).is_some() {
             return Ok(Effect::Again);
         }
-        self.must_not_run_another(cell)?;
         let number = self.answer_cell(cell, End::Lost { why: why.to_owned() });
         Ok(Effect::Answered {
             number,
@@ -409,9 +342,6 @@ impl State {
     }
 
     fn begin_afresh(&mut self) -> Applied {
-        if let Office::Held { running, .. } = &mut self.office {
-            *running = None;
-        }
         self.fresh = Fresh {
             records: self.records,
         };
@@ -422,7 +352,6 @@ impl State {
     }
 
     fn hibernate(&mut self) -> Applied {
-        self.must_be_between_cells()?;
         self.must_be_durable()?;
         if !self.tail.is_empty() {
             return Err(Refusal::NotSettled(self.tail.len()));

@@ -3,7 +3,7 @@
 use crate::id::{CellNumber, RecordNumber, Sequence};
 use crate::record::Record;
 use bytes::Bytes;
-use hop_words::id::{CellId, Epoch, Incarnation, JobId, LeaseId, NodeName, Tenure};
+use hop_words::id::{CellId, Incarnation, JobId, NodeName, Tenure};
 use hop_words::lease::Outcome;
 use serde::{Deserialize, Serialize};
 
@@ -40,12 +40,6 @@ pub enum Entry {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "act", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Act {
-    /// A cell with a lease is about to begin. Cells without a lease have no such act.
-    Elected {
-        cell: CellId,
-        lease: LeaseId,
-        epoch: Epoch,
-    },
     /// A cell ran to its end.
     Ended {
         cell: CellId,

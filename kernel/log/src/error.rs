@@ -1,7 +1,7 @@
 //! The reasons to refuse an entry.
 
 use crate::id::{CellNumber, RecordNumber, Sequence};
-use hop_words::id::{CellId, Incarnation, LeaseId, Tenure};
+use hop_words::id::{Incarnation, Tenure};
 
 /// The state machine refused an entry. The entry stays in the log without effect, on every member alike.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,10 +18,6 @@ pub enum Refusal {
     NoMember(Incarnation),
     #[error("incarnation {0} was used before")]
     UsedIncarnation(Incarnation),
-    #[error("cell {0} runs")]
-    CellRuns(CellId),
-    #[error("lease {lease} served replica {executor}")]
-    LeaseOfAnother { lease: LeaseId, executor: Incarnation },
     #[error("record {named} is not the next one, {next}")]
     NotNextRecord { named: RecordNumber, next: RecordNumber },
     #[error("{0} bytes of records wait to be settled")]

@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The version of both forms.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const HEAD: usize = 12;
 

@@ -27,4 +27,4 @@ pub use form::{Form, FormError};
 pub use id::{CellNumber, Generation, Index, RecordNumber, Sequence};
 pub use ledger::Ledger;
 pub use record::{Payload, Record};
-pub use state::{Answer, End, Fate, Loss, Member, Office, Restore, Running, State};
+pub use state::{Answer, End, Fate, Loss, Member, Office, Restore, State};

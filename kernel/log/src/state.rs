@@ -4,7 +4,7 @@ use crate::entry::Settled;
 use crate::id::{CellNumber, Generation, Index, RecordNumber, Sequence};
 use crate::record::Record;
 use bytes::Bytes;
-use hop_words::id::{CellId, Epoch, Incarnation, JobId, LeaseId, NodeName, Tenure};
+use hop_words::id::{CellId, Incarnation, JobId, NodeName, Tenure};
 use hop_words::lease::Outcome;
 use hop_words::replica::ReplicaRole;
 use serde::{Deserialize, Serialize};
@@ -16,17 +16,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub struct State {
     pub(crate) applied: Index,
     pub(crate) generation: Generation,
-    /// Elections of earlier tenures may be missing, because the state was read from the store.
-    pub(crate) witnessed: Tenure,
     pub(crate) highest: Incarnation,
     /// Incarnations below the highest with which nobody joined: replicas that start together join in any order.
     pub(crate) skipped: BTreeSet<Incarnation>,
     pub(crate) members: BTreeMap<Incarnation, Member>,
     pub(crate) office: Office,
-    /// The lease of the last election, and its executor.
-    pub(crate) last_lease: Option<(LeaseId, Incarnation)>,
-    /// Cells elected in older tenures, still without an answer.
-    pub(crate) interrupted: Vec<CellId>,
     /// How many cells were answered, by their end or by their loss.
     pub(crate) cells: CellNumber,
     /// Answers not yet heard by the front, the oldest first.
@@ -66,8 +60,6 @@ pub enum Office {
         executor: Incarnation,
         /// The last evaluated act.
         sequence: Sequence,
-        /// The cell on a lease, from election to end. `None` says nothing of cells without a lease.
-        running: Option<Running>,
     },
     /// Nobody: the kernel hibernates, and its state is in the store.
     Asleep { last: Tenure },
@@ -77,15 +69,6 @@ impl Default for State {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// A cell on its lease.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Running {
-    pub cell: CellId,
-    pub lease: LeaseId,
-    pub epoch: Epoch,
 }
 
 /// The final answer to one cell.
@@ -171,13 +154,10 @@ impl State {
         Self {
             applied: Index(0),
             generation: Generation(0),
-            witnessed: Tenure(0),
             highest: Incarnation(0),
             skipped: BTreeSet::new(),
             members: BTreeMap::new(),
             office: Office::Vacant { last: Tenure(0) },
-            last_lease: None,
-            interrupted: Vec::new(),
             cells: CellNumber(0),
             answers: VecDeque::new(),
             unsettled: VecDeque::new(),
@@ -224,14 +204,6 @@ impl State {
         match self.office {
             Office::Held { sequence, .. } => sequence,
             Office::Vacant { .. } | Office::Asleep { .. } => Sequence(0),
-        }
-    }
-
-    /// The cell on a lease, from election to end.
-    pub fn running(&self) -> Option<&Running> {
-        match &self.office {
-            Office::Held { running, .. } => running.as_ref(),
-            Office::Vacant { .. } | Office::Asleep { .. } => None,
         }
     }
 
@@ -314,16 +286,12 @@ impl State {
     }
 
     /// The fate of a request. `first` is the tenure under which the front handed the request out for the first time.
-    /// `leased`: the cell begins only on a lease, and its beginning is in the log.
-    pub fn fate(&self, cell: &CellId, first: Tenure, leased: bool) -> Fate<'_> {
-        if let Some(answer) = self.answer(cell) {
-            return Fate::Answered(answer);
+    pub fn fate(&self, cell: &CellId, first: Tenure) -> Fate<'_> {
+        match self.answer(cell) {
+            Some(answer) => Fate::Answered(answer),
+            None if first < self.tenure() => Fate::LostInTheMiddle,
+            None => Fate::Run,
         }
-        let began_unseen = !leased || first < self.witnessed;
-        if first < self.tenure() && (began_unseen || self.interrupted.contains(cell)) {
-            return Fate::LostInTheMiddle;
-        }
-        Fate::Run
     }
 
     /// The source of the namespace for an executor that takes office.
@@ -349,7 +317,6 @@ impl State {
             _ => Office::Vacant { last: self.tenure() },
         };
         Self {
-            witnessed: Tenure(self.tenure().0 + 1),
             members: BTreeMap::new(),
             office,
             tail: VecDeque::new(),
@@ -376,7 +343,6 @@ impl State {
         Self {
             applied: Index(0),
             generation,
-            witnessed: Tenure(last.0 + 1),
             highest: self.highest.max(highest),
             skipped: BTreeSet::new(),
             office: Office::Vacant { last },

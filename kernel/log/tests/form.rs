@@ -12,7 +12,6 @@ fn every_entry() -> Vec<Entry> {
         join(1),
         left(1),
         tenure(1, 1),
-        at(1, elected(1, 1, 7)),
         at(2, ended_with(1, 1, inline(1))),
         at(3, record(1, in_folder(2), 1)),
         at(4, lost(1, 2)),
@@ -24,14 +23,13 @@ fn every_entry() -> Vec<Entry> {
     ]
 }
 
-/// Version 1, as it is on disks and wires. If this test fails, the version must change.
+/// Version 2, as it is on disks and wires. If this test fails, the version must change.
 #[test]
-fn version_1_is_read_and_written_as_it_was() {
+fn version_2_is_read_and_written_as_it_was() {
     let golden = [
         r#"{"entry":"join","incarnation":1,"seat":101,"node":"n1","hot":false}"#,
         r#"{"entry":"left","incarnation":1}"#,
         r#"{"entry":"tenure","tenure":1,"executor":1}"#,
-        r#"{"entry":"act","tenure":1,"sequence":1,"act":{"act":"elected","cell":"cell 1","lease":7,"epoch":7}}"#,
         concat!(
             r#"{"entry":"act","tenure":1,"sequence":2,"act":{"act":"ended","cell":"cell 1","outcome":"ok","#,
             r#""last_output":2,"record":{"number":1,"payload":{"inline":{}}}}}"#
@@ -51,8 +49,8 @@ fn version_1_is_read_and_written_as_it_was() {
         assert_eq!(serde_json::to_string(entry).unwrap(), json);
         assert_eq!(Entry::decode(entry.encode()).unwrap(), *entry);
     }
-    let bytes = every_entry()[4].encode();
-    assert_eq!(&bytes[..12], b"\x01e\0\0\x03\0\0\0\x9a\0\0\0");
+    let bytes = every_entry()[3].encode();
+    assert_eq!(&bytes[..12], b"\x02e\0\0\x03\0\0\0\x9a\0\0\0");
     assert!(bytes.ends_with(b"reply 1record 1\0\xff"));
 }
 
@@ -78,9 +76,9 @@ fn another_version_kind_or_field_is_refused() {
         copy[at] = byte;
         Entry::decode(Bytes::from(copy))
     };
-    assert!(matches!(change(0, 2), Err(FormError::Version(2))));
+    assert!(matches!(change(0, 1), Err(FormError::Version(1))));
     assert!(matches!(change(1, b's'), Err(FormError::Kind(b's'))));
-    assert!(matches!(change(2, 1), Err(FormError::Version(1))));
+    assert!(matches!(change(2, 1), Err(FormError::Version(2))));
     assert!(matches!(
         change(4, 1),
         Err(FormError::Length | FormError::Json(_) | FormError::Blobs { .. })
@@ -114,7 +112,7 @@ proptest! {
     fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), json in ".{0,80}") {
         let _ = Entry::decode(Bytes::from(bytes.clone()));
         let _ = State::decode(Bytes::from(bytes));
-        let mut framed = vec![1, b'e', 0, 0, 0, 0, 0, 0];
+        let mut framed = vec![2, b'e', 0, 0, 0, 0, 0, 0];
         framed.extend((json.len() as u32).to_le_bytes());
         framed.extend(json.as_bytes());
         let _ = Entry::decode(Bytes::from(framed));
@@ -123,9 +121,8 @@ proptest! {
 
 /// The same of a state, as it lies in the store.
 #[test]
-fn a_state_of_version_1_is_read_and_written_as_it_was() {
+fn a_state_of_version_2_is_read_and_written_as_it_was() {
     let mut log = Log::of_three();
-    log.does(&elected(1, 1, 7));
     log.does(&ended_with(1, 1, inline(1)));
     log.does(&settled(1, 1));
     log.does(&ended(1, 2));
@@ -133,10 +130,10 @@ fn a_state_of_version_1_is_read_and_written_as_it_was() {
     log.does(&left(1));
     log.does(&left(3));
     let golden = concat!(
-        r#"{"applied":11,"generation":0,"witnessed":0,"highest":3,"skipped":[],"#,
+        r#"{"applied":10,"generation":0,"highest":3,"skipped":[],"#,
         r#""members":{"2":{"seat":102,"node":"n2","hot":false}},"#,
-        r#""office":{"office":"held","tenure":2,"executor":2,"sequence":0,"running":null},"#,
-        r#""last_lease":[7,1],"interrupted":[],"cells":2,"#,
+        r#""office":{"office":"held","tenure":2,"executor":2,"sequence":0},"#,
+        r#""cells":2,"#,
         r#""answers":[{"number":1,"cell":"cell 1","end":{"ended":{"tenure":1,"outcome":"ok","last_output":2}}},"#,
         r#"{"number":2,"cell":"cell 2","end":{"ended":{"tenure":1,"outcome":"ok","last_output":2}}}],"#,
         r#""unsettled":[],"settled_through":1,"records":1,"tail":[],"#,

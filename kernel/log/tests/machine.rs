@@ -100,7 +100,6 @@ mod tenures {
         let mut log = Log::of_three();
         log.does(&tenure(2, 2));
         let late = [
-            elected(1, 1, 7),
             ended(1, 1),
             record(1, inline(1), 1),
             lost(1, 1),
@@ -134,9 +133,9 @@ mod tenures {
         log.again(&at(1, ended(1, 7)));
         log.again(&at(2, fresh(1)));
         // A refused act has had its place, too.
-        log.does(&at(3, elected(1, 2, 7)));
-        assert_eq!(log.refuses(&at(4, moved(1, 2))), Refusal::CellRuns(cell(2)));
-        log.does(&at(5, ended_with(1, 2, inline(1))));
+        log.does(&at(3, ended(1, 2)));
+        assert_eq!(log.refuses(&at(4, moved(1, 2))), Refusal::NotDurable(1));
+        log.does(&at(5, record(1, inline(1), 2)));
         log.again(&at(4, moved(1, 2)));
         assert_eq!(log.state.executor(), Some(Incarnation(1)));
     }
@@ -171,8 +170,6 @@ mod tenures {
         log.does(&record(1, in_folder(1), 1));
         assert_eq!(log.refuses(&moved(1, 2)), Refusal::NotDurable(1));
         log.does(&settled(1, 1));
-        log.does(&elected(1, 2, 7));
-        assert_eq!(log.refuses(&moved(1, 2)), Refusal::CellRuns(cell(2)));
         log.does(&ended_with(1, 2, inline(2)));
         assert_eq!(log.refuses(&moved(1, 4)), Refusal::NoMember(Incarnation(4)));
         let opened = log.does(&moved(1, 2));
@@ -191,7 +188,6 @@ mod cells {
         log.repeats();
         log.again(&ended(1, 1));
         log.again(&lost(1, 1));
-        log.again(&elected(1, 1, 7));
         let answer = log.state.answer(&cell(1)).unwrap();
         assert!(matches!(&answer.end, End::Ended { reply, last_output: 2, .. } if reply == "reply 1"));
         assert!(matches!(log.refuses(&heard(2, 1)), Refusal::HeardAhead { .. }));
@@ -202,92 +198,18 @@ mod cells {
     }
 
     #[test]
-    fn no_cell_is_answered_while_another_has_a_lease() {
-        let mut log = Log::of_three();
-        assert_eq!(log.does(&elected(1, 1, 7)), Effect::Elected);
-        for entry in [ended(1, 2), lost(1, 2), elected(1, 2, 8)] {
-            assert_eq!(log.refuses(&entry), Refusal::CellRuns(cell(1)));
-        }
-        log.does(&ended(1, 1));
-        log.does(&ended(1, 2));
-    }
-
-    #[test]
-    fn a_cell_goes_on_with_another_lease() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        assert_eq!(log.does(&elected(1, 1, 8)), Effect::Elected);
-        assert_eq!(log.state.running().unwrap().lease.0, 8);
-        log.does(&ended(1, 1));
-        assert_eq!(log.state.running(), None);
-    }
-
-    #[test]
-    fn a_lease_serves_one_executor() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        log.does(&tenure(2, 2));
-        let refusal = log.refuses(&elected(2, 1, 7));
-        assert!(matches!(refusal, Refusal::LeaseOfAnother { .. }), "{refusal}");
-        log.does(&elected(2, 1, 8));
-    }
-
-    #[test]
-    fn a_lingering_lease_serves_the_executor_in_its_next_tenure() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        log.does(&ended(1, 1));
-        log.does(&tenure(2, 1));
-        log.does(&elected(2, 2, 7));
-    }
-
-    #[test]
     fn a_request_of_an_older_tenure_is_lost_in_the_middle() {
         let mut log = Log::of_three();
-        assert_eq!(log.state.fate(&cell(1), Tenure(1), false), Fate::Run);
+        assert_eq!(log.state.fate(&cell(1), Tenure(1)), Fate::Run);
         log.does(&ended(1, 1));
         log.does(&tenure(2, 2));
         let first = Tenure(1);
-        assert!(matches!(
-            log.state.fate(&cell(1), first, false),
-            Fate::Answered(_)
-        ));
-        assert_eq!(log.state.fate(&cell(2), first, false), Fate::LostInTheMiddle);
-        assert_eq!(log.state.fate(&cell(3), Tenure(2), false), Fate::Run);
+        assert!(matches!(log.state.fate(&cell(1), first), Fate::Answered(_)));
+        assert_eq!(log.state.fate(&cell(2), first), Fate::LostInTheMiddle);
+        assert_eq!(log.state.fate(&cell(3), Tenure(2)), Fate::Run);
         assert_eq!(log.does(&lost(2, 2)), answered(2, false));
-        let fate = log.state.fate(&cell(2), first, false);
+        let fate = log.state.fate(&cell(2), first);
         assert!(matches!(fate, Fate::Answered(a) if a.end == End::Lost { why: "node n1 is gone".into() }));
-    }
-
-    #[test]
-    fn a_cell_is_lost_in_the_middle_with_its_executor() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        log.does(&left(1));
-        log.does(&tenure(2, 2));
-        assert_eq!(log.state.fate(&cell(1), Tenure(1), true), Fate::LostInTheMiddle);
-        log.does(&ended(2, 1));
-        log.does(&heard(1, 2));
-        assert_eq!(
-            log.state.fate(&cell(1), Tenure(1), true),
-            Fate::Run,
-            "nobody asks again"
-        );
-    }
-
-    #[test]
-    fn a_cell_with_a_lease_that_was_not_elected_runs() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        log.does(&tenure(2, 2));
-        log.does(&tenure(3, 3));
-        let first = Tenure(1);
-        assert_eq!(log.state.fate(&cell(1), first, true), Fate::LostInTheMiddle);
-        assert_eq!(log.state.fate(&cell(2), first, true), Fate::Run);
-        // The store can't know of elections after its writing.
-        let reopened = log.state.at_rest().reopened(Incarnation(3));
-        assert_eq!(reopened.fate(&cell(2), Tenure(3), true), Fate::LostInTheMiddle);
-        assert_eq!(reopened.fate(&cell(2), Tenure(1_000_001), true), Fate::Run);
     }
 }
 
@@ -429,15 +351,6 @@ mod restarts {
         assert!(lost_cells(&log).is_empty(), "the user gave them up");
         assert_eq!(log.state.restore().records, [&inline(3)]);
     }
-
-    #[test]
-    fn a_restart_in_the_middle_of_a_cell_ends_it() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        log.does(&fresh(1));
-        assert_eq!(log.state.running(), None);
-        log.does(&elected(1, 1, 7));
-    }
 }
 
 mod hibernation {
@@ -460,13 +373,6 @@ mod hibernation {
         log.does(&tenure(2, 4));
         assert_eq!(log.state.restore().settled.unwrap().upto.0, 1);
         assert!(lost_cells(&log).is_empty());
-    }
-
-    #[test]
-    fn a_running_cell_keeps_its_kernel_awake() {
-        let mut log = Log::of_three();
-        log.does(&elected(1, 1, 7));
-        assert_eq!(log.refuses(&hibernated(1)), Refusal::CellRuns(cell(1)));
     }
 }
 

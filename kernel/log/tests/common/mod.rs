@@ -12,7 +12,7 @@ use bytes::Bytes;
 use hop_log::{
     Act, CellNumber, Effect, Entry, Index, Payload, Record, RecordNumber, Refusal, Sequence, Settled, State,
 };
-use hop_words::id::{Epoch, Incarnation, JobId, LeaseId, Tenure};
+use hop_words::id::{Incarnation, JobId, Tenure};
 use hop_words::lease::Outcome;
 
 pub struct Log {
@@ -146,18 +146,6 @@ pub fn at(place: u64, mut entry: Entry) -> Entry {
 
 pub fn moved(tenure: u64, to: u32) -> Entry {
     act(tenure, Act::Moved { to: Incarnation(to) })
-}
-
-pub fn elected(tenure: u64, number: u64, lease: u64) -> Entry {
-    let cell = cell(number);
-    act(
-        tenure,
-        Act::Elected {
-            cell,
-            lease: LeaseId(lease),
-            epoch: Epoch(lease),
-        },
-    )
 }
 
 fn end(tenure: u64, number: u64, record: Option<Record>) -> Entry {

@@ -747,7 +747,7 @@ impl Scene<'_> {
             }
             FromFront::Request { cell, first } => {
                 let first = first.filter(|_| asks).map(|t| Tenure(u64::from(t)));
-                let fate = first.map_or(Fate::Run, |t| view.state.fate(&name(cell), t, false));
+                let fate = first.map_or(Fate::Run, |t| view.state.fate(&name(cell), t));
                 match fate {
                     Fate::Run => office.cells[usize::from(cell)] = Stage::Waiting,
                     Fate::Answered(_) => {

@@ -114,7 +114,7 @@ impl World {
             self.send(Party::Front, Party::Node(link), order);
         }
         if self.front.wants_move && self.config.replicas > 1 {
-            self.front.wants_move = self.rng.chance(50);
+            self.front.wants_move = self.rng.chance(80);
             let alive: Vec<u32> = self
                 .replicas
                 .iter()

@@ -53,6 +53,7 @@ pub enum Fact {
         retry: bool,
         tenure: u64,
         replica: u32,
+        lease: Option<u64>,
     },
     /// An executor took office with this namespace.
     Restored { tenure: u64, namespace: Vec<Mark> },
@@ -178,6 +179,7 @@ fn once_per_attempt(world: &World) -> Check {
             retry,
             tenure,
             replica,
+            ..
         } = fact
         else {
             continue;
@@ -391,25 +393,21 @@ fn lease_fence(world: &World) -> Check {
         );
     }
     for fact in &world.oracle.facts {
-        let Fact::Applied {
-            entry:
-                Entry::Act {
-                    tenure,
-                    act: Act::Elected { lease, .. },
-                    ..
-                },
-            effect: Effect::Elected,
+        let Fact::Began {
+            cell,
+            tenure,
+            lease: Some(lease),
             ..
         } = fact
         else {
             continue;
         };
-        let holder = world.hopd.leases.get(&lease.0).map(|l| l.holder);
-        let executor = world.oracle.executors.get(&tenure.0).copied();
+        let holder = world.hopd.leases.get(lease).map(|l| l.holder);
+        let executor = world.oracle.executors.get(tenure).copied();
         hold!(
             "lease_fence",
             holder == executor,
-            "{lease} of {holder:?} elects {executor:?}"
+            "cell {cell} of {executor:?} begins on lease {lease} of {holder:?}"
         );
     }
     Ok(())

@@ -9,7 +9,7 @@ use hop_log::{
     Act, Answer, CellNumber, End, Entry, Fate, Index, Office, Payload, Record, RecordNumber, Sequence,
     Settled, State,
 };
-use hop_words::id::{CellId, Epoch, Incarnation, JobId, LeaseId, Tenure};
+use hop_words::id::{CellId, Incarnation, JobId, Tenure};
 use hop_words::lease::Outcome;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -52,9 +52,6 @@ struct Request {
 #[derive(Debug)]
 enum Stage {
     Waiting,
-    Electing {
-        lease: u64,
-    },
     Running {
         left: u64,
         emitted: u64,
@@ -627,12 +624,12 @@ impl World {
             retry,
             tenure,
             replica,
+            lease,
         });
         self.count("began");
     }
 
     fn runs_on(&mut self, replica: u32) -> Check {
-        let state = self.own_state(replica);
         let half = self.has(Bug::HalfCells) && self.rng.chance(30);
         let waits = self.calm || self.rng.chance(20);
         let Some(office) = self.office(replica) else {
@@ -651,17 +648,6 @@ impl World {
                         Party::Hopd,
                         Message::Submit { tenure, cell },
                     );
-                }
-            }
-            Stage::Electing { lease } => {
-                let lease = *lease;
-                let elected = state.is_some_and(|s| {
-                    s.running()
-                        .is_some_and(|r| r.cell == name(cell) && r.lease == LeaseId(lease))
-                });
-                if elected {
-                    let (request, _) = office.current.take().expect("electing");
-                    self.begins(replica, request, Some(lease));
                 }
             }
             Stage::Running { left: 0, .. } => return self.ends_cell(replica),
@@ -1028,7 +1014,7 @@ impl World {
             } if t == tenure => {
                 office.hello_heard = true;
                 // Its fate is asked when it comes: the front acknowledges the answer later, and the log forgets it then.
-                let fate = state.as_ref().map(|s| s.fate(&name(cell), first, leased));
+                let fate = state.as_ref().map(|s| s.fate(&name(cell), first));
                 let Some(fate) = fate.filter(|_| restarts == office.restarts && office.fresh.is_none())
                 else {
                     return self.counts_restarts(replica, restarts);
@@ -1093,13 +1079,8 @@ impl World {
         if !waits {
             return;
         }
-        office.does(Act::Elected {
-            cell: name(cell),
-            lease: LeaseId(lease),
-            epoch: Epoch(lease),
-        });
         let (request, _) = office.current.take().expect("waiting");
-        office.current = Some((request, Stage::Electing { lease }));
+        self.begins(replica, request, Some(lease));
     }
 
     fn restarts(&mut self, replica: u32, restarts: u32) {
@@ -1113,8 +1094,7 @@ impl World {
         let lease = match &office.current {
             Some((
                 _,
-                Stage::Electing { lease }
-                | Stage::Running {
+                Stage::Running {
                     lease: Some(lease), ..
                 },
             )) => Some(*lease),

@@ -260,7 +260,6 @@ impl Core {
             Effect::Again
             | Effect::Joined
             | Effect::Left { .. }
-            | Effect::Elected
             | Effect::Recorded
             | Effect::Fresh
             | Effect::Heard => {}
@@ -379,7 +378,7 @@ impl Core {
             return false;
         };
         // Elections of earlier executors are told to the front, which then hands the request out as a new one.
-        match durable.journal.state().fate(&cell, first, false) {
+        match durable.journal.state().fate(&cell, first) {
             Fate::Run => false,
             Fate::Answered(answer) => {
                 match answer.end.clone() {
