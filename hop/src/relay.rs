@@ -80,3 +80,29 @@ fn signed_by(key: &str, dir: &Path) -> Option<KernelId> {
     let first = found.next()?;
     found.next().is_none().then_some(first)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_kernel_is_known_by_its_key_where_no_other_has_the_same() {
+        let tmp = tempfile::tempdir().unwrap();
+        let identity = json!({"cert": "", "key": ""});
+        for (kernel, key) in [("a", "one"), ("b", "shared"), ("c", "shared")] {
+            let file: FrontFile = serde_json::from_value(json!({
+                "version": hop_protocol::message::VERSION, "kernel": kernel, "incarnation": 1, "epoch": 1,
+                "addresses": [], "keys": {"authority": "", "front": identity, "replica": identity},
+                "signing_key": key, "launch": {"argv": [], "cwd": null},
+            }))
+            .unwrap();
+            file.write(&tmp.path().join(kernel)).unwrap();
+        }
+        fs::create_dir(tmp.path().join("empty")).unwrap();
+        assert_eq!(signed_by("one", tmp.path()), Some("a".into()));
+        assert_eq!(signed_by("shared", tmp.path()), None);
+        assert_eq!(signed_by("other", tmp.path()), None);
+        assert_eq!(signed_by("one", &tmp.path().join("nowhere")), None);
+    }
+}
