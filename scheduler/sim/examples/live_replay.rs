@@ -1,13 +1,13 @@
 //! The simulator's side of `bench/replay`: cuts an hour out of a trace, and says what the simulator makes of it.
 //!
-//! `live_replay cut TRACE HOUR SEED` writes, as JSON lines, the hour that begins with that one at 60 times the speed,
-//! sessions left out by seed until four nodes of 8 GPUs are just too few. `live_replay run` reads `{"latency",
-//! "linger_s", "seeds", "sessions": [{"id", "user", "cells": [{"submit", "run", "gpus"}]}]}` on standard input, times in
-//! seconds, and writes a line of JSON per seed: `{"seed", "held_h", "cells": [{"session", "cell", "delay", "node",
-//! "end"}]}`.
+//! `live_replay cut TRACE HOUR SEED SPEED` writes, as JSON lines, the hour that begins with that one at so many times the
+//! speed. Sessions are left out by seed until those that are open at once ask for no more GPUs than four nodes of 8 have.
+//! `live_replay run` reads `{"latency", "linger_s", "replicas", "migrate", "seeds", "sessions": [{"id", "user", "cells":
+//! [{"submit", "run", "gpus"}]}]}` on standard input, times in seconds, and writes a line of JSON per seed: `{"seed",
+//! "held_h", "moves", "cells": [{"session", "cell", "delay", "immediate", "reused", "node", "end"}]}`.
 
-use hop_core::config::Linger;
-use hop_sim::cluster::{Dist, Knobs, Latencies, People};
+use hop_core::config::{Linger, Migrate};
+use hop_sim::cluster::{Knobs, Latencies, People};
 use hop_sim::trace::{Cell, Session};
 use hop_sim::{Cluster, Policy, PolicyResult, Trace};
 use hop_words::time::{Span, Timestamp};
@@ -22,14 +22,11 @@ const OPEN: f64 = 3600.0;
 /// And stay until this long after the last cell, so that none is closed while others run.
 const STAY: Span = Span::from_secs(3600);
 const HOUR: f64 = 3.6e9;
-const FASTER: f64 = 60.0;
 /// Between the submissions of cells that ran already when the hour began.
 const APART: Span = Span::from_millis(200);
-/// A cell waits that is put off by more than this: less is the giving back of the kernel's own last lease.
-const WAITS: Span = Span::from_millis(500);
-/// The share of the cells that have to wait, in the mean of so many seeds: a little more than the 30 % aimed at.
-const SHARE: f64 = 0.33;
-const SEEDS: u64 = 10;
+/// The dev cluster's nodes, and their GPUs.
+const NODES: u32 = 4;
+const GPUS: u16 = 8;
 /// The dev cluster's people.
 const USERS: [&str; 3] = ["alice", "bob", "carol"];
 
@@ -37,6 +34,9 @@ const USERS: [&str; 3] = ["alice", "bob", "carol"];
 struct Live {
     latency: Latencies,
     linger_s: f64,
+    replicas: u16,
+    /// None: no kernel is moved.
+    migrate: Option<Migrate>,
     seeds: u64,
     sessions: Vec<LiveSession>,
 }
@@ -59,23 +59,23 @@ fn micros(seconds: f64) -> u64 {
     (seconds * 1e6) as u64
 }
 
-/// What is live: one replica a kernel, pilots that stay, nothing that moves, nothing to park.
-fn cluster(latency: Latencies, linger: Span) -> Cluster {
+/// What is live: pilots that stay, and nothing to park.
+fn cluster(live: &Live) -> Cluster {
     Cluster {
-        nodes: 4,
-        gpus_per_node: 8,
+        nodes: NODES,
+        gpus_per_node: GPUS,
         cpus_per_node: 16,
-        replicas: 1,
-        latency,
+        replicas: live.replicas,
+        latency: live.latency.clone(),
         people: People {
             opens_before: None,
             closes_after: None,
             ..People::default()
         },
         policy: Knobs {
-            linger: Linger::fixed(linger),
+            linger: Linger::fixed(Span(micros(live.linger_s))),
             scale: None,
-            migrate: None,
+            migrate: live.migrate.clone(),
             ..Knobs::default()
         },
         ..Cluster::default()
@@ -102,20 +102,6 @@ fn opened_before(mut trace: Trace) -> Trace {
     trace
 }
 
-fn waiting_share(trace: &Trace) -> f64 {
-    let latency = Latencies {
-        vram_gb: Dist::new(0.0, 0.0),
-        ..Latencies::default()
-    };
-    let cluster = cluster(latency, Span::from_secs(2));
-    let trace = opened_before(trace.clone());
-    let cells = (1..=SEEDS).flat_map(|seed| simulate(&trace, &cluster, seed).cells);
-    let (waited, all) = cells.fold((0, 0), |(waited, all), c| {
-        (waited + u32::from(c.delay() > WAITS), all + 1)
-    });
-    f64::from(waited) / f64::from(all.max(1))
-}
-
 /// The sessions in which a cell ran at that time, in the order of these cells' submissions.
 fn running(month: &Trace, at: Timestamp) -> Vec<&str> {
     let runs = |c: &&Cell| c.submit < at && c.submit + c.run > at;
@@ -140,30 +126,23 @@ fn one_by_one(trace: &mut Trace, running: &[&str]) {
     }
 }
 
-fn cut(text: &str, hour: f64, seed: u64) -> Trace {
+fn cut(text: &str, hour: f64, seed: u64, speed: f64) -> Trace {
     let month = Trace::parse("month", text, seed).expect("the trace can be read");
     let from = Timestamp((hour * HOUR) as u64);
-    let running = running(&month, from);
-    let mut whole = month.window(from, Span(HOUR as u64)).compressed(FASTER);
+    let mut whole = month.window(from, Span(HOUR as u64)).compressed(speed);
     whole.sessions.retain(|s| !s.cells.is_empty());
-    let mut fewest = 32;
-    loop {
-        let mut thin = whole.thinned(fewest, seed);
-        for (i, s) in thin.sessions.iter_mut().enumerate() {
-            USERS[i % USERS.len()].clone_into(&mut s.user);
-        }
-        one_by_one(&mut thin, &running);
-        if thin.sessions.len() == whole.sessions.len() || waiting_share(&thin) >= SHARE {
-            return thin;
-        }
-        fewest += 1;
+    let mut thin = whole.thinned(NODES * u32::from(GPUS), seed);
+    for (i, s) in thin.sessions.iter_mut().enumerate() {
+        USERS[i % USERS.len()].clone_into(&mut s.user);
     }
+    one_by_one(&mut thin, &running(&month, from));
+    thin
 }
 
-fn run(live: Live) {
-    let sessions = live.sessions.into_iter().map(|s| Session {
-        id: s.id,
-        user: s.user,
+fn run(live: &Live) {
+    let sessions = live.sessions.iter().map(|s| Session {
+        id: s.id.clone(),
+        user: s.user.clone(),
         account: Some("lab".to_owned()),
         open: Timestamp(0),
         close: Timestamp(0),
@@ -184,7 +163,7 @@ fn run(live: Live) {
         name: "live".to_owned(),
         sessions: sessions.collect(),
     });
-    let cluster = cluster(live.latency, Span(micros(live.linger_s)));
+    let cluster = cluster(live);
     for seed in 1..=live.seeds {
         let result = simulate(&trace, &cluster, seed);
         let cell = |c: &hop_sim::metrics::CellResult| {
@@ -192,14 +171,17 @@ fn run(live: Live) {
                 "session": trace.sessions[c.session as usize].id,
                 "cell": c.cell,
                 "delay": c.delay().as_secs_f64(),
+                "immediate": c.immediate,
+                "reused": c.reused,
                 "node": c.node,
                 "end": c.end.0 as f64 / 1e6 - OPEN,
             })
         };
         let cells: Vec<_> = result.cells.iter().map(cell).collect();
+        let (held, moves) = (result.held.hours(), result.migrations);
         println!(
             "{}",
-            serde_json::json!({"seed": seed, "held_h": result.held.hours(), "cells": cells})
+            serde_json::json!({"seed": seed, "held_h": held, "moves": moves, "cells": cells})
         );
     }
 }
@@ -207,23 +189,21 @@ fn run(live: Live) {
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["cut", path, hour, seed] => {
+        ["cut", path, hour, seed, speed] => {
             let text = std::fs::read_to_string(path).expect("the trace is there");
-            let (hour, seed) = (
-                hour.parse().expect("an hour"),
-                seed.parse().expect("a whole number"),
-            );
-            print!("{}", cut(&text, hour, seed).to_lines());
+            let number = |text: &str| text.parse().expect("a number");
+            let seed = seed.parse().expect("a whole number");
+            print!("{}", cut(&text, number(hour), seed, number(speed)).to_lines());
         }
         ["run"] => {
             let mut text = String::new();
             std::io::stdin()
                 .read_to_string(&mut text)
                 .expect("standard input can be read");
-            run(serde_json::from_str(&text).expect("it is JSON of the form described above"));
+            run(&serde_json::from_str(&text).expect("it is JSON of the form described above"));
         }
         _ => {
-            eprintln!("usage: live_replay cut TRACE HOUR SEED | live_replay run");
+            eprintln!("usage: live_replay cut TRACE HOUR SEED SPEED | live_replay run");
             return ExitCode::from(2);
         }
     }

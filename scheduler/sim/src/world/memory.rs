@@ -143,6 +143,20 @@ impl World<'_> {
         Span(restore.0 + seconds(gb, l.store_gb_s).0)
     }
 
+    /// Time until a kernel's standby runs cells: its state is in the store by then, its GPU memory comes along.
+    pub(super) fn switch_takes(&mut self, s: usize) -> Span {
+        let l = &self.cluster.latency;
+        let memory = &self.sessions[s].memory;
+        let gb = match memory.place {
+            Place::Nowhere => 0.0,
+            Place::Store => memory.state_gb + memory.on_gpus(),
+            Place::Device(_) | Place::Host(_) => memory.state_gb + 2.0 * memory.on_gpus(),
+        };
+        self.result.moved_gb += gb;
+        let restore = l.restore.draw(&mut self.rng);
+        Span(restore.0 + seconds(gb, l.store_gb_s).0)
+    }
+
     /// The kernel's memory has come along to the node.
     pub(super) fn has_moved(&mut self, s: usize, node: usize) {
         if matches!(self.sessions[s].memory.place, Place::Nowhere) {

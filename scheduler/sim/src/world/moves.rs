@@ -1,9 +1,19 @@
 //! Replicas: they start where they are placed, and move when the core asks.
+//!
+//! Of several replicas one executes, the others stand by. A cell that finds a GPU at a standby's node alone has the log
+//! elect that standby, which reads the kernel's state first; `hopd` asks for it as for a move.
 
 use super::{Event, World, node_name};
-use hop_core::{Input, ReplicaUp, SeatPlan};
-use hop_words::id::{Incarnation, JobId, KernelId};
+use hop_core::{Input, ReplicaUp, SeatPlan, Standby};
+use hop_words::id::{Incarnation, JobId, KernelId, Tenure};
 use hop_words::time::Span;
+
+/// A kernel's replicas, each with its node: the executor and the others.
+pub(super) struct Log {
+    executor: (Incarnation, usize),
+    tenure: Tenure,
+    standbys: Vec<(Incarnation, usize)>,
+}
 
 impl World<'_> {
     pub(super) fn place(&mut self, kernel: &KernelId, seats: Vec<SeatPlan>) {
@@ -24,9 +34,42 @@ impl World<'_> {
     }
 
     pub(super) fn replica(&mut self, s: usize, incarnation: Incarnation, node: usize) {
+        if self.cluster.replicas == 1 {
+            return self.report(s, incarnation, node);
+        }
+        if self.core.owner(&self.sessions[s].kernel).is_none() {
+            return;
+        }
+        match &mut self.sessions[s].log {
+            Some(log) => {
+                log.standbys.push((incarnation, node));
+                let (executor, at) = log.executor;
+                self.report(s, executor, at);
+            }
+            none => {
+                *none = Some(Log {
+                    executor: (incarnation, node),
+                    tenure: Tenure(1),
+                    standbys: Vec::new(),
+                });
+                self.report(s, incarnation, node);
+                self.ask_for(s, self.cluster.replicas - 1, vec![node_name(node)]);
+            }
+        }
+    }
+
+    /// The executor reports itself.
+    fn report(&mut self, s: usize, incarnation: Incarnation, node: usize) {
         let session = &self.trace.sessions[s];
         let waiting = self.sessions[s].waiting.as_ref().map(|w| w.cell);
         let waiting = waiting.filter(|&c| session.cells[c].gpus > 0 || session.cells[c].cpus > 0);
+        let seat = JobId(1_000_000 + s as u32);
+        let standby = |&(incarnation, node): &(Incarnation, usize)| Standby {
+            incarnation,
+            node: node_name(node),
+            seat,
+        };
+        let log = self.sessions[s].log.as_ref();
         self.tell(Input::ReplicaUp(ReplicaUp {
             kernel: self.sessions[s].kernel.clone(),
             incarnation,
@@ -34,15 +77,15 @@ impl World<'_> {
             account: session.account.as_deref().map(Into::into),
             pool: "main".into(),
             node: node_name(node),
-            seat: JobId(1_000_000 + s as u32),
+            seat,
             name: String::new(),
             holds: None,
             ended: None,
             waiting: waiting.map(|c| self.waiting_cell(s, c)).into_iter().collect(),
             parked: None,
             fixed: None,
-            standbys: Vec::new(),
-            executes: None,
+            standbys: log.map_or_else(Vec::new, |log| log.standbys.iter().map(standby).collect()),
+            executes: log.map(|log| log.tenure),
         }));
     }
 
@@ -53,16 +96,24 @@ impl World<'_> {
         if let Some(w) = &mut self.sessions[session].waiting {
             w.migrated = true;
         }
-        let start = self.cluster.latency.replica.draw(&mut self.rng);
-        let comes_along = self.core.other_replicas(kernel, victim) == 0;
-        let copy = match comes_along {
-            true => self.move_takes(session),
-            false => Span::ZERO,
+        let takes = match &self.sessions[session].log {
+            None => {
+                let start = self.cluster.latency.replica.draw(&mut self.rng);
+                start + self.move_takes(session)
+            }
+            Some(log) => {
+                let stands_by = log.standbys.iter().any(|(i, _)| *i == seat.incarnation);
+                let start = match stands_by {
+                    true => Span::ZERO,
+                    false => self.cluster.latency.replica.draw(&mut self.rng),
+                };
+                start + self.switch_takes(session)
+            }
         };
         let node = self.by_node[&seat.node];
         let incarnation = seat.incarnation;
         self.after(
-            start + copy,
+            takes,
             Event::Moved {
                 session,
                 victim,
@@ -85,10 +136,17 @@ impl World<'_> {
                 moved: false,
             });
         }
-        if self.core.other_replicas(&kernel, victim) == 0 {
-            self.has_moved(s, node);
+        self.has_moved(s, node);
+        if let Some(log) = &mut self.sessions[s].log {
+            let before = std::mem::replace(&mut log.executor, (incarnation, node));
+            log.tenure = Tenure(log.tenure.0 + 1);
+            if let Some(standby) = log.standbys.iter_mut().find(|(i, _)| *i == incarnation) {
+                *standby = before;
+            }
+            // Its tenure deposes the one before.
+            return self.report(s, incarnation, node);
         }
-        self.replica(s, incarnation, node);
+        self.report(s, incarnation, node);
         self.tell(Input::MigrationDone {
             kernel: kernel.clone(),
             incarnation,

@@ -21,6 +21,8 @@ pub(super) struct Session {
     pub next: usize,
     pub waiting: Option<Waiting>,
     pub last_node: Option<usize>,
+    /// Where it runs, with three replicas, and who could take over.
+    pub log: Option<super::moves::Log>,
     pub closing: bool,
     /// Its processes can be parked in the middle of a cell.
     pub parkable: bool,
@@ -71,6 +73,7 @@ pub(super) fn of_trace(trace: &Trace, cluster: &Cluster, draw: &mut Rng) -> Vec<
             next: 0,
             waiting: None,
             last_node: None,
+            log: None,
             closing: false,
             parkable: cluster.policy.parkable.is_none_or(|share| draw.unit() < share),
             runs: None,
@@ -87,22 +90,29 @@ impl World<'_> {
         if session.cells.is_empty() {
             return;
         }
+        // A kernel starts on its first seat, and grows.
+        self.ask_for(s, 1, Vec::new());
+        let first = session.cells[0].submit;
+        self.at(first.max(self.now), Event::Submit { session: s, cell: 0 });
+    }
+
+    /// Asks for places for so many replicas on other nodes.
+    pub(super) fn ask_for(&mut self, s: usize, replicas: u16, avoid: Vec<NodeName>) {
+        let session = &self.trace.sessions[s];
         self.tell(Input::PlaceKernel(PlaceKernel {
             kernel: self.sessions[s].kernel.clone(),
             user: session.user.as_str().into(),
             account: session.account.as_deref().map(Into::into),
             pool: "main".into(),
-            replicas: self.cluster.replicas,
+            replicas,
             first: None,
             // The kernelspec's default: the cells' needs are still unknown.
             default_need: Need::gpus(self.cluster.people.default_gpus),
             mem_mib: 1024,
             cpus: 1,
-            avoid: Vec::new(),
+            avoid,
             name: session.id.clone(),
         }));
-        let first = session.cells[0].submit;
-        self.at(first.max(self.now), Event::Submit { session: s, cell: 0 });
     }
 
     pub(super) fn submit(&mut self, s: usize, cell: usize) {
