@@ -13,6 +13,7 @@ pub mod life;
 pub mod listen;
 pub mod moves;
 mod moving;
+mod orphans;
 pub mod owner;
 pub mod run;
 mod sockets;

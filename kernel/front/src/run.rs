@@ -12,6 +12,7 @@ use crate::life::{Act, Input, Life};
 use crate::listen::{ReplicaConnection, accept_replicas};
 use crate::moves;
 use crate::moving::{Moving, Preparation};
+use crate::orphans;
 use crate::owner::{Said, Start, Wish, say};
 use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
@@ -366,6 +367,9 @@ impl Main {
         self.hang_up(&mut inputs.replicas).await;
         self.moving.end().await;
         end_child(self.process.take()).await;
+        if !self.start.launch.local {
+            orphans::end_sruns(&self.start.kernel);
+        }
         Ok(died)
     }
 

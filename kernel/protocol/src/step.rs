@@ -31,9 +31,8 @@ pub struct Step<'a> {
 impl Step<'_> {
     /// The arguments of `srun`.
     pub fn srun_args(&self) -> Vec<String> {
-        let name = format!("kernel-{}", self.kernel);
         let run = run_args(self.dir, self.incarnation).into_iter();
-        step_args(self.seat, self.node, self.size, &name)
+        step_args(self.seat, self.node, self.size, kernel_arg(self.kernel))
             .chain([self.program.display().to_string()])
             .chain(run)
             .chain(self.elected.then(|| "--elected".to_owned()))
@@ -42,16 +41,30 @@ impl Step<'_> {
 
     /// The arguments of `srun` for a step waiting to become such a replica of any kernel of this kernel's kind.
     pub fn spare_args(&self, number: u32) -> Vec<String> {
-        step_args(self.seat, self.node, self.size, &format!("spare-{number}"))
-            .chain([self.program.display().to_string(), "spare".into()])
-            .chain(["--dir".into(), self.dir.display().to_string()])
-            .chain(["--number".into(), number.to_string()])
-            .collect()
+        step_args(
+            self.seat,
+            self.node,
+            self.size,
+            name_arg(&format!("spare-{number}")),
+        )
+        .chain([self.program.display().to_string(), "spare".into()])
+        .chain(["--dir".into(), self.dir.display().to_string()])
+        .chain(["--number".into(), number.to_string()])
+        .collect()
     }
 }
 
+/// The argument of `srun` by which an srun of this kernel's is known among its user's.
+pub fn kernel_arg(kernel: &KernelId) -> String {
+    name_arg(&format!("kernel-{kernel}"))
+}
+
+fn name_arg(name: &str) -> String {
+    format!("--job-name={name}")
+}
+
 /// The arguments common to all steps of a seat.
-fn step_args(seat: JobId, node: &NodeName, size: StepSize, name: &str) -> impl Iterator<Item = String> {
+fn step_args(seat: JobId, node: &NodeName, size: StepSize, name: String) -> impl Iterator<Item = String> {
     let fixed = [
         "-Q",
         "--overlap",
@@ -69,7 +82,7 @@ fn step_args(seat: JobId, node: &NodeName, size: StepSize, name: &str) -> impl I
         format!("--nodelist={node}"),
         format!("--mem={}M", size.mem_mib),
         format!("--cpus-per-task={}", size.cpus.max(1)),
-        format!("--job-name={name}"),
+        name,
     ];
     fixed.into_iter().map(str::to_owned).chain(own)
 }

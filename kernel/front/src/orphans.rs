@@ -1,0 +1,89 @@
+//! Ends what earlier fronts of a kernel have left: an srun whose front was killed has no parent that waits for it. If it
+//! misses Slurm's word of its step's end, since its node was lost or slurmctld was away, it would stay for ever.
+
+use hop_protocol::step::kernel_arg;
+use hop_words::id::KernelId;
+use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+/// Ends each srun of this user's that was started on this machine for the kernel's replicas, once none of them runs. The
+/// calling front's own sruns must have been waited for.
+pub(crate) fn end_sruns(kernel: &KernelId) {
+    let argument = kernel_arg(kernel);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        if let Some(pid) = Pid::from_raw(pid) {
+            end_if_srun(pid, &argument);
+        }
+    }
+}
+
+/// The descriptor is opened before the look, so that the signal reaches no later process of the same pid.
+fn end_if_srun(pid: Pid, argument: &str) {
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return;
+    };
+    if is_srun_of(pid, argument) {
+        tracing::info!(%pid, "an srun is left of an earlier front, and is ended");
+        // The process may have exited.
+        let _ = pidfd_send_signal(process, Signal::KILL);
+    }
+}
+
+fn is_srun_of(pid: Pid, argument: &str) -> bool {
+    let folder = format!("/proc/{pid}");
+    let owner = fs::metadata(&folder).map(|folder| folder.uid());
+    let name = fs::read_to_string(format!("{folder}/comm")).unwrap_or_default();
+    let line = fs::read(format!("{folder}/cmdline")).unwrap_or_default();
+    owner.is_ok_and(|uid| uid == geteuid().as_raw())
+        && name.trim() == "srun"
+        && line
+            .split(|byte| *byte == 0)
+            .any(|word| word == argument.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    /// A shell in srun's place, which ends by a signal alone.
+    fn stand_in(folder: &std::path::Path, name: &str, argument: &str) -> Child {
+        let program = folder.join(name);
+        if !program.exists() {
+            fs::copy("/bin/bash", &program).unwrap();
+        }
+        let shell = Command::new(program)
+            .args(["-c", "read -r word; exit 0", argument])
+            .stdin(Stdio::piped())
+            .spawn();
+        shell.unwrap()
+    }
+
+    #[test]
+    fn sruns_of_the_kernel_end_and_no_other_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let (ours, others) = (KernelId::from("ours"), KernelId::from("ours-too"));
+        let mut left = [1, 2].map(|_| stand_in(folder.path(), "srun", &kernel_arg(&ours)));
+        let stay = [
+            stand_in(folder.path(), "srun", &kernel_arg(&others)),
+            stand_in(folder.path(), "editor", &kernel_arg(&ours)),
+        ];
+        // A child bears its parent's name until it has begun its own program.
+        for child in left.iter().chain(&stay) {
+            let line = format!("/proc/{}/cmdline", child.id());
+            while !fs::read_to_string(&line).unwrap().contains("--job-name") {
+                std::thread::yield_now();
+            }
+        }
+        end_sruns(&ours);
+        for child in &mut left {
+            assert!(!child.wait().unwrap().success());
+        }
+        for mut child in stay {
+            drop(child.stdin.take());
+            assert!(child.wait().unwrap().success());
+        }
+    }
+}
