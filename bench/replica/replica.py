@@ -1,6 +1,7 @@
 """bench `replica`: a kernel with three replicas on a dev cluster, beside plain ipykernel on this host, by turns.
 
-    replica.py [--n N] [--losses N] [--starts N] [--moves N] [--crowd N] [--asleep N]
+    replica.py [--n N] [--losses N] [--silences N] [--starts N] [--moves N] [--crowd N]
+        [--asleep N]
 
 The group's log is on this host's disk, synced by a majority before a reply (three logs on one disk).
 
@@ -10,13 +11,15 @@ The group's log is on this host's disk, synced by a majority before a reply (thr
 - `election_p50|p95`: the longest wait of a cell among cells sent one after the other during another replica's election.
 - `failover_warm_p50|p95`: from the loss of the executor's node to the next cell's reply, by another replica.
 - `midcell_error_p50|p95`: from that loss, in the middle of a cell, to the cell's error.
+- `midcell_silence_p50|p95`: the same where the node falls silent without closing its connections: all of it stands still.
 - `seat_mib`, `spare_mib`: memory (RSS) of the largest seat then, and of the largest spare with its interpreter.
 - `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each and a cell a second, while other
   kernels are hibernated.
 - `crowd_cores`, `crowd_mib`: time and memory (PSS) of all the user's processes then, ipykernels and clients as well.
 - `asleep_kib`: memory of `hopd` (RSS) for each hibernated kernel.
 
-Prints a measured line per case (see hop-bench).
+`run` beside this script also measures what needs no cluster: commits, and quiet groups. Prints a measured line per case (see
+hop-bench).
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ import pwd
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +163,22 @@ def failover(cluster: Cluster, book: Notebook) -> float:
     return took
 
 
-def midcell(cluster: Cluster, book: Notebook) -> float:
+@contextlib.contextmanager
+def silent_node(cluster: Cluster, node: str) -> Iterator[None]:
+    cluster.devcluster("pause-node", node)
+    try:
+        yield
+    finally:
+        cluster.devcluster("resume-node", node)
+
+
+def midcell(
+    cluster: Cluster, book: Notebook, without: Callable[[Cluster, str], AbstractContextManager[None]] = lost_node
+) -> float:
     node = node_of(book)
     cell = book.submit("import time; time.sleep(120)")["cell"]
     time.sleep(1)
-    with lost_node(cluster, node):
+    with without(cluster, node):
         begin = time.perf_counter()
         got = book.wait(cell, 60)
         took = time.perf_counter() - begin
@@ -279,6 +294,7 @@ def main() -> int:
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--losses", type=int, default=5)
+    parser.add_argument("--silences", type=int, default=3)
     parser.add_argument("--crowd", type=int, default=30)
     parser.add_argument("--asleep", type=int, default=100)
     args = parser.parse_args()
@@ -293,6 +309,8 @@ def main() -> int:
             spread("election", [election(cluster, book) for _ in range(args.moves)])
             spread("failover_warm", [failover(cluster, book) for _ in range(args.losses)])
             spread("midcell_error", [midcell(cluster, book) for _ in range(args.losses)])
+            silences = [midcell(cluster, book, silent_node) for _ in range(args.silences)]
+            spread("midcell_silence", silences)
             say("seat_mib", "MiB", seat_mib(cluster), 1)
             settle(cluster)
             say("spare_mib", "MiB", spare_mib(cluster), 1)

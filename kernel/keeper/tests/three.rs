@@ -272,27 +272,48 @@ async fn a_member_whose_others_have_gone_leaves() {
     }
 }
 
-/// Commit of a cell with three WALs on one disk. Timings are printed, not judged.
+/// Bench `replica`'s `sync_*`: commit of a cell with three WALs on one disk, beside one fdatasync of 4 KiB there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn commit_time() {
     let dir =
         tempfile::tempdir_in(std::env::var_os("HOP_BENCH_DIR").unwrap_or_else(|| "/tmp".into())).unwrap();
     let mut hosts = grown(dir.path()).await;
-    let mut times: Vec<_> = Vec::new();
+    let mut file = std::fs::File::create(dir.path().join("4k")).unwrap();
+    let (mut commits, mut syncs) = (Vec::new(), Vec::new());
     for n in 0..500 {
         let began = Instant::now();
         hosts[0].cell(&format!("cell-{n}")).await;
-        times.push(began.elapsed());
+        commits.push(began.elapsed());
+        let began = Instant::now();
+        std::io::Write::write_all(&mut file, &[1; 4096]).unwrap();
+        file.sync_data().unwrap();
+        syncs.push(began.elapsed());
     }
-    times.sort();
-    println!(
-        "commit p50 {:?} p90 {:?} p99 {:?}",
-        times[250], times[450], times[495]
-    );
+    commits.sort();
+    syncs.sort();
+    for percent in [50, 90, 99] {
+        let at = |times: &[Duration]| times[times.len() * percent / 100].as_secs_f64() * 1e3;
+        let (ours, peer) = (at(&commits), Some(("fdatasync_4k", at(&syncs))));
+        measured(&format!("sync_p{percent}"), ours, peer, "ms", commits.len());
+    }
 }
 
-/// Memory and time of three keepers in one process whose 300 groups are quiet. The figures are printed, not judged.
+/// Prints a measured line of bench `replica` (see `hop-bench`), on a line of its own beside libtest's.
+fn measured(case: &str, ours: f64, peer: Option<(&str, f64)>, unit: &str, n: usize) {
+    let line = serde_json::json!({
+        "bench": "replica",
+        "case": case,
+        "ours": ours,
+        "peer": peer.map(|(name, _)| name),
+        "peer_value": peer.map(|(_, value)| value),
+        "unit": unit,
+        "n": n,
+    });
+    println!("\n{line}");
+}
+
+/// Bench `replica`'s `idle_300_*`: memory and time of three keepers in one process whose 300 groups are quiet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a measurement"]
 async fn quiet_groups() {
@@ -321,10 +342,16 @@ async fn quiet_groups() {
     let before = cpu_time();
     tokio::time::sleep(QUIET).await;
     let share = (cpu_time() - before).as_secs_f64() / QUIET.as_secs_f64();
-    println!(
-        "{GROUPS} quiet groups of three: {more} KiB, {} KiB a member; {:.2} % of a core",
-        more / (3 * u64::from(GROUPS)),
-        100.0 * share
+    let groups = GROUPS as usize;
+    measured("idle_300_cores", share, None, "cores", groups);
+    measured("idle_300_mib", more as f64 / 1024.0, None, "MiB", groups);
+    let members = 3 * groups;
+    measured(
+        "standby_warm_kib",
+        more as f64 / members as f64,
+        None,
+        "KiB",
+        members,
     );
 }
 
