@@ -565,6 +565,10 @@ async fn take_seat(
             Ok(node) => return Ok((job, node)),
             // hopd, which chose it, knows accounts by their jobs alone.
             Err(SeatError::Charged { .. }) => {}
+            // An empty seat ends at any moment, which costs its user nothing but the next one's start.
+            Err(error @ (SeatError::Over { .. } | SeatError::Forgotten { .. })) => {
+                tracing::info!(%error, "the kernel gets a new seat");
+            }
             Err(error) => eprintln!(
                 "hop-front: {:#}; the kernel gets a new seat",
                 anyhow::Error::from(error)
@@ -867,6 +871,8 @@ enum SeatError {
         state: String,
         reason: String,
     },
+    #[error("the seat (job {job}) ended before the kernel was in it, and Slurm no longer knows it")]
+    Forgotten { job: JobId },
     #[error("the seat (job {job}) waits for a node that Slurm can't reach: {reason}")]
     NodeAway { job: JobId, reason: String },
     #[error("the seat (job {job}) is charged to another account than the kernel")]
@@ -894,6 +900,9 @@ async fn wait_for_seat(
         let mut fields = line.splitn(5, '|');
         let mut field = || fields.next().unwrap_or_default().to_owned();
         let (state, node, reason, start, comment) = (field(), field(), field(), field(), field());
+        if state.is_empty() {
+            return Err(SeatError::Forgotten { job });
+        }
         if bill.is_some_and(|bill| !bill.is_of(&comment)) {
             return Err(SeatError::Charged { job });
         }
