@@ -222,7 +222,10 @@ impl Durable {
 
     /// Whether the store has everything from which the kernel goes on.
     pub(super) fn may_restore(&self) -> bool {
-        let waits = self.opening || self.reopens || !self.journal.state().restore().records.is_empty();
+        let waits = self.opening
+            || self.reopens
+            || self.journal.has_proposed_tenure()
+            || !self.journal.state().restore().records.is_empty();
         !waits || self.broken.is_some()
     }
 

@@ -233,6 +233,13 @@ impl Journal {
         self.proposed.iter()
     }
 
+    /// Whether the next tenure is on its way: the process that was started for it must not take cells in this one.
+    pub(super) fn has_proposed_tenure(&self) -> bool {
+        self.proposed
+            .iter()
+            .any(|entry| matches!(entry, Entry::Tenure { .. }))
+    }
+
     /// Whether every proposal was applied.
     pub(super) fn is_settled(&self) -> bool {
         self.proposed.is_empty()

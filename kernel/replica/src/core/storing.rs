@@ -29,7 +29,7 @@ impl Core {
         let reopens = self
             .durable
             .as_mut()
-            .is_some_and(|d| std::mem::take(&mut d.reopens));
+            .is_some_and(|d| std::mem::take(&mut d.reopens) && !d.journal.has_proposed_tenure());
         if reopens {
             let tenure = Tenure(self.office().1.0 + 1);
             let executor = self.identity.incarnation;

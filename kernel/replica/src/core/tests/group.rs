@@ -73,6 +73,20 @@ fn is_inline(entry: &Entry) -> bool {
 }
 
 #[test]
+fn a_process_takes_cells_once_the_group_has_its_tenure() {
+    let mut world = grown();
+    world.dies();
+    assert_eq!(world.input(Input::InSync), [""; 0], "the tenure is proposed");
+    assert_eq!(world.heard_again(), [""; 0], "the group is slow");
+    assert_eq!(world.run("a", Value::Null), [""; 0], "it waits");
+    assert_eq!(world.commit(), ["open 2"]);
+    assert_eq!(
+        world.input(Input::TenureOpened),
+        ["front: note tenure", "hopd: up", "agent: state.begin"]
+    );
+}
+
+#[test]
 fn a_reply_waits_for_the_group() {
     let mut world = grown();
     world.run("a", Value::Null);
