@@ -269,7 +269,7 @@ class Chaos(Oracle):
         threads = [threading.Thread(target=p.live, daemon=True) for p in self.people]
         for thread in threads:
             thread.start()
-        # A kernel whose process dies before it was ever heard is told as one that doesn't start.
+        # Chaos begins beside kernels that are there.
         for person in self.people:
             person.ready.wait(ANSWER)
         self.began = time.monotonic()

@@ -77,7 +77,7 @@ impl Core {
     /// The kernel's process is over. The kernel goes on in another process, or the front is told the reason.
     pub(super) fn exited(&mut self, exit: Exit) {
         let wanted = !self.shutting_down && self.ended_by.is_none();
-        if wanted && self.comes_back() && !self.is_first_start() {
+        if wanted && self.comes_back() && !self.fails_to_start(&exit) {
             return self.come_back(exit);
         }
         if wanted && self.is_leaving() {
@@ -99,10 +99,10 @@ impl Core {
         self.say_over(over);
     }
 
-    /// A kernel that has never been heard and has no state tells why it doesn't start.
-    fn is_first_start(&self) -> bool {
-        let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
-        starting && !self.has_state()
+    /// A kernel without a state whose process ends by itself before it was heard tells why it doesn't start. A process that
+    /// somebody killed, or that was heard, would come up another time.
+    fn fails_to_start(&self, exit: &Exit) -> bool {
+        matches!(self.phase, Phase::Starting { .. }) && !exit.killed && !self.has_state()
     }
 
     pub(super) fn reason_of(&mut self, exit: Exit) -> String {

@@ -31,7 +31,8 @@ impl Core {
     /// The kernel's process has died. The cell in its middle is lost, and the kernel goes on in a new process from its last
     /// captured state.
     pub(super) fn come_back(&mut self, exit: Exit) {
-        let restoring = matches!(self.phase, Phase::Preparing { .. });
+        let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
+        let restoring = matches!(self.phase, Phase::Preparing { .. }) && self.has_state();
         let reason = self.reason_of(exit);
         let now = self.now;
         let Some(durable) = &mut self.durable else {
@@ -49,8 +50,8 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
-        // A lost cell gives the reason itself.
-        if self.cells.running().is_none() && !restoring {
+        // A lost cell gives the reason itself. A process that wasn't used yet is not missed.
+        if self.cells.running().is_none() && !starting {
             durable.notices.push(wording::process_is_new(&reason));
         }
         // The move goes on once the process is back: no cell runs before.

@@ -363,6 +363,26 @@ fn deaths_without_end_end_the_kernel() {
 }
 
 #[test]
+fn a_kernel_that_is_killed_before_its_first_cell_starts_again() {
+    let mut world = World::new(durably(state(1)));
+    let killed = Exit {
+        reason: "killed by signal 9".into(),
+        killed: true,
+    };
+    let out = world.input(Input::Exited(killed));
+    assert!(out.contains(&"start".to_owned()), "not heard yet: {out:?}");
+    world.reopened();
+    assert_eq!(world.input(Input::KernelUp { pid: 8 }), [""; 0]);
+    let out = world.dies();
+    assert!(out.contains(&"start".to_owned()), "heard: {out:?}");
+    assert_eq!(world.run("a", Value::Null), [""; 0], "it waits");
+    world.reopened();
+    let out = world.dies();
+    let told = "front: note kernel-over not-started it ran out of memory";
+    assert_eq!(out[0], told, "by itself, before it was heard: {out:?}");
+}
+
+#[test]
 fn a_state_that_kills_its_reader_is_left_alone() {
     let mut world = World::new(durably(settled(2)));
     greet(&mut world);
