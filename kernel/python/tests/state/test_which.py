@@ -103,7 +103,7 @@ def test_the_kernel_that_is_meant(tmp_path: Path, env: dict[str, str], notebooks
         assert done.returncode == 0, done.stderr
         assert "saved other.ipynb (bbbbbbbb): 1 group of variables" in done.stderr
     unknown = hop(env, "show", "nosuch.ipynb")
-    assert unknown.returncode == 1 and 'no kernel or saved state "nosuch.ipynb"' in unknown.stderr
+    assert unknown.returncode == 1 and 'no kernel or saved state is called "nosuch.ipynb"' in unknown.stderr
 
     # In a notebook it is the notebook's own, by the magic; the command alone would wait for itself.
     said, end = mine.run("!hop state save --to w2")
