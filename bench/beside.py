@@ -25,7 +25,7 @@ Case = tuple[str, str, str]
 
 
 def worktree(commit: str) -> Path:
-    """A built checkout of `commit`."""
+    """A checkout of `commit`, made at the first call."""
     place = HERE / "target" / "beside" / commit
     if not place.exists():
         subprocess.run(["git", "-C", HERE, "worktree", "add", "-q", "--detach", place, commit], check=True)

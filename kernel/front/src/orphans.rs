@@ -1,5 +1,5 @@
-//! Ends what earlier fronts of a kernel have left: an srun whose front was killed has no parent that waits for it. If it
-//! misses Slurm's word of its step's end, since its node was lost or slurmctld was away, it would stay for ever.
+//! Ends the sruns that earlier fronts of a kernel have left. Nobody waits for an srun whose front was killed. Where the srun
+//! misses Slurm's word of its step's end, since a node was lost or slurmctld was away, the srun stays for ever.
 
 use hop_protocol::step::kernel_arg;
 use hop_words::id::KernelId;
@@ -70,7 +70,7 @@ mod tests {
             stand_in(folder.path(), "srun", &kernel_arg(&others)),
             stand_in(folder.path(), "editor", &kernel_arg(&ours)),
         ];
-        // A child bears its parent's name until it has begun its own program.
+        // Before exec a child has the name and the arguments of the test.
         for child in left.iter().chain(&stay) {
             let line = format!("/proc/{}/cmdline", child.id());
             while !fs::read_to_string(&line).unwrap().contains("--job-name") {

@@ -114,7 +114,7 @@ impl Agent {
     }
 }
 
-/// What the process behind a door says of itself. `None`: it has loaded no `gresshopper.gpu`.
+/// Asks the process behind a door for its report. `None`: the process has loaded no `gresshopper.gpu`.
 ///
 /// # Errors
 /// Nobody answers in time, or not what was asked.

@@ -17,7 +17,7 @@ use tokio_rustls::{TlsConnector, client, server};
 
 /// A seat asks all of the user's processes on its node who they are, and some may be silent.
 const GREETS_WITHIN: Duration = Duration::from_secs(20);
-/// A command's machine that says nothing for so long is asked whether it is still there.
+/// TCP asks a command's machine whether it still exists after this time without data.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A command that waits for a door.

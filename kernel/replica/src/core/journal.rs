@@ -233,7 +233,7 @@ impl Journal {
         self.proposed.iter()
     }
 
-    /// Whether the next tenure is on its way: the process that was started for it must not take cells in this one.
+    /// Whether the next tenure is proposed and not committed: a new process must not take cells in the present tenure.
     pub(super) fn has_proposed_tenure(&self) -> bool {
         self.proposed
             .iter()

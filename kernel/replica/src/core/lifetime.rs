@@ -99,8 +99,8 @@ impl Core {
         self.say_over(over);
     }
 
-    /// A kernel without a state whose process ends by itself before it was heard tells why it doesn't start. A process that
-    /// somebody killed, or that was heard, would come up another time.
+    /// Whether the end of a process says that its kernel can't start: the process ended by itself before it was heard, and the
+    /// kernel has no state. A process that somebody killed, or that was heard, would come up another time.
     fn fails_to_start(&self, exit: &Exit) -> bool {
         matches!(self.phase, Phase::Starting { .. }) && !exit.killed && !self.has_state()
     }

@@ -131,26 +131,22 @@ impl World<'_> {
 
     /// Time to have the kernel's memory on another node: written to the store and read there.
     pub(super) fn move_takes(&mut self, s: usize) -> Span {
-        let l = &self.cluster.latency;
-        let memory = &self.sessions[s].memory;
-        let gb = match memory.place {
-            Place::Nowhere => 0.0,
-            Place::Store => memory.state_gb + memory.on_gpus(),
-            Place::Device(_) | Place::Host(_) => 2.0 * (memory.state_gb + memory.on_gpus()),
-        };
-        self.result.moved_gb += gb;
-        let restore = l.restore.draw(&mut self.rng);
-        Span(restore.0 + seconds(gb, l.store_gb_s).0)
+        self.comes_along(s, 2.0)
     }
 
     /// Time until a kernel's standby runs cells: its state is in the store by then, its GPU memory comes along.
     pub(super) fn switch_takes(&mut self, s: usize) -> Span {
+        self.comes_along(s, 1.0)
+    }
+
+    /// Time to have the kernel's memory elsewhere, where a living kernel's state goes through the store so many times.
+    fn comes_along(&mut self, s: usize, state_copies: f64) -> Span {
         let l = &self.cluster.latency;
         let memory = &self.sessions[s].memory;
         let gb = match memory.place {
             Place::Nowhere => 0.0,
             Place::Store => memory.state_gb + memory.on_gpus(),
-            Place::Device(_) | Place::Host(_) => memory.state_gb + 2.0 * memory.on_gpus(),
+            Place::Device(_) | Place::Host(_) => state_copies * memory.state_gb + 2.0 * memory.on_gpus(),
         };
         self.result.moved_gb += gb;
         let restore = l.restore.draw(&mut self.rng);

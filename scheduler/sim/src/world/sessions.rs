@@ -21,7 +21,7 @@ pub(super) struct Session {
     pub next: usize,
     pub waiting: Option<Waiting>,
     pub last_node: Option<usize>,
-    /// Where it runs, with three replicas, and who could take over.
+    /// Executor and standbys of a kernel with three replicas.
     pub log: Option<super::moves::Log>,
     pub closing: bool,
     /// Its processes can be parked in the middle of a cell.
