@@ -37,7 +37,7 @@ def worktree(commit: str) -> Path:
 
 
 def build(tree: Path) -> None:
-    command = ["cargo", "build", "--quiet", "--locked", "--release", "--workspace", "--bins", "--lib", "--examples"]
+    command = ["cargo", "build", "--quiet", "--locked", "--release", "--workspace", "--bins", "--lib"]
     subprocess.run(command, cwd=tree, check=True, env=environment(tree))
 
 
