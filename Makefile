@@ -41,7 +41,7 @@ test-fast: install
 e2e: install
 	tests/setup/checks.sh cluster e2e
 
-## JupyterHub, JupyterLab and Notebook 7 in a real browser, against a real Slurm.
+## JupyterHub, JupyterLab and Notebook 7 in a real browser, against a real Slurm (HOP_BROWSER_ALL=1: each test in both).
 browser: install
 	tests/setup/checks.sh browser
 

@@ -1,4 +1,5 @@
 import { defineConfig } from "@playwright/test";
+import { LEFT_OUT } from "./support/lanes";
 import { ENVIRONMENT } from "./support/site";
 
 export default defineConfig({
@@ -6,6 +7,7 @@ export default defineConfig({
   // Emptied at the beginning of a run: environments are tried beside each other.
   outputDir: `results/${ENVIRONMENT}`,
   globalSetup: "./setup.ts",
+  grepInvert: LEFT_OUT,
   // One cluster with one GPU: the tests are its users one after the other.
   workers: 1,
   fullyParallel: false,

@@ -6,10 +6,12 @@
 # Groups: lint, rust (no Slurm needed), python (no Slurm needed), lab (the Lab extension, no Slurm needed), cluster (the
 # dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant, and what people install and try),
 # packages (of these the packages alone: built, installed by docs/install.md, upgraded and removed), fidelity (all
-# notebooks and clients beside plain ipykernel), browser (JupyterHub in a real browser, with the newest and the oldest set of packages).
+# notebooks and clients beside plain ipykernel), browser (JupyterHub in a real browser, with the newest and the oldest set
+# of packages: two lanes, which share those tests between them whose result is the same in both).
 # Variants that this machine can't run are named, not skipped in silence. All steps of all groups run, whatever fails; the
 # exit status is 1 if any did.
-# Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest.
+# Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest; BROWSER_ENVIRONMENTS
+# (hub hub5) are the browser's lanes, and HOP_BROWSER_ALL=1 runs all tests in each.
 # shellcheck disable=SC2317 # functions are called through `step`
 set -uo pipefail
 
@@ -188,6 +190,7 @@ browser() {
 	step "build" build || return
 	lab
 	step "types of the browser tests" "$dev/lab/node_modules/.bin/tsc" -p tests/browser
+	step "lanes of the browser tests" tests/setup/lanes.py
 	local environment lanes=()
 	for environment in ${BROWSER_ENVIRONMENTS:-hub hub5}; do
 		lanes+=("browser_$environment")

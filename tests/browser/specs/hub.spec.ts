@@ -3,6 +3,7 @@ import * as fs from "node:fs";
 import { test as base, expect } from "@playwright/test";
 import { BASE, Hub, signIn, TOKEN } from "../support/hub";
 import { HOLD, KERNEL, NOTEBOOK7, notebook, Person, release } from "../support/lab";
+import { LAB, OLDEST } from "../support/lanes";
 import { ENVIRONMENT, Site } from "../support/site";
 
 interface Given {
@@ -253,7 +254,7 @@ c.GresshopperSpawner.form_fields = ["mem_mib"]
   await page.context().close();
 });
 
-test("availability", async ({ hub, browser }) => {
+test("availability", LAB, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\nc.GresshopperSpawner.form_age_s = 0\n`);
   const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
   const idle = () => {
@@ -283,7 +284,7 @@ test("availability", async ({ hub, browser }) => {
   await page.context().close();
 });
 
-test("slurmdbd away", async ({ hub, browser }) => {
+test("slurmdbd away", OLDEST, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}
 c.GresshopperSpawner.form_fields = ["account", "mem_mib"]
 c.GresshopperSpawner.form_age_s = 0
@@ -317,7 +318,7 @@ c.GresshopperSpawner.form_age_s = 0
   await page.context().close();
 });
 
-test("kernel account", async ({ hub, browser }) => {
+test("kernel account", OLDEST, async ({ hub, browser }) => {
   hub.site.try("root", "sacctmgr", "-i", "add", "account", "course", "Description=x", "Organization=x");
   hub.site.try("root", "sacctmgr", "-i", "add", "user", "carol", "account=course");
   hub.site.as("carol", "hop", "kernelspec", "install", "--user", "--account", "course", "--name", "course");
@@ -343,7 +344,7 @@ test("kernel account", async ({ hub, browser }) => {
   await page.context().close();
 });
 
-test("walltime", async ({ hub, browser }) => {
+test("walltime", LAB, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
   const page = await signIn(hub.site, browser, "carol");
   const carol = Person.of(hub.site, "carol", page);
@@ -405,7 +406,7 @@ test.describe("a kernel that outlives its server", () => {
     await expect(carol.cell(2)).toContainText("x is 41");
   }
 
-  test("reopen", async ({ hub, browser }) => {
+  test("reopen", OLDEST, async ({ hub, browser }) => {
     const page = await signIn(hub.site, browser, "carol");
     const carol = Person.of(hub.site, "carol", page);
     await carol.serverIsUp();
@@ -423,7 +424,7 @@ test.describe("a kernel that outlives its server", () => {
     await page.context().close();
   });
 
-  test("server job cancelled", async ({ hub, browser }) => {
+  test("server job cancelled", LAB, async ({ hub, browser }) => {
     const page = await signIn(hub.site, browser, "carol");
     const carol = Person.of(hub.site, "carol", page);
     await carol.serverIsUp();
@@ -442,7 +443,7 @@ test.describe("a server that is left alone", () => {
   // Servers tell the Hub each few seconds whether they are used.
   hubWith(`c.GresshopperSpawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": "5"}\n`);
 
-  test("culled", async ({ hub, browser }) => {
+  test("culled", OLDEST, async ({ hub, browser }) => {
     const page = await signIn(hub.site, browser, "carol");
     const carol = Person.of(hub.site, "carol", page);
     await carol.serverIsUp();
@@ -485,7 +486,7 @@ c.GresshopperSpawner.prologue = "module load greeting"
 c.GresshopperSpawner.epilogue = "module unload greeting"
 `);
 
-  test("prologue and epilogue", async ({ hub }) => {
+  test("prologue and epilogue", LAB, async ({ hub }) => {
     // What a site's profile has for all users: the function `module`, here without its table of modules.
     hub.site.write(
       "carol",
@@ -528,7 +529,7 @@ while True:
 `;
 
 test.describe("nobody else at the door", () => {
-  test("squatter", async ({ hub }) => {
+  test("squatter", LAB, async ({ hub }) => {
     const [first, last] = hub.site.freePorts();
     hub.site.startHub(`${BASE}c.GresshopperSpawner.port_range = [${first}, ${last}]\n`);
     const bob = hub.site.background("bob", "/usr/bin/python3", "-c", SQUATTER, String(first), String(last));

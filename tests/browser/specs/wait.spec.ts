@@ -5,6 +5,7 @@ import { DONE, fakeGpu, WORK } from "../support/fakes";
 import { expect, test } from "../support/fixtures";
 import { Hub } from "../support/hub";
 import { HOLD, NOTEBOOK7, notebook, type Person, release } from "../support/lab";
+import { LAB, OLDEST } from "../support/lanes";
 import type { Site } from "../support/site";
 
 /** Alice's cell runs on the cluster's one GPU. */
@@ -13,6 +14,9 @@ async function aliceHolds(site: Site, alice: Person): Promise<void> {
   await alice.run(0);
   await expect.poll(() => site.hop("queue", "-a").map((row) => row.state)).toEqual(["RUNNING"]);
 }
+
+/** Notebook 7 has the panel in its list of files. */
+const inLab = NOTEBOOK7 ? test.skip : test;
 
 /** axe-core's checks of a page. Its types are of another release of Playwright. */
 function axe(page: Page): AxeBuilder {
@@ -47,7 +51,7 @@ test("badge", async ({ site, alice, bob }) => {
   await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /^Ran .*, waited .* s, on /);
 });
 
-test("position", async ({ site, alice, bob }) => {
+test("position", LAB, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.open("second.ipynb", notebook(["%%gpu 1\n1"]));
   await bob.run(0);
@@ -69,7 +73,7 @@ test("position", async ({ site, alice, bob }) => {
   await page.page.close();
 });
 
-test("release now", async ({ site, bob }) => {
+test("release now", OLDEST, async ({ site, bob }) => {
   await bob.open("linger.ipynb", notebook(["%%gpu 1\n1", "%gpu"]));
   await bob.run(0);
   await expect(bob.badge).toHaveText(/kept/);
@@ -100,7 +104,7 @@ test("reload", async ({ site, alice, bob }) => {
   await expect(bob.waitLine(1)).toHaveCount(0);
 });
 
-test("hopd stopped", async ({ site, bob }) => {
+test("hopd stopped", LAB, async ({ site, bob }) => {
   await bob.open("away.ipynb", notebook(["%%gpu 1\n1", "2"]));
   await expect(bob.badge).toHaveText("CPU");
   site.stopHopd();
@@ -115,7 +119,7 @@ test("hopd stopped", async ({ site, bob }) => {
   await expect(bob.waitLine(0)).toHaveCount(0);
 });
 
-test("seat waits", async ({ site, bob }) => {
+test("seat waits", OLDEST, async ({ site, bob }) => {
   // The kernelspec's last kernel, which says what the next one is.
   await bob.open("before.ipynb", notebook(["1"]));
   await bob.endKernels();
@@ -139,7 +143,7 @@ test("seat waits", async ({ site, bob }) => {
   await expect(bob.badge).not.toHaveAttribute("data-state", "seat");
 });
 
-test("parked", async ({ site, alice, bob }) => {
+test("parked", LAB, async ({ site, alice, bob }) => {
   const batch = { gresshopper: { need: { gpus: 1 }, run: { class: "batch" } } };
   const cells = [WORK, { source: "begin()\nprint('the same:', work())", metadata: batch }];
   await alice.open("parked.ipynb", notebook(cells, fakeGpu(site)));
@@ -170,7 +174,7 @@ test("parked", async ({ site, alice, bob }) => {
   await expect(alice.cell(1)).toContainText("the same: True");
 });
 
-test("revoked", async ({ site, alice }) => {
+test("revoked", OLDEST, async ({ site, alice }) => {
   // It puts its things in order before it ends.
   const cell = `%%gpu 1\nimport time\ntry:\n    time.sleep(600)\nfinally:\n    ${HOLD.split("\n").slice(1).join("\n    ")}`;
   await alice.open("revoked.ipynb", notebook([cell, "%%gpu 1\nprint('again', 'one')"]));
@@ -192,7 +196,7 @@ test("revoked", async ({ site, alice }) => {
   await expect(alice.cell(1)).toContainText("again one", { timeout: 120_000 });
 });
 
-test("kernel out of memory", async ({ site, bob }) => {
+test("kernel out of memory", LAB, async ({ site, bob }) => {
   site.as("bob", "hop", "kernelspec", "install", "--user", "--mem", "512", "--name", "small");
   const greedy = "%%gpu 1\nbig = [bytes(b'1' * (1 << 20)) for _ in range(2000)]";
   await bob.open("greedy.ipynb", notebook(["x = 41", greedy, "print('x is', x)"], "small"));
@@ -253,7 +257,7 @@ test("no need, no noise", async ({ bob }) => {
   await expect(bob.page.locator(".jp-Notebook .gh-WaitLine")).toHaveCount(0);
 });
 
-test("extension without our kernel", async ({ bob }) => {
+test("extension without our kernel", OLDEST, async ({ bob }) => {
   await bob.open("plain.ipynb", notebook(["1"], "python3"));
   await bob.run(0);
   await bob.hasRun(0);
@@ -261,7 +265,7 @@ test("extension without our kernel", async ({ bob }) => {
   expect(bob.complaints.filter((text) => /gresshopper|Comm not found/.test(text))).toEqual([]);
 });
 
-test("keyboard only", async ({ site, alice, bob }) => {
+test("keyboard only", OLDEST, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.open("keys.ipynb", notebook(["%%gpu 1\n1"]));
   await bob.run(0);
@@ -279,7 +283,7 @@ test("keyboard only", async ({ site, alice, bob }) => {
 });
 
 for (const theme of ["JupyterLab Light", "JupyterLab Dark"]) {
-  test(`axe, ${theme}`, async ({ site, alice, bob }) => {
+  test(`axe, ${theme}`, theme.endsWith("Dark") ? OLDEST : LAB, async ({ site, alice, bob }) => {
     await aliceHolds(site, alice);
     await bob.open("axe.ipynb", notebook(["%%gpu 1\n1"]));
     await bob.command("apputils:change-theme", { theme });
@@ -298,7 +302,7 @@ for (const theme of ["JupyterLab Light", "JupyterLab Dark"]) {
   });
 }
 
-test("screen reader", async ({ site, alice, bob }) => {
+test("screen reader", LAB, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.open("said.ipynb", notebook(["%%gpu 1\n1"]));
   const said = bob.page.locator(".gh-Announcer");
@@ -309,7 +313,7 @@ test("screen reader", async ({ site, alice, bob }) => {
   await expect(said).toHaveText("The kernel holds no GPU.", { timeout: 90_000 });
 });
 
-test("property panel", async ({ bob }) => {
+test("property panel", OLDEST, async ({ bob }) => {
   await bob.open("need.ipynb", notebook(["print('x')"]));
   await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 1 } } });
   await bob.run(0);
@@ -320,7 +324,7 @@ test("property panel", async ({ bob }) => {
   await expect(bob.output(0)).toContainText("gresshopper.need");
 });
 
-test("the notebook's default need", async ({ bob }) => {
+test("the notebook's default need", LAB, async ({ bob }) => {
   await bob.open("default.ipynb", notebook(["1", "%%cpu\n2"], undefined, { gresshopper: { need: { gpus: 1 } } }));
   await bob.run(0);
   await bob.hasRun(0);
@@ -330,7 +334,7 @@ test("the notebook's default need", async ({ bob }) => {
   expect(await bob.cell(1).locator(".jp-InputPrompt").getAttribute("title")).toBeNull();
 });
 
-test("settings off", async ({ site, alice, bob }) => {
+test("settings off", LAB, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.settings({ badge: false, cellLine: false, panel: false });
   await bob.open("off.ipynb", notebook(["%%gpu 1\n1"]));
@@ -350,8 +354,7 @@ test("settings off", async ({ site, alice, bob }) => {
   release(site, "alice");
 });
 
-test("panel", async ({ site, alice, bob }) => {
-  test.skip(NOTEBOOK7, "Notebook 7 has the panel in its list of files");
+inLab("panel", LAB, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.open("idle.ipynb", notebook(["1"]));
   const other = await bob.another();
@@ -376,8 +379,7 @@ test("panel", async ({ site, alice, bob }) => {
   release(site, "alice");
 });
 
-test("hibernate, wake, move", async ({ bob }) => {
-  test.skip(NOTEBOOK7, "Notebook 7 has the panel in its list of files");
+inLab("hibernate, wake, move", LAB, async ({ bob }) => {
   const where = "import os; print(os.environ['SLURMD_NODENAME'], x)";
   await bob.open("sleeper.ipynb", notebook(["x = 41", where, where, `%%gpu 1\n${where}`]));
   await bob.run(0);
