@@ -323,6 +323,11 @@ impl Core {
                 let knows = hold.is_some_and(|h| h.nodes.contains(n));
                 hold!(knows, "node {} is held for a cell that doesn't know", node.name);
             }
+            hold!(
+                self.supply.open.contains(n) == self.is_open(n),
+                "node {} is listed as open, or not",
+                node.name
+            );
             let free = self.supply.pools[node.pool].unheld.contains(n);
             hold!(
                 free == node.held_for.is_none(),

@@ -1,9 +1,11 @@
 //! Distribution of freed GPUs and cores: the first cell in the queue's order gets them, wherever its kernel is.
 //!
 //! Cells whose kernels have a replica on the node start there. A cell of better rank that waits elsewhere has a
-//! replica moved to the node, if its wait would take longer than the move.
+//! replica moved to the node, if its wait would take longer than the move. Nobody is tried who waits behind the holders
+//! of all held nodes (`hold.rs`) and whose kernel sits on no open node.
 
 use crate::core::Core;
+use crate::hold::Holds;
 use crate::index::Idx;
 use crate::output::Output;
 use crate::state::{Cell, Node, PilotState, Rank, Shape};
@@ -68,8 +70,10 @@ impl Core {
     fn dispatch_one_of_many(&mut self, node: Idx<Node>, looked: &mut Looked, out: &mut Vec<Output>) {
         let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         let mut far = self.first_with_room(node, looked, out.len());
+        // Only a start changes these.
+        let (mut cores, mut holds) = (self.has_free_cores(node), self.holds());
         for cell in waiting {
-            if !self.has_free_cores(node) {
+            if !cores {
                 return;
             }
             let Some(rank) = self.work.cells.get(cell).map(|c| c.rank) else {
@@ -80,13 +84,34 @@ impl Core {
             if self.work.cells.get(cell).is_none() || looked.stuck.contains(&cell) {
                 continue;
             }
+            if !self.may_start(cell, holds) {
+                debug_assert!(
+                    self.spot(cell).is_none(),
+                    "a cell that could start is passed over"
+                );
+                continue;
+            }
             if self.try_start(cell, out) {
                 far = self.first_with_room(node, looked, out.len());
+                (cores, holds) = (self.has_free_cores(node), self.holds());
             } else {
                 looked.stuck.insert(cell);
             }
         }
         self.bring(far, node, None, looked, out);
+    }
+
+    /// Whether it is worth a look if the cell could start: on an open node, on a held one as a cell of better rank or by
+    /// backfill, or on cores alone. Often all nodes are held, and nearly all cells wait behind the holders.
+    fn may_start(&self, cell: Idx<Cell>, holds: Option<Holds>) -> bool {
+        let c = &self.work.cells[cell];
+        let on_a_held_node = |h: Holds| c.rank <= h.last || h.may_be_backfilled && self.is_believed(c.kernel);
+        c.need.gpus == 0
+            || holds.is_some_and(on_a_held_node)
+            || self.work.kernels[c.kernel]
+                .replicas
+                .iter()
+                .any(|r| self.supply.open.contains(r.node))
     }
 
     fn has_free_cores(&self, node: Idx<Node>) -> bool {

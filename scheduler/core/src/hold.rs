@@ -14,7 +14,7 @@ use crate::core::Core;
 use crate::index::{Idx, Places};
 use crate::output::Output;
 use crate::queue::ONE;
-use crate::state::{Band, Cell, Hold, LeaseState, Node, Pilot, PilotState, Pool, Rank, Timer};
+use crate::state::{Band, Cell, Hold, Kernel, LeaseState, Node, Pilot, PilotState, Pool, Rank, Timer};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use std::collections::BTreeMap;
@@ -29,6 +29,15 @@ const BACKFILL_QUANTILE: f64 = 0.9;
 const BACKFILL_OVERTAKEN: u64 = 4;
 /// How often a hold doubles for each later cell of the due cell's size that starts.
 const DOUBLINGS: u64 = 2;
+
+/// Common facts of all holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Holds {
+    /// The last of the holders in the queue.
+    pub last: Rank,
+    /// A hold is young enough for backfill.
+    pub may_be_backfilled: bool,
+}
 
 impl Core {
     /// Whether the pilot's node is held for a due cell, and this cell would delay the due one.
@@ -50,15 +59,11 @@ impl Core {
 
     /// Whether the cell should end, by its kernel's past, before the holder could start there.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
-        let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
-        let runs = &self.work.kernels[c.kernel].runs;
         // The dearest question comes last.
-        if age.is_none_or(|age| age > BACKFILL_FOR)
-            || runs.count < BACKFILL_PAST
-            || self.has_overtaken_enough(c)
-        {
+        if !self.may_be_backfilled(holder) || !self.is_believed(c.kernel) || self.has_overtaken_enough(c) {
             return false;
         }
+        let runs = &self.work.kernels[c.kernel].runs;
         let takes = runs.remaining(runs, 0.0, Span::ZERO, BACKFILL_QUANTILE);
         let starts = self.node_free_in(node, &holder.need);
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
@@ -70,6 +75,33 @@ impl Core {
         let holders = holders.iter().map(|&h| &self.work.cells[h]);
         let mut of_size = holders.filter(|h| h.need.gpus == c.need.gpus && h.rank < c.rank);
         of_size.any(|h| self.overtaken_since_due(h) >= BACKFILL_OVERTAKEN)
+    }
+
+    /// All holds together. `None` means that no node is held.
+    pub(crate) fn holds(&self) -> Option<Holds> {
+        let holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());
+        let holds = holders.map(|&h| {
+            let holder = &self.work.cells[h];
+            Holds {
+                last: holder.rank,
+                may_be_backfilled: self.may_be_backfilled(holder),
+            }
+        });
+        holds.reduce(|all, one| Holds {
+            last: all.last.max(one.last),
+            may_be_backfilled: all.may_be_backfilled || one.may_be_backfilled,
+        })
+    }
+
+    /// Whether the holder's nodes may be backfilled still.
+    fn may_be_backfilled(&self, holder: &Cell) -> bool {
+        let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
+        age.is_some_and(|age| age <= BACKFILL_FOR)
+    }
+
+    /// Whether the kernel has run often enough for its past to be believed.
+    pub(crate) fn is_believed(&self, kernel: Idx<Kernel>) -> bool {
+        self.work.kernels[kernel].runs.count >= BACKFILL_PAST
     }
 
     /// Whether the cell could start only where a due cell's node may be backfilled. Forecasts change without an event:
@@ -299,6 +331,7 @@ impl Core {
             Some(cell) => *pool.held_for.entry(cell).or_default() += 1,
             None => _ = pool.unheld.insert(node),
         }
+        self.list_open(node);
     }
 
     fn lose_hold(&mut self, cell: Idx<Cell>, node: Idx<Node>) {

@@ -112,6 +112,7 @@ impl Core {
         if old == new {
             return;
         }
+        let node = p.node;
         let lanes = &mut self.supply.pools[p.pool].lanes;
         if let Some(old) = old {
             lanes.free.remove(&(old.free, pilot));
@@ -121,6 +122,22 @@ impl Core {
             lanes.free.insert((new.free, pilot));
             lanes.idle.insert((new.idle, pilot));
         }
+        self.list_open(node);
+    }
+
+    /// Brings the list of open nodes up to date after a change of the node's hold, or on a pilot there.
+    pub(crate) fn list_open(&mut self, node: Idx<Node>) {
+        match self.is_open(node) {
+            true => _ = self.supply.open.insert(node),
+            false => _ = self.supply.open.remove(node),
+        }
+    }
+
+    /// Whether the node is held for nobody, and a pilot there has free GPUs.
+    pub(crate) fn is_open(&self, node: Idx<Node>) -> bool {
+        let n = &self.supply.nodes[node];
+        let listed = |p: &Idx<Pilot>| self.supply.pilots[*p].listed;
+        n.held_for.is_none() && n.pilots.iter().filter_map(listed).any(|l| l.free > 0)
     }
 
     pub(crate) fn listing_of(&self, pilot: Idx<Pilot>) -> Option<Listed> {

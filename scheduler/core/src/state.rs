@@ -23,6 +23,8 @@ pub(crate) struct Supply {
     pub pilots: Slab<Pilot>,
     pub tickets: BTreeMap<u64, Ticket>,
     pub next_ticket: u64,
+    /// Nodes without a hold where a pilot has free GPUs.
+    pub open: Places<Node>,
     /// slurmctld doesn't answer, and without it no step starts.
     pub slurm_away: bool,
     // Looked up, never iterated: their order is not deterministic.
