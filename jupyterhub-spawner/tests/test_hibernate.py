@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import queue
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Kernel, eventually, outputs
+from conftest import TIMEOUT, Kernel, eventually, outputs
 
 SAVED = "this notebook's kernel was saved"
 
@@ -46,6 +50,27 @@ def server_is_killed(kernel: Kernel) -> None:
     kernel.close()
 
 
+def server_and_front_are_killed(kernel: Kernel) -> None:
+    """At once: no front follows, and nobody tells the replica."""
+    front = kernel.km.provisioner._front  # type: ignore[union-attr]
+    front.release()
+    # A line that the client has in this moment may not be noted as delivered, and would come twice.
+    time.sleep(0.05)
+    os.kill(front.pid, signal.SIGKILL)
+    eventually(lambda: not kernel.km.is_alive(), "the front is gone")
+
+
+def shown(kernel: Kernel, cell: str, until: str = "") -> str:
+    """What the cell's client has seen of it, up to this text or as long as anything comes."""
+    text = ""
+    with contextlib.suppress(queue.Empty):
+        while not until or until not in text:
+            message = kernel.kc.get_iopub_msg(timeout=TIMEOUT if until else 0.5)
+            if message["parent_header"].get("msg_id") == cell:
+                text += message["content"].get("text", "")
+    return text
+
+
 def states(home: Path) -> list[str]:
     folder = home / "data" / "gresshopper" / "states"
     return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
@@ -67,6 +92,42 @@ def test_the_next_opening_has_the_variables(home: Path, ends: object) -> None:
         assert again.km.provisioner.kernel == saved  # type: ignore[union-attr]
         assert again.km.kernel_id != saved
     assert states(home) == [], "a kernel that is shut down leaves nothing"
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["it has ended by then", "it still runs"])
+def test_a_cell_of_a_server_and_front_that_were_lost_is_shown_whole_within_the_minute(home: Path, ends: bool) -> None:
+    kernel = Kernel()
+    kernel.run("x = 40")
+    code = "import time\nfor i in range(40):\n    print(i, flush=True); time.sleep(0.1)\nx += 1\nprint('end', flush=True)"
+    cell = kernel.kc.execute(code)
+    before = shown(kernel, cell, "5\n")
+    server_and_front_are_killed(kernel)
+    before += shown(kernel, cell)
+    kernel.close()
+    time.sleep(5 if ends else 1)
+    (left,) = states(home)
+    with opened() as again:
+        out, told = outputs(again, "print('x is', x)")
+        assert (before + out).split("\n") == [*map(str, range(40)), "end", "x is 41", ""]
+        assert told.count("a cell ran on without a server") == 1
+        assert outputs(again, "print(x)") == ("41\n", ""), "it is told once"
+        assert again.km.provisioner.kernel == left  # type: ignore[union-attr]
+    assert states(home) == []
+
+
+def test_a_kernel_whose_replica_is_lost_as_well_goes_on_with_what_is_saved(home: Path) -> None:
+    kernel = Kernel()
+    kernel.run("x = 41")
+    pids = kernel.pids()
+    eventually(lambda: any((home / "data/gresshopper/states").rglob("log*")), "it is saved")
+    time.sleep(2)
+    server_and_front_are_killed(kernel)
+    for who in ("replica", "kernel"):
+        os.kill(pids[who], signal.SIGKILL)
+    kernel.close()
+    with opened() as again:
+        out, told = outputs(again, "print(x)")
+        assert (out, SAVED in told) == ("41\n", True)
 
 
 def test_it_is_saved_again_and_again(home: Path) -> None:

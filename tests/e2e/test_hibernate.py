@@ -109,6 +109,28 @@ def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_sho
         assert said(again, WHERE)[1] == "", "it is told once"
 
 
+def test_a_cell_of_a_lost_server_and_front_goes_on_for_the_notebook_that_is_opened_again(cluster: Cluster) -> None:
+    book = start(cluster)
+    book.execute("import os, time\nx, pid = 40, os.getpid()")
+    code = "print('begun', flush=True)\ntime.sleep(2)\nfor i in range(24):\n    print(i, flush=True)\n    time.sleep(0.5)\n"
+    cell = book.submit(f"%%gpu 1\n{code}x += 1\nprint('end')")["cell"]
+    until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"], 60)
+    (kernel,) = saved(cluster)
+    # At once: a server that lives starts another front, and a front that lives has the kernel saved.
+    os.kill(book.process.pid, signal.SIGSTOP)
+    (front,) = cluster.pids("hop-front", book.user)
+    os.kill(front, signal.SIGKILL)
+    os.kill(book.process.pid, signal.SIGKILL)
+    book.process.wait()
+    time.sleep(6)
+    with opened(cluster) as again:
+        assert saved(cluster) == [kernel]
+        out, told = said(again, "print(x, os.getpid() == pid)")
+        assert out.split("\n") == [*map(str, range(24)), "end", "41 True", ""]
+        assert told.count("a cell ran on without a server") == 1
+        assert said(again, "%%gpu 1\nprint(x)") == ("41\n", "")
+
+
 def test_a_cell_that_does_not_end_is_lost_with_its_server_and_its_user_reads_so(cluster: Cluster) -> None:
     server_dies_in_a_cell(cluster, "x = 41", "x = 0\ntime.sleep(600)")
     with opened(cluster) as again:

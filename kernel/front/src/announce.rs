@@ -12,8 +12,9 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use tokio::net::TcpListener;
 
-/// Listens for replicas. A front in takeover keeps the kernel's keys, incarnation and state.
-pub(crate) fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
+/// Listens for replicas. A front in takeover keeps the kernel's keys, incarnation and state, and has a later epoch than
+/// the front before.
+pub(crate) fn announce(start: &mut Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
     let ip = if start.launch.local {
         Ipv4Addr::LOCALHOST
     } else {
@@ -33,6 +34,10 @@ pub(crate) fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListe
         false => None,
     };
     let takeover = before.as_ref().and_then(|f| f.takeover.clone());
+    // Another owner counts its fronts from the beginning.
+    start.epoch = start.epoch.max(before.as_ref().map_or(0, |f| f.epoch + 1));
+    // The kernel's processes have the key for as long as there are any.
+    let signing_key = before.as_ref().map_or(&start.key, |f| &f.signing_key).clone();
     let file = FrontFile {
         version: VERSION,
         kernel: start.kernel.clone(),
@@ -47,7 +52,7 @@ pub(crate) fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListe
             Some(file) => file.keys,
             None => KernelKeys::generate()?,
         },
-        signing_key: start.key.clone(),
+        signing_key,
         launch: start.launch.clone(),
         takeover,
     };
@@ -72,4 +77,32 @@ fn addresses(local: bool) -> Vec<String> {
     }
     hosts.push(Ipv4Addr::LOCALHOST.to_string());
     hosts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(key: &str, resume: bool) -> Start {
+        let launch = serde_json::json!({"argv": ["python"], "cwd": null, "local": true});
+        let order = serde_json::json!({
+            "version": crate::owner::VERSION, "kernel": "k", "incarnation": 1, "epoch": 1, "resume": resume, "key": key,
+            "launch": launch,
+        });
+        serde_json::from_value(order).unwrap()
+    }
+
+    #[tokio::test]
+    async fn the_front_of_another_owner_comes_after_the_one_before_and_keeps_the_kernels_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = order("first", false);
+        let (file, _) = announce(&mut first, dir.path()).unwrap();
+        file.write(dir.path()).unwrap();
+        for epoch in [2, 3] {
+            let mut next = order("second", true);
+            let (file, _) = announce(&mut next, dir.path()).unwrap();
+            assert_eq!((file.epoch, next.epoch), (epoch, epoch));
+            assert_eq!((&*file.signing_key, &*next.key), ("first", "second"));
+        }
+    }
 }

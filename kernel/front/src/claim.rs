@@ -4,6 +4,7 @@
 //! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends.
 
 use crate::owner::Notebook;
+use hop_log::Office;
 use hop_protocol::file::make_private;
 use hop_protocol::states::{self, NOTEBOOK};
 use hop_words::id::KernelId;
@@ -44,6 +45,8 @@ pub enum Found {
     Nothing,
     /// A kernel that nobody runs.
     Kernel(KernelId, Owned),
+    /// A kernel whose front is gone: it may have run on.
+    Left(KernelId, Owned),
     /// Its kernel runs for somebody else.
     InUse(KernelId),
 }
@@ -81,6 +84,11 @@ impl Owned {
         Ok(())
     }
 
+    /// Whether anything of the kernel was saved.
+    pub fn has_state(&self) -> bool {
+        has_state(&self.folder)
+    }
+
     /// Tells the notebook's next opening to wait for the end of this front.
     pub fn parts(&mut self) {
         // Without the lock the next opening begins a kernel of its own.
@@ -97,8 +105,9 @@ fn open(folder: &Path) -> io::Result<File> {
         .open(folder.join(OWNER))
 }
 
-/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first.
-pub fn find(states: &Path, notebook: &Notebook) -> Found {
+/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells of a kernel
+/// whether its last front has ended without a word.
+pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> bool) -> Found {
     let mut folders: Vec<(SystemTime, PathBuf, KernelId)> = std::fs::read_dir(states)
         .into_iter()
         .flatten()
@@ -109,6 +118,7 @@ pub fn find(states: &Path, notebook: &Notebook) -> Found {
     let mut in_use = Found::Nothing;
     for (_, folder, kernel) in folders.into_iter().rev() {
         match take_patiently(&folder) {
+            Some(owned) if was_left(&kernel) && !is_asleep(&folder) => return Found::Left(kernel, owned),
             Some(owned) if has_state(&folder) => return Found::Kernel(kernel, owned),
             Some(_) => {}
             None => in_use = Found::InUse(kernel),
@@ -127,6 +137,11 @@ fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBu
 /// A kernel of which nothing was saved is as good as none.
 pub fn has_state(folder: &Path) -> bool {
     states::newest(folder).is_ok_and(|state| state.is_some_and(|s| s.settled().is_some()))
+}
+
+fn is_asleep(folder: &Path) -> bool {
+    let state = states::newest(folder).ok().flatten();
+    state.is_some_and(|state| matches!(state.office(), Office::Asleep { .. }))
 }
 
 /// Takes the lock; one whose holder parts is waited for.
@@ -217,23 +232,23 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         saved(tmp.path(), "k1", "/home/a/x.ipynb");
         assert!(matches!(
-            find(tmp.path(), &notebook("/home/a/copy.ipynb")),
+            find(tmp.path(), &notebook("/home/a/copy.ipynb"), |_| false),
             Found::Nothing
         ));
         let other = Notebook {
             kernelspec: "r".into(),
             ..notebook("/home/a/x.ipynb")
         };
-        assert!(matches!(find(tmp.path(), &other), Found::Nothing));
-        let Found::Kernel(kernel, owned) = find(tmp.path(), &notebook("/home/a/x.ipynb")) else {
+        assert!(matches!(find(tmp.path(), &other, |_| false), Found::Nothing));
+        let Found::Kernel(kernel, owned) = find(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false) else {
             panic!("it is there");
         };
         assert_eq!(kernel.as_str(), "k1");
-        let second = find(tmp.path(), &notebook("/home/a/x.ipynb"));
+        let second = find(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false);
         assert!(matches!(second, Found::InUse(k) if k.as_str() == "k1"));
         drop(owned);
         assert!(matches!(
-            find(tmp.path(), &notebook("/home/a/x.ipynb")),
+            find(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false),
             Found::Kernel(..)
         ));
     }
@@ -244,11 +259,26 @@ mod tests {
         let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
         owned.name(&"k1".into(), &notebook("x")).unwrap();
         drop(owned);
-        assert!(matches!(find(tmp.path(), &notebook("x")), Found::Nothing));
         assert!(matches!(
-            find(&tmp.path().join("none"), &notebook("x")),
+            find(tmp.path(), &notebook("x"), |_| false),
             Found::Nothing
         ));
+        assert!(matches!(
+            find(&tmp.path().join("none"), &notebook("x"), |_| false),
+            Found::Nothing
+        ));
+    }
+
+    #[test]
+    fn a_kernel_whose_front_is_gone_is_found_before_anything_is_saved() {
+        let tmp = tempfile::tempdir().unwrap();
+        let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
+        owned.name(&"k1".into(), &notebook("x")).unwrap();
+        let left = |kernel: &KernelId| kernel.as_str() == "k1";
+        assert!(matches!(find(tmp.path(), &notebook("x"), left), Found::InUse(_)));
+        drop(owned);
+        let found = find(tmp.path(), &notebook("x"), left);
+        assert!(matches!(found, Found::Left(k, o) if k.as_str() == "k1" && !o.has_state()));
     }
 
     #[test]
@@ -258,7 +288,7 @@ mod tests {
         let mut owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
         owned.parts();
         let found = std::thread::scope(|scope| {
-            let waits = scope.spawn(|| find(tmp.path(), &notebook("x")));
+            let waits = scope.spawn(|| find(tmp.path(), &notebook("x"), |_| false));
             std::thread::sleep(POLL * 2);
             drop(owned);
             waits.join().unwrap()

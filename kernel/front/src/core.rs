@@ -2,8 +2,10 @@
 //! next replica, and the news to clients of the kernel's death. The core acts through [`Wire`] and has no socket and no
 //! clock; [`crate::life`] decides on the replica.
 
+mod before;
 mod seating;
 
+use self::before::Before;
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 use bytes::Bytes;
@@ -81,6 +83,7 @@ pub struct Front {
     counts: VecDeque<(CellId, i64)>,
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
+    before: Before,
     /// What is known and told while the kernel has no node.
     seating: Seating,
     /// The server has gone: what cells show from now on is kept for the notebook's next opening.
@@ -149,6 +152,7 @@ impl Front {
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
             notices: Vec::new(),
+            before: Before::default(),
             seating: Seating::default(),
             meanwhile: None,
             obituaries: Vec::new(),
@@ -222,6 +226,7 @@ impl Front {
         if is_cell || is_question(&header.msg_type) {
             let id = CellId::from(header.msg_id);
             if is_cell {
+                self.before.asked(&id);
                 self.tell_notices(&envelope.header, at, wire);
                 // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the
                 // front has heard the answer.
@@ -410,14 +415,17 @@ impl Front {
     /// Shows a text at the open cell, whose reader sees the text before the reply; without an open cell the next cell
     /// shows the text.
     fn tell_at_open_cell(&mut self, at: Time, wire: &mut impl Wire) {
-        if let Some(open) = self.open.iter().find(|o| o.is_cell) {
+        let open = self.open.iter().find(|o| o.is_cell && !self.before.has(&o.id));
+        if let Some(open) = open {
             let header = open.header.clone();
             self.tell_notices(&header, at, wire);
         }
     }
 
     fn tell_notices(&mut self, header: &Bytes, at: Time, wire: &mut impl Wire) {
-        for notice in std::mem::take(&mut self.notices) {
+        let mut notices = std::mem::take(&mut self.notices);
+        notices.extend(self.before.told());
+        for notice in notices {
             let message = match notice {
                 Notice::Text(text) => self.author.stderr(header, &text, at),
                 Notice::Output(o) => self
@@ -432,7 +440,8 @@ impl Front {
 
     /// The server has gone. Outputs not yet taken, and all later ones, are kept for the notebook's next opening.
     pub fn part(&mut self) {
-        let mut meanwhile = Meanwhile::default();
+        // A notebook that is closed before it ran a cell is told at its next opening.
+        let mut meanwhile = self.before.take_untold();
         for waiting in &self.outputs {
             meanwhile.keep(&waiting.message);
         }
@@ -453,39 +462,15 @@ impl Front {
         Some(meanwhile)
     }
 
-    /// The notebook is opened again after this.
-    pub fn tell_meanwhile(&mut self, meanwhile: Meanwhile) {
-        let mut say = |text: String| self.notices.push(Notice::Text(format!("gresshopper: {text}\n")));
-        for name in meanwhile.lost {
-            say(format!(
-                "this cell had not ended when the notebook's server was gone and the kernel was saved, so it is \
-                 lost; run it again: {name}"
-            ));
-        }
-        for name in meanwhile.not_run {
-            say(format!(
-                "this cell was not run before the kernel was saved: {name}"
-            ));
-        }
-        if meanwhile.dropped > 0 {
-            let dropped = meanwhile.dropped;
-            say(format!(
-                "{dropped} outputs of a cell that ran on without a server were too large to keep"
-            ));
-        }
-        if !meanwhile.outputs.is_empty() {
-            say("a cell ran on without a server; it showed:".to_owned());
-        }
-        self.notices
-            .extend(meanwhile.outputs.into_iter().map(Notice::Output));
-    }
-
     /// A cell whose request this front never had can't be handed to another replica.
     fn lose(&mut self, cell: &CellId, at: Time, wire: &mut impl Wire) {
         let Some(index) = self.open.iter().position(|o| o.id == *cell) else {
             return;
         };
         let open = self.open.remove(index);
+        if self.loses_before(&open, at, wire) {
+            return;
+        }
         let reason = "the kernel and its front were lost while the cell was under way: run it again";
         let content = failure("CellLost", reason);
         self.answer_open(&open, content, at, wire);
@@ -525,13 +510,19 @@ impl Front {
                 channel: Channel::Iopub,
                 message,
                 ..
-            } => self.output(seq, message, wire),
+            } => {
+                if self.show_before(&message, at, wire) {
+                    return wire.done(seq);
+                }
+                self.output(seq, message, wire);
+            }
             Item::Jupyter {
                 channel,
                 identity,
                 message,
             } => {
-                if channel != Channel::Stdin && !self.close(&message) {
+                let answered = channel != Channel::Stdin && !self.close(&message);
+                if answered || self.before.is_of(&message) {
                     wire.done(seq);
                     return;
                 }
@@ -671,8 +662,9 @@ impl Front {
             return;
         }
         self.hide_wait(at, wire);
-        let cells = std::mem::take(&mut self.open).into_iter().filter(|o| o.is_cell);
-        for (i, open) in cells.enumerate() {
+        let mut cells = std::mem::take(&mut self.open);
+        cells.retain(|open| open.is_cell && !self.before.has(&open.id));
+        for (i, open) in cells.into_iter().enumerate() {
             let reply = if i == 0 {
                 self.error_reply(&open, failure("KernelDied", &reason), at, wire)
             } else {

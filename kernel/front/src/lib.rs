@@ -15,5 +15,6 @@ pub mod moves;
 mod moving;
 mod orphans;
 pub mod owner;
+mod rekey;
 pub mod run;
 mod sockets;

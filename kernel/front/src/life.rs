@@ -39,6 +39,10 @@ const WITH_GROUP: Patience = Patience {
     silent: Span::from_secs(25),
 };
 
+/// The replica of a kernel whose server and front are gone: it tries the addresses of the front before, which may be on a lost
+/// host, before it reads those of the new one.
+const LEFT: Span = Span::from_secs(12);
+
 /// Pauses between two tries to start a replica: each is twice the last.
 const FIRST_PAUSE: Span = Span::from_secs(1);
 const LONGEST_PAUSE: Span = Span::from_secs(30);
@@ -183,6 +187,15 @@ impl Life {
             lived: true,
             may_retry: false,
             ..Self::new(durable, local)
+        }
+    }
+
+    /// A kernel whose server and front are gone: its replica will connect, or a replica begins with what is saved.
+    pub fn left(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
+        Self {
+            lived: false,
+            may_retry: !local,
+            ..Self::resumed(durable, local, tenure, now)
         }
     }
 
@@ -359,6 +372,9 @@ impl Life {
             false => WITHOUT_LOG,
         };
         let down = now.since(since);
+        if !self.lived {
+            return down > LEFT;
+        }
         match gone {
             Some(_) if self.local => true,
             Some(at) => down.min(now.since(at)) > patience.gone,
@@ -368,6 +384,9 @@ impl Life {
     }
 
     fn lost(&mut self, gone: bool) -> Vec<Act> {
+        if !self.lived {
+            return self.start(false, None);
+        }
         let reason = match &self.node {
             Some(node) => format!("the kernel's supervisor on node {node} was lost"),
             None => "the kernel's supervisor was lost".into(),
@@ -616,6 +635,24 @@ mod tests {
         };
         assert_eq!(life.handle(Input::Wanted, at(9999)), [wake]);
         assert_eq!(life.handle(Input::Wanted, at(9999)), [], "once");
+    }
+
+    #[test]
+    fn a_kernel_that_was_left_is_waited_for_and_then_begins_with_what_is_saved() {
+        let left = || Life::left(true, false, Tenure(3), at(10));
+        let mut life = left();
+        assert_eq!(life.handle(Input::Tick, at(21)), []);
+        life.handle(Input::Connected { node: "n1".into() }, at(21));
+        assert_eq!(
+            (life.handle(Input::Tick, at(99)), life.tenure()),
+            (vec![], Tenure(3))
+        );
+        let begins = Act::Start {
+            fresh_seat: false,
+            avoid: None,
+            old: None,
+        };
+        assert_eq!(left().handle(Input::Tick, at(23)), [begins]);
     }
 
     #[test]

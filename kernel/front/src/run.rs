@@ -14,6 +14,7 @@ use crate::moves;
 use crate::moving::{Moving, Preparation};
 use crate::orphans;
 use crate::owner::{Said, Start, Wish, say};
+use crate::rekey::Rekey;
 use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -25,7 +26,7 @@ use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_protocol::wait;
 use hop_words::clock::now;
-use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
@@ -106,6 +107,8 @@ struct Main {
     parting: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
+    /// What the user reads where the kernel begins with what is saved.
+    sentence: Option<String>,
     /// While the kernel hibernates.
     listener: Option<Listener>,
     wakes: mpsc::UnboundedSender<()>,
@@ -131,6 +134,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let Claimed {
         mut start,
         owned,
+        left,
         sentence,
     } = spawn_blocking(move || claimed(start)).await?;
     let Opened {
@@ -142,7 +146,10 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
     } = open(&mut start).await?;
     let states = states(&start);
-    let (front, life) = cores(&start, &file, states.is_some(), launched);
+    let (front, life) = match left {
+        true => cores_of_left(&start, &file),
+        false => cores(&start, &file, states.is_some(), launched),
+    };
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
     let (wakes_tx, wakes) = mpsc::unbounded_channel();
@@ -174,6 +181,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         ending: false,
         parting: false,
         owned,
+        sentence,
         listener: None,
         wakes: wakes_tx,
         close: false,
@@ -191,11 +199,6 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         grown,
         seat_waits,
     };
-    if let Some(sentence) = sentence {
-        let meanwhile = main.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
-        main.front.tell(&sentence, now(), &mut main.sockets);
-        meanwhile.into_iter().for_each(|m| main.front.tell_meanwhile(m));
-    }
     let died = main.main_loop(inputs).await?;
     main.clean_up().await;
     Ok(!died)
@@ -218,8 +221,9 @@ async fn open(start: &mut Start) -> Result<Opened> {
     start.resume &= FrontFile::is_in(&dir);
     start.launch.replicas = launch::replicas(start, &dir);
     let (tx, clients) = mpsc::channel(1024);
-    let (sockets, ports) = bind(start, tx).await?;
+    let (mut sockets, ports) = bind(start, tx).await?;
     let (file, listener) = announce(start, &dir)?;
+    sockets.rekey = Rekey::between(&start.key, &file.signing_key);
     let (replicas_tx, replicas) = mpsc::channel(16);
     tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
     hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
@@ -251,25 +255,40 @@ fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timesta
     }
 }
 
+/// The same for a kernel that an earlier server has left. It keeps a log: it wouldn't be found otherwise.
+fn cores_of_left(start: &Start, file: &FrontFile) -> (Front, Life) {
+    let (front, _) = cores(start, file, true, jiff::Timestamp::now());
+    let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
+    let life = Life::left(true, start.launch.local, tenure, now());
+    (front.after_a_loss(), life)
+}
+
 /// The kernel to start, with the right to its state.
 struct Claimed {
     start: Start,
     owned: Option<Owned>,
+    /// The kernel's server and front are gone, and it may have run on.
+    left: bool,
     /// What the user should know of it.
     sentence: Option<String>,
 }
 
 /// Takes the state of the notebook's kernel if no other front runs that kernel, else the state of a new kernel.
 fn claimed(mut start: Start) -> Claimed {
-    let mut claimed = (None, None);
+    const SAVED: &str = "this notebook's kernel was saved, and is back with its variables";
+    let (mut claimed, mut left) = ((None, None), false);
     let notebook = start.notebook.clone().filter(|_| states(&start).is_some());
     if let (Some(notebook), false, Some(all)) = (&notebook, start.fresh || start.resume, states_dir()) {
-        claimed = match claim::find(&all, notebook) {
+        claimed = match claim::find(&all, notebook, was_left) {
             Found::Nothing => (None, None),
             Found::Kernel(kernel, owned) => {
                 start.kernel = kernel;
-                let said = "this notebook's kernel was saved, and is back with its variables";
-                (Some(owned), Some(said.to_owned()))
+                (Some(owned), Some(SAVED.to_owned()))
+            }
+            Found::Left(kernel, owned) => {
+                let said = owned.has_state().then(|| SAVED.to_owned());
+                (start.kernel, start.resume, left) = (kernel, true, true);
+                (Some(owned), said)
             }
             Found::InUse(kernel) => {
                 let said = format!(
@@ -295,8 +314,16 @@ fn claimed(mut start: Start) -> Claimed {
     Claimed {
         start,
         owned,
+        left,
         sentence,
     }
+}
+
+/// Whether the kernel's last front has ended without a word: a front that ends removes its folder, and so does a replica for
+/// which no front comes.
+fn was_left(kernel: &KernelId) -> bool {
+    let file = kernel_dir(kernel).and_then(|dir| FrontFile::read(&dir).ok());
+    file.is_some_and(|file| file.kernel == *kernel && file.state.is_some())
 }
 
 /// The folders of a kernel that keeps a log. `None` means that the kernel keeps none.
@@ -454,6 +481,9 @@ impl Main {
     /// Starts a replica in a task of its own.
     fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
         self.expected = None;
+        if old.is_none() {
+            self.tell_it_is_back();
+        }
         tracing::info!(kernel = %self.start.kernel, ?old, ?avoid, "a replica is started");
         let order = Order {
             fresh_seat,
@@ -475,6 +505,15 @@ impl Main {
             // The front may have ended first.
             let _ = starts.send(started);
         });
+    }
+
+    /// The kernel begins with what is saved.
+    fn tell_it_is_back(&mut self) {
+        if let Some(sentence) = self.sentence.take() {
+            let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
+            self.front.tell(&sentence, now(), &mut self.sockets);
+            meanwhile.into_iter().for_each(|m| self.front.tell_meanwhile(m));
+        }
     }
 
     /// A wait that is over by now is no news.
@@ -774,6 +813,10 @@ impl Main {
                 }
                 let input = of_life(&item);
                 self.of_move(&item);
+                let item = match &self.sockets.rekey {
+                    Some(keys) => keys.to_clients(item),
+                    None => item,
+                };
                 self.front.item(seq, item, now(), &mut self.sockets);
                 if let Some(input) = input {
                     self.live(input);

@@ -2,6 +2,7 @@
 
 use crate::core::Wire;
 use crate::owner::{Ports, Start};
+use crate::rekey::Rekey;
 use anyhow::Result;
 use hop_protocol::jupyter::Channel;
 use hop_protocol::link::{Frame, Item};
@@ -25,6 +26,8 @@ pub(crate) struct Sockets {
     pub(crate) kept: Retained<Item>,
     /// The replica's connection, with the number of its visit.
     pub(crate) out: Option<(u64, mpsc::UnboundedSender<Frame>)>,
+    /// `None` means that clients and replicas have one key.
+    pub(crate) rekey: Option<Rekey>,
 }
 
 impl Sockets {
@@ -85,6 +88,10 @@ impl Wire for Sockets {
     }
 
     fn send(&mut self, item: Item) {
+        let item = match &self.rekey {
+            Some(keys) => keys.to_replica(item),
+            None => item,
+        };
         let seq = self.kept.push(item.clone());
         if let Some((_, out)) = &self.out {
             // Broken just now: it is kept for the next connection.
@@ -139,6 +146,7 @@ pub(crate) async fn bind(
         finished: Vec::new(),
         kept: Retained::new(KEEP),
         out: None,
+        rekey: None,
     };
     Ok((sockets, ports))
 }

@@ -50,17 +50,18 @@ impl Meanwhile {
         }
     }
 
-    /// Keeps a message of the kernel's, if it is a cell's output.
-    pub fn keep(&mut self, message: &Message) {
+    /// Keeps a message of the kernel's, if it is a cell's output. False: it is none.
+    pub fn keep(&mut self, message: &Message) -> bool {
         let Some(output) = output_of(message) else {
-            return;
+            return false;
         };
         if self.size + message.size() > KEEP {
             self.dropped += 1;
-            return;
+        } else {
+            self.size += message.size();
+            self.outputs.push(output);
         }
-        self.size += message.size();
-        self.outputs.push(output);
+        true
     }
 
     fn is_empty(&self) -> bool {

@@ -197,6 +197,9 @@ impl Front {
     /// The replica has a connection: the kernel is there, or about to come.
     pub fn replica_is_there(&mut self, at: Time, wire: &mut impl Wire) {
         self.hide_wait(at, wire);
+        if self.runs_before().is_some() {
+            self.answer_in_its_place(at, wire);
+        }
         if self.seating.wait.take().is_some() {
             let status = self
                 .author
@@ -258,7 +261,9 @@ impl Front {
         at: Time,
         wire: &mut impl Wire,
     ) -> bool {
-        let answers = self.seating.wait.is_some() && self.seating.info.is_some();
+        // A cell of before may run for hours, and a client gives up a kernel that doesn't answer.
+        let engaged = self.seating.wait.is_some() || self.runs_before().is_some();
+        let answers = engaged && self.seating.info.is_some();
         if answers {
             self.inform(channel, identity, header, at, wire);
             // A new client hears why the kernel isn't there.
@@ -279,6 +284,10 @@ impl Front {
         // A client that is away asks again.
         let _ = wire.reply(channel, identity, reply.message(), None);
         wire.publish(&idle, None);
+        if let Some(before) = self.runs_before() {
+            let busy = self.author.status(&before, "busy", &nothing, at);
+            wire.publish(&busy, None);
+        }
     }
 
     // The text at a cell.

@@ -411,3 +411,101 @@ fn a_new_front_learns_what_is_open_from_the_replica() {
     assert!(!front.owes(&ME));
     assert_eq!(wire.take(), ["reply execute_reply ok Some(1)"]);
 }
+
+/// A front of a kernel that ran on without a server, with the cell that still runs, and a client that listens.
+fn after_a_loss(cell: &Envelope) -> (Front, Recorder) {
+    let mut front = Front::new(b"key", "front".into()).durable(true).after_a_loss();
+    let wire = Recorder {
+        here: vec![&b"me"[..]],
+        subscribed: true,
+        seen: Vec::new(),
+    };
+    let header = String::from_utf8(cell.header.to_vec()).unwrap();
+    let identity = hex::encode("gone");
+    front.resume(vec![InFlight { identity, header }], Tenure(1));
+    (front, wire)
+}
+
+/// An output of that cell comes. Returns what is done about it.
+fn shows(front: &mut Front, wire: &mut Recorder, cell: &Envelope, seq: u64) -> Vec<String> {
+    let content = json!({"name": "stdout", "text": "x"});
+    let mut kernel = Author::new(b"key", format!("kernel {seq}"));
+    let output = kernel.publish("stream", &cell.header, &json!({}), &content, Time(0));
+    front.item(seq, from_kernel(Channel::Iopub, output), Time(0), wire);
+    wire.take()
+}
+
+#[test]
+fn a_cell_of_before_is_shown_at_the_next_cell_and_behind_it() {
+    let mut author = Author::new(b"key", "client".into());
+    let (cell, next) = (request(&mut author), request(&mut author));
+    let (mut front, mut wire) = after_a_loss(&cell);
+    assert_eq!(shows(&mut front, &mut wire, &cell, 1), ["done 1"], "nobody asked");
+    front.request(Channel::Shell, &ME, next.clone().message(), Time(0), &mut wire);
+    let told = "publish stream None";
+    assert_eq!(wire.take(), [told, told, "send Shell execute_request"]);
+    assert_eq!(shows(&mut front, &mut wire, &cell, 2), [told, "done 2"]);
+    let reply = author.write("execute_reply", &cell.header, &json!({}), &json!({}), Time(0));
+    front.item(
+        3,
+        from_kernel(Channel::Shell, reply.message()),
+        Time(0),
+        &mut wire,
+    );
+    assert_eq!(wire.take(), ["done 3"], "its client is gone");
+    assert_eq!(shows(&mut front, &mut wire, &next, 4), ["publish stream Some(4)"]);
+    front.sanity_check();
+}
+
+#[test]
+fn a_cell_of_before_that_nobody_read_of_is_kept_for_the_opening_after() {
+    let cell = request(&mut Author::new(b"key", "client".into()));
+    let (mut front, mut wire) = after_a_loss(&cell);
+    shows(&mut front, &mut wire, &cell, 1);
+    front.part();
+    shows(&mut front, &mut wire, &cell, 2);
+    assert_eq!(front.parted().unwrap().outputs.len(), 2);
+}
+
+#[test]
+fn a_cell_of_before_that_is_lost_is_told_at_the_next_cell() {
+    let mut author = Author::new(b"key", "client".into());
+    let cell = request(&mut author);
+    let (mut front, mut wire) = after_a_loss(&cell);
+    front.next_tenure(Tenure(2), true, Time(0), &mut wire);
+    assert!(wire.take().is_empty());
+    front.request(
+        Channel::Shell,
+        &ME,
+        request(&mut author).message(),
+        Time(0),
+        &mut wire,
+    );
+    assert_eq!(wire.take(), ["publish stream None", "send Shell execute_request"]);
+}
+
+#[test]
+fn a_death_beside_a_cell_of_before_is_told_at_the_clients_own() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = after_a_loss(&request(&mut author));
+    let own = request(&mut author).message();
+    front.request(Channel::Shell, &ME, own, Time(0), &mut wire);
+    wire.take();
+    front.die("out of memory".into(), Time(0), &mut wire);
+    assert_eq!(wire.take(), ["publish error None", "publish status None"]);
+}
+
+#[test]
+fn a_client_is_answered_while_a_cell_of_before_runs() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = after_a_loss(&request(&mut author));
+    front = front.knowing(Some(json!({"status": "ok"})));
+    let parent = Bytes::from_static(b"{}");
+    let info = author.write("kernel_info_request", &parent, &json!({}), &json!({}), Time(0));
+    front.request(Channel::Shell, &ME, info.message(), Time(0), &mut wire);
+    let status = "publish status None";
+    assert_eq!(
+        wire.take(),
+        [status, "reply kernel_info_reply ok None", status, status]
+    );
+}

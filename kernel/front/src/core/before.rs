@@ -1,0 +1,126 @@
+//! A kernel that ran on when its server and front were lost: its cells of before belong to no client of now. What they show
+//! is shown at the next cell of the notebook, or at the one that waits behind them.
+
+use super::{Front, Notice, Open, Wire};
+use bytes::Bytes;
+use hop_protocol::jupyter::Envelope;
+use hop_protocol::meanwhile::Meanwhile;
+use hop_words::id::CellId;
+use hop_words::time::Timestamp as Time;
+use hop_zmtp::Message;
+use std::collections::HashSet;
+
+const CELL_LOST: &str = "gresshopper: a cell that ran on without a server was lost with the kernel's process or node; run it \
+    again\n";
+
+/// What is known of cells that no client of now has asked for.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    /// Cells that were asked for through this front. `None` means that all were: the kernel had no server before.
+    asked: Option<HashSet<CellId>>,
+    /// What the notebook's user has not read yet.
+    untold: Meanwhile,
+    /// The user has read that a cell ran on.
+    said: bool,
+}
+
+impl Before {
+    /// A client asks for this cell.
+    pub(super) fn asked(&mut self, cell: &CellId) {
+        if let Some(asked) = &mut self.asked {
+            asked.insert(cell.clone());
+        }
+    }
+
+    /// Whether a client of before has asked for this cell.
+    pub(super) fn has(&self, cell: &CellId) -> bool {
+        self.asked.as_ref().is_some_and(|asked| !asked.contains(cell))
+    }
+
+    /// Whether a message answers a cell of before, or is shown by one.
+    pub(super) fn is_of(&self, message: &Message) -> bool {
+        if self.asked.is_none() {
+            return false;
+        }
+        let parent = Envelope::parse(message).ok().and_then(|e| e.parent());
+        let cell = parent.filter(|p| p.msg_type == "execute_request");
+        cell.is_some_and(|p| self.has(&p.msg_id.into()))
+    }
+
+    /// Keeps an output for the notebook's user. False: the message is none.
+    pub(super) fn keep(&mut self, message: &Message) -> bool {
+        self.untold.keep(message)
+    }
+
+    pub(super) fn take_untold(&mut self) -> Meanwhile {
+        std::mem::take(&mut self.untold)
+    }
+
+    /// The sentences and outputs to show.
+    pub(super) fn told(&mut self) -> Vec<Notice> {
+        let untold = self.take_untold();
+        let mut notices = Vec::new();
+        let mut say = |text: String| notices.push(Notice::Text(format!("gresshopper: {text}\n")));
+        for name in untold.lost {
+            say(format!(
+                "this cell had not ended when the notebook's server was gone and the kernel was saved, so it is \
+                 lost; run it again: {name}"
+            ));
+        }
+        for name in untold.not_run {
+            say(format!(
+                "this cell was not run before the kernel was saved: {name}"
+            ));
+        }
+        if untold.dropped > 0 {
+            let dropped = untold.dropped;
+            say(format!(
+                "{dropped} outputs of a cell that ran on without a server were too large to keep"
+            ));
+        }
+        if !untold.outputs.is_empty() && !std::mem::replace(&mut self.said, true) {
+            say("a cell ran on without a server; it showed:".to_owned());
+        }
+        notices.extend(untold.outputs.into_iter().map(Notice::Output));
+        notices
+    }
+}
+
+impl Front {
+    /// Its kernel may have run on when its server and its front before were lost.
+    #[must_use]
+    pub fn after_a_loss(mut self) -> Self {
+        self.before.asked = Some(HashSet::new());
+        self
+    }
+
+    /// The notebook is opened again after this.
+    pub fn tell_meanwhile(&mut self, meanwhile: Meanwhile) {
+        self.before.untold = meanwhile;
+    }
+
+    /// The oldest cell of before that has not ended.
+    pub(super) fn runs_before(&self) -> Option<Bytes> {
+        let open = self.open.iter().find(|o| o.is_cell && self.before.has(&o.id));
+        open.map(|o| o.header.clone())
+    }
+
+    /// Shows an output of a cell of before, now or at the next cell. False: it is no such output.
+    pub(super) fn show_before(&mut self, message: &Message, at: Time, wire: &mut impl Wire) -> bool {
+        let shows = self.meanwhile.is_none() && self.before.is_of(message) && self.before.keep(message);
+        if shows {
+            self.tell_at_open_cell(at, wire);
+        }
+        shows
+    }
+
+    /// A cell of before can't be handed to another replica, and has nobody to be answered.
+    pub(super) fn loses_before(&mut self, open: &Open, at: Time, wire: &mut impl Wire) -> bool {
+        let lost = self.before.has(&open.id);
+        if lost {
+            self.notices.push(Notice::Text(CELL_LOST.to_owned()));
+            self.tell_at_open_cell(at, wire);
+        }
+        lost
+    }
+}
