@@ -62,15 +62,20 @@ def spawner(**settings: Any) -> GresshopperSpawner:
 async def test_sbatch_gets_what_the_profile_says_and_no_more() -> None:
     every = [
         {"slug": "small", "display_name": "Small", "override": {"mem_mib": 512}},
-        {"slug": "big", "display_name": "Big <b>", "override": {"mem_mib": 4096, "partition": "long"}},
+        {
+            "slug": "big",
+            "display_name": "Big <b>",
+            "override": {"mem_mib": 4096, "partition": "long", "sbatch_options": ["--exclusive", "--mail-type=BEGIN"]},
+        },
     ]
-    made = spawner(profile_list=every, sbatch_options=["--exclusive"])
+    made = spawner(profile_list=every, sbatch_options=["--nice"])
     for name, value in (await made.choose({"profile": "big"})).items():
         setattr(made, name, value)
     argv = made.sbatch_argv()
     assert "--mem=4096M" in argv
     assert "--partition=long" in argv
-    assert argv[-1] == "--exclusive"
+    assert argv[-2:] == ["--exclusive", "--mail-type=BEGIN"]
+    assert spawner(sbatch_options=["--nice"]).sbatch_argv()[-1] == "--nice"
     assert await made.choose({}) == {"mem_mib": 512}
     made._book = book(Site())
     assert "Big &lt;b&gt;" in await made.render_form()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Check docs/promises.md: each test, file, bench case and command named as a proof exists, and statuses agree with rows.
+The tables of docs/ecosystem.md are checked as well.
 
     promises.py           check; each fault is a line on standard error, and the exit status is then 1
     promises.py --list    print status and promise of each row, separated by a tab
@@ -7,7 +8,8 @@
 A name in backticks is looked up by its form: a path, a target of the Makefile, a title in a browser spec, a test's or a
 module's name (`beginning...` for a long one), else any text of the tree. A promise that holds has no part that is *open*
 or **missed**, and names a proof; one that is kept partly names what is *open*, a missed one has its figure in bold.
-Whether a test proves its sentence stays with the reader.
+Whether a test proves its sentence stays with the reader. A feature of the ecosystem that we have names its proof, one that
+we don't have says that this is on purpose, and the sums above a table are those of its rows.
 """
 
 from __future__ import annotations
@@ -17,11 +19,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "docs/promises.md"
+ECOSYSTEM = "docs/ecosystem.md"
+FEATURE = ["feature", "ours", "where it is tested, or what is missing"]
+STANDINGS = ("have", "part", "no")
+SUMS = re.compile(r"(\d+) features: (\d+) have, (\d+) in part, (\d+) not\.")
 HEAD = ["promise", "status", "proof", "newest figure"]
 STATUSES = ("holds", "partly", "missed", "open")
 # A test is named in a source; pages and recorded results only repeat its name.
@@ -42,6 +49,15 @@ class Promise(NamedTuple):
     status: str
     proof: str
     figure: str
+
+
+class Feature(NamedTuple):
+    """A row of a table of the ecosystem, on `line`; empty cells but for `proof`: the line with the sums of a table."""
+
+    line: int
+    name: str
+    ours: str
+    proof: str
 
 
 class Named(NamedTuple):
@@ -67,7 +83,33 @@ def promises(page: str) -> Iterator[Promise]:
             yield Promise(line, *cells)
 
 
-def named(promise: Promise) -> Iterator[Named]:
+def features(page: str) -> Iterator[Feature]:
+    """The rows of the ecosystem's tables, and the lines with their sums. A group's heading has no standing."""
+    for line, text in enumerate(page.splitlines(), 1):
+        cells = [cell.strip() for cell in text.strip().removeprefix("|").removesuffix("|").split(" | ")]
+        if SUMS.match(text):
+            yield Feature(line, "", "", text)
+        elif text.startswith("|") and len(cells) == len(FEATURE) and cells != FEATURE and cells[1].strip("|- "):
+            yield Feature(line, cells[0], cells[1].strip("*"), cells[2])
+
+
+def wrong_features(rows: list[Feature]) -> Iterator[tuple[int, str]]:
+    """Line and fault of each row that disagrees with itself, and of sums that aren't those of the rows below."""
+    for at, row in enumerate(rows):
+        if not row.name:
+            table = list(takewhile(lambda below: below.name, rows[at + 1 :]))
+            counts = [len(table), *(sum(below.ours == standing for below in table) for standing in STANDINGS)]
+            if list(map(int, SUMS.findall(row.proof)[0])) != counts:
+                yield row.line, f"the rows below are {', '.join(map(str, counts))}"
+        elif row.ours not in STANDINGS:
+            yield row.line, f"it is one of {', '.join(STANDINGS)}"
+        elif row.ours == "have" and "`" not in row.proof:
+            yield row.line, "what we have names its proof"
+        elif row.ours == "no" and "on purpose" not in row.proof:
+            yield row.line, "what we don't have, we don't have on purpose, or it is a task"
+
+
+def named(promise: Promise | Feature) -> Iterator[Named]:
     """What the proof names in backticks."""
     for part in promise.proof.split(";"):
         spec = None
@@ -156,17 +198,23 @@ def main() -> int:
         for row in rows:
             print(f"{row.status}\t{row.sentence}")
         return 0
-    gone = [what for row in rows for what in named(row) if not exists(what)]
-    for what in gone:
+    ours = list(features((ROOT / ECOSYSTEM).read_text()))
+    proofs: list[tuple[str, Promise | Feature]] = [(PAGE, row) for row in rows]
+    proofs += [(ECOSYSTEM, row) for row in ours if row.ours == "have"]
+    gone = [(page, what) for page, row in proofs for what in named(row) if not exists(what)]
+    for page, what in gone:
         where = f" in {what.spec}.ts" if what.spec else ""
         print(
-            f"promises: {PAGE}:{what.line}: nothing is called `{what.name}`{where}: name what proves this",
+            f"promises: {page}:{what.line}: nothing is called `{what.name}`{where}: name what proves this",
             file=sys.stderr,
         )
     against = [(row, reason) for row in rows if (reason := disagrees(row))]
     for row, reason in against:
         print(f"promises: {PAGE}:{row.line}: {reason}", file=sys.stderr)
-    return 1 if gone or against or not rows else 0
+    wrong = list(wrong_features(ours))
+    for line, reason in wrong:
+        print(f"promises: {ECOSYSTEM}:{line}: {reason}", file=sys.stderr)
+    return 1 if gone or against or wrong or not rows or not ours else 0
 
 
 if __name__ == "__main__":
