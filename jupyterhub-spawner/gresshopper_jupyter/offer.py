@@ -1,7 +1,8 @@
 """Choices that Slurm grants a user for a server: accounts, QOS, partitions with their bounds, reservations.
 
 An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, its last answer stands, marked as
-old. The answer fills the form, and the user's choice is checked against the same data.
+old. The answer fills the form, and the user's choice is checked against the same data; what these don't allow is asked
+again, since an administrator may have allowed it meanwhile.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from .failures import refused
+from .failures import Failure, refused
 from .slurm import SlurmError, run
 
 FRESH_S = 60.0
+#: Before a choice is refused, Slurm is asked again, if its answer is older than this: users' forged choices are not to
+#: become a load on slurmdbd.
+SURE_S = 5.0
 #: Fields that a site may ask of its users, in the form's order.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
 
@@ -243,6 +247,15 @@ class Book:
                 self._site = await self._ask()
                 self._at = time.monotonic()
         return self._site.offer(user)
+
+    async def check(
+        self, user: str, chosen: Mapping[str, str], partition: str, account: str, max_age_s: float = FRESH_S
+    ) -> dict[str, object]:
+        """The traits set by the fields. A choice is refused by an answer of now."""
+        try:
+            return (await self.offer(user, max_age_s)).check(chosen, partition, account)
+        except Failure:
+            return (await self.offer(user, min(max_age_s, SURE_S))).check(chosen, partition, account)
 
     async def _ask(self) -> Site:
         shown, sinfo, reserved = await asyncio.gather(

@@ -247,11 +247,11 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         if forbidden:
             raise refused(f"{', '.join(forbidden)} isn't yours to choose here")
         if wanted:
+            where, who = made.get("partition", self.partition), made.get("account", self.account)
             try:
-                offer = await self._book.offer(self.user.name, self.form_age_s)
+                made.update(await self._book.check(self.user.name, wanted, where, who, self.form_age_s))
             except SlurmError as error:
                 raise Failure(f"Slurm doesn't answer: {error}", reason="slurm", status_code=503) from error
-            made.update(offer.check(wanted, made.get("partition", self.partition), made.get("account", self.account)))
         return made
 
     # The job.

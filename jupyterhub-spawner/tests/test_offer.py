@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from gresshopper_jupyter import offer, profiles
 from gresshopper_jupyter.failures import Failure
-from gresshopper_jupyter.offer import Offer, Site
+from gresshopper_jupyter.offer import SURE_S, Book, Offer, Site
 
 PARTITIONS = """\
 PartitionName=notebook AllowGroups=ALL AllowAccounts=physics,bio AllowQos=ALL Default=YES DenyQos=none MaxTime=1-00:00:00 State=UP
@@ -150,3 +151,24 @@ def test_the_forms_fields_become_what_the_api_takes() -> None:
         "_xsrf": ["t"],
     }
     assert profiles.from_form(form, ["account", "qos"]) == {"profile": "lab", "size": "s", "account": "bio"}
+
+
+async def test_a_choice_is_refused_by_an_answer_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def ask(book: Book) -> Site:
+        nonlocal asked
+        asked += 1
+        return Site(associations=offer.parse_associations("alice|physics||normal\nalice|new||normal\n"))
+
+    monkeypatch.setattr(Book, "_ask", ask)
+    book = Book()
+    before = Site(associations=offer.parse_associations("alice|physics||normal\n"))
+    book._site, book._at = before, time.monotonic() - SURE_S - 1
+    await book.check("alice", {"account": "physics"}, "", "")
+    assert asked == 0, "what is allowed is allowed by the answer of before"
+    await book.check("alice", {"account": "new"}, "", "")
+    assert asked == 1
+    with pytest.raises(Failure, match="account 'forged' isn't yours"):
+        await book.check("alice", {"account": "forged"}, "", "")
+    assert asked == 1, "Slurm is not asked at each forged choice"
