@@ -81,8 +81,9 @@ def row(cluster: Cluster) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def replicated(cluster: Cluster, replicas: int = 3) -> Iterator[Notebook]:
+def replicated(cluster: Cluster, replicas: int = 3, hot: bool = False) -> Iterator[Notebook]:
     env = {"GRESSHOPPER_REPLICAS": str(replicas), "JPY_SESSION_NAME": "bench.ipynb"}
+    env["GRESSHOPPER_HOT_STANDBY"] = str(int(hot))
     with notebook(cluster, "alice", env=env) as book:
         answered(book, "x = 41")
         yield book
@@ -161,6 +162,12 @@ def failover(cluster: Cluster, book: Notebook) -> float:
         took = answered(book)
         grow(cluster, without=node)
     return took
+
+
+def hot_failover(cluster: Cluster, book: Notebook) -> float:
+    until("a standby is hot", lambda: row(cluster)["hot"], GROWS_WITHIN)
+    time.sleep(2)
+    return failover(cluster, book)
 
 
 @contextlib.contextmanager
@@ -307,13 +314,17 @@ def main() -> int:
             say("grown_s", "s", grow(cluster), 1)
             round_trips(cluster, book, args.n)
             spread("election", [election(cluster, book) for _ in range(args.moves)])
-            spread("failover_warm", [failover(cluster, book) for _ in range(args.losses)])
+            warm = [failover(cluster, book) for _ in range(args.losses)]
+            spread("failover_warm", warm)
             spread("midcell_error", [midcell(cluster, book) for _ in range(args.losses)])
             silences = [midcell(cluster, book, silent_node) for _ in range(args.silences)]
             spread("midcell_silence", silences)
             say("seat_mib", "MiB", seat_mib(cluster), 1)
             settle(cluster)
             say("spare_mib", "MiB", spare_mib(cluster), 1)
+        with replicated(cluster, hot=True) as book:
+            hot = [hot_failover(cluster, book) for _ in range(args.losses)]
+            spread("failover_hot", hot, peer=("warm standby", warm))
         asleep(cluster, args.asleep)
         crowd(cluster, args.crowd)
     finally:

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::filter::{Nodes, States};
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
-use hop_api::message::{KernelRow, KernelState, KernelsQuery, ReplicaRole, Request, Response};
+use hop_api::message::{KernelRow, KernelState, KernelsQuery, ReplicaRole, ReplicaRow, Request, Response};
 use hop_words::id::KernelId;
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ struct Row {
     time: hop_words::time::Span,
 }
 
-static FIELDS: [Field<Row>; 18] = [
+static FIELDS: [Field<Row>; 19] = [
     field!("KernelID", -9, "the kernel", |r| Value::text(&r.kernel.kernel)),
     field!("Name", 16, "what the notebook is called", |r| Value::text(
         &r.kernel.name
@@ -62,6 +62,10 @@ static FIELDS: [Field<Row>; 18] = [
     }),
     field!("Executor", 8, "the number of the one that runs cells", |r| {
         Value::maybe(r.kernel.executor)
+    }),
+    field!("Hot", -10, "where a hot standby keeps its variables", |r| {
+        let hot = |replica: &&ReplicaRow| replica.role == ReplicaRole::Hot;
+        Value::maybe(r.kernel.replicas.iter().find(hot).map(|r| &r.node))
     }),
     field!(
         "Mem",
@@ -190,7 +194,7 @@ pub(crate) fn watch<T>(
 }
 
 fn node(row: &KernelRow) -> String {
-    let speaks = |r: &&hop_api::message::ReplicaRow| match row.executor {
+    let speaks = |r: &&ReplicaRow| match row.executor {
         Some(executor) => r.incarnation == executor,
         None => r.role == ReplicaRole::Executor,
     };

@@ -53,6 +53,8 @@ NOTEBOOK = "GRESSHOPPER_NOTEBOOK"
 
 #: Stands in a kernel's environment in place of the provisioner's own `replicas`.
 REPLICAS = "GRESSHOPPER_REPLICAS"
+#: The same for `hot_standby`: 1 or 0.
+HOT_STANDBY = "GRESSHOPPER_HOT_STANDBY"
 
 
 class FrontError(RuntimeError):
@@ -245,6 +247,13 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         help="How many replicas the kernel has, on as many nodes; without it, as its pool says. "
         "With three it loses nothing with one of its nodes.",
     )
+    hot_standby = Bool(
+        None,
+        allow_none=True,
+        config=True,
+        help="One of three replicas keeps the variables while another one runs the cells, and goes on at once: worth its "
+        "memory where reading them takes long. Without it, as the kernel's pool says.",
+    )
     interrupt = Enum(
         ["message", "signal"],
         default_value="message",
@@ -356,6 +365,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "mem_mib": self.mem_mib or None,
             "cpus": self.cpus or None,
             "replicas": _count(env.get(REPLICAS)) or self.replicas,
+            "hot_standby": _flag(env.get(HOT_STANDBY), self.hot_standby),
         }
         front = await _in_thread(partial(Front, [find_program("hop-front", self.front_program)], start, env))
         self._front = front
@@ -398,6 +408,10 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 def _count(text: str | None) -> int | None:
     """A number of replicas from the environment. hop-front says which ones a kernel can have."""
     return int(text) if text and text.isdecimal() else None
+
+
+def _flag(text: str | None, default: bool | None) -> bool | None:
+    return {"0": False, "1": True}.get(text or "", default)
 
 
 def _own_command(argv: list[str]) -> list[str]:

@@ -53,7 +53,10 @@ def test_an_operator_releases_a_blocked_gpu_when_it_is_free(two_gpus: Cluster) -
             with contextlib.suppress(Failed):
                 two_gpus.run("root", "hop", "cancel", str(got["lease"]["lease"]))
             told = until("the next pilot knows that it is blocked", lambda: row(1), 120)
-            assert told["isolation"] == "counted"
+            # Its agent says so once it has looked at its devices, hopd of before knows that one is blocked.
+            told = until(
+                "its agent counts", lambda: (found := row(1)) and found["isolation"] == "counted" and found, 30
+            )
             assert told["blocked_gpus"] in ("0", "1"), told
             assert f"process {os.getpid()} " in told["reason"]
             with pytest.raises(Failed, match="no operator"):

@@ -213,6 +213,68 @@ def test_a_deposed_executor_is_lent_no_gpu_though_its_connections_stand(cluster:
     grown(cluster)
 
 
+def follower(cluster: Cluster, book: Notebook) -> int:
+    """The supervisor of the hot standby; the executor may have been one."""
+    (pid,) = set(cluster.pids(r"^\S+/hop-replica run .*--follows", "alice")) - {executes_in(cluster, book)}
+    return pid
+
+
+def hot_node(cluster: Cluster, without: str = "") -> str:
+    """The node of the hot standby, once there is one."""
+
+    def hot() -> str:
+        node = kernel_row(cluster)["hot"] or ""
+        return "" if node == without else node
+
+    until("a standby is hot", hot, 120)
+    return hot()
+
+
+@pytest.fixture
+def hot(cluster: Cluster) -> Iterator[Notebook]:
+    with notebook(cluster, "alice", env=THREE | {"GRESSHOPPER_HOT_STANDBY": "1"}) as book:
+        book.execute(OPENABLE)
+        book.execute("x = 41; n, y = 0, [x]; z = {'y': y}")
+        grown(cluster)
+        yield book
+    nothing_is_left(cluster)
+
+
+def test_a_hot_standby_has_the_variables_before_it_is_needed(cluster: Cluster, hot: Notebook) -> None:
+    """Its process becomes the kernel, restores nothing, and another standby is hot then."""
+    node, ready = node_of(hot), hot_node(cluster)
+    pid, kernel = follower(cluster, hot), kernel_row(cluster)["kernel_id"]
+    assert ready in grown(cluster) - {node}
+    assert f"on {ready} has its variables as well" in cluster.run("alice", "hop", "explain", kernel)
+    for _ in range(5):
+        hot.execute("n += 1; y.append(n)")
+    with lost_node(cluster, node):
+        got = hot.execute("print(n, y == [x, *range(1, n + 1)], z['y'] is y)", timeout=90)
+        assert stream(got, "stdout") == "5 True True\n", got
+        assert (executes_in(cluster, hot), node_of(hot)) == (pid, ready)
+        runs_with_a_gpu(hot)
+        hot_node(cluster, without=ready)
+        assert follower(cluster, hot) != pid
+
+
+def test_a_hot_standby_that_ends_is_followed_by_another(cluster: Cluster, hot: Notebook) -> None:
+    """Large data come along from the store, and a move goes to it at once."""
+    hot_node(cluster)
+    before = follower(cluster, hot)
+    hot.execute("large = os.urandom(16 << 20)")
+    time.sleep(5)
+    assert follower(cluster, hot) == before, "a record of large data names the store's"
+    os.kill(before, signal.SIGKILL)
+    until("the log says so", lambda: not kernel_row(cluster)["hot"], 30)
+    to = hot_node(cluster)
+    pid = follower(cluster, hot)
+    assert pid != before
+    cluster.run("alice", "hop", "migrate", kernel_row(cluster)["kernel_id"], "--to", to)
+    assert (node_of(hot), executes_in(cluster, hot)) == (to, pid)
+    assert stream(hot.execute("print(len(large), z['y'] is y)"), "stdout") == f"{16 << 20} True\n"
+    hot_node(cluster, without=to)
+
+
 def test_the_node_of_a_standby_is_lost_and_nobody_notices(cluster: Cluster, alice: Notebook) -> None:
     node, members = node_of(alice), grown(cluster)
     standby = sorted(members - {node})[0]

@@ -11,7 +11,7 @@ use hop_log::{Act, Entry, Generation, Index, Sequence, State};
 use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
-use hop_protocol::step::{Step, StepSize, is_of_slurm, run_args};
+use hop_protocol::step::{Step, StepSize, Turn, is_of_slurm, run_args};
 use hop_words::clock::now;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
@@ -136,22 +136,26 @@ impl Drop for Submitted {
     }
 }
 
-/// The kernel's number of replicas: of a former start, of the start or its kernelspec, or of the pool.
-pub fn replicas(start: &Start, dir: &Path) -> Replicas {
+/// The kernel's number of replicas, and whether one of them is a hot standby: of a former start, of the start or its
+/// kernelspec, or of the pool.
+pub fn replicas(start: &Start, dir: &Path) -> (Replicas, bool) {
     if start.launch.local {
-        return Replicas::One;
+        return (Replicas::One, false);
     }
-    let before = || start.resume.then(|| FrontFile::read(dir).ok())?;
+    if let Some(file) = start.resume.then(|| FrontFile::read(dir).ok()).flatten() {
+        return (file.launch.replicas, file.launch.hot_standby);
+    }
     let of_pool = || {
         let config = Config::load().ok()?;
         let pool = start.launch.pool.clone().unwrap_or_else(|| config.default_pool());
-        Some(config.pool.get(&pool)?.replicas())
+        let pool = config.pool.get(&pool)?;
+        Some((pool.replicas(), pool.hot_standby))
     };
-    before()
-        .map(|file| file.launch.replicas)
-        .or(start.replicas)
-        .or_else(of_pool)
-        .unwrap_or_default()
+    let (replicas, hot_standby) = of_pool().unwrap_or_default();
+    (
+        start.replicas.unwrap_or(replicas),
+        start.hot_standby.unwrap_or(hot_standby),
+    )
 }
 
 /// Opens the kernel's next tenure and starts its replica.
@@ -187,7 +191,7 @@ pub async fn start(order: &Order) -> Result<Started> {
     let size = config.as_ref().map(|config| order.size(config));
     let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node, size)).await??;
     let process = match &config {
-        Some(config) => start_in_seat(order, &place, config, false)?,
+        Some(config) => start_in_seat(order, &place, config, Turn::Now)?,
         None => start_local(order, incarnation)?,
     };
     Ok(Started {
@@ -228,7 +232,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
         job,
         node: node?.into(),
     };
-    let process = start_in_seat(order, &place, &config, true)?;
+    let process = start_in_seat(order, &place, &config, Turn::Moved)?;
     submitted.keep();
     Ok(Prepared { process, place })
 }
@@ -517,7 +521,7 @@ async fn take_seat_of(plan: &SeatPlan, order: &Order, config: &Config) -> Result
     })
 }
 
-fn start_in_seat(order: &Order, place: &Place, config: &Config, standby: bool) -> Result<Child> {
+fn start_in_seat(order: &Order, place: &Place, config: &Config, turn: Turn) -> Result<Child> {
     let kernel = &order.file.kernel;
     let step = Step {
         kernel,
@@ -527,11 +531,10 @@ fn start_in_seat(order: &Order, place: &Place, config: &Config, standby: bool) -
         node: &place.node,
         size: order.size(config),
         program: &config.prefix.join("bin/hop-replica"),
-        elected: false,
+        turn,
     };
     slurm("srun")
         .args(step.srun_args())
-        .args(standby.then_some("--standby"))
         .env("GRESSHOPPER_KERNEL", kernel.as_str())
         .stdin(Stdio::null())
         .stdout(std::io::stderr())

@@ -55,6 +55,7 @@ struct Options {
     #[serde(default)]
     interrupt: Interrupt,
     replicas: Option<Replicas>,
+    hot_standby: Option<bool>,
 }
 
 /// The start order, in the provisioner's form.
@@ -112,10 +113,12 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
             durable: options.durable.unwrap_or_default(),
             interrupt: options.interrupt,
             replicas: Replicas::One,
+            hot_standby: false,
         },
         mem_mib: options.mem_mib,
         cpus: options.cpus,
         replicas: options.replicas,
+        hot_standby: options.hot_standby,
         notebook: None,
     })
 }

@@ -42,6 +42,9 @@ pub struct Start {
     /// Number of replicas for the kernel; absent: as for its pool's kernels.
     #[serde(default)]
     pub replicas: Option<Replicas>,
+    /// Whether one of three replicas is a hot standby; absent: as for its pool's kernels.
+    #[serde(default)]
+    pub hot_standby: Option<bool>,
     /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,

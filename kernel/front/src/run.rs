@@ -219,7 +219,7 @@ async fn open(start: &mut Start) -> Result<Opened> {
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
     // A front that ended while the kernel's first seat waited left nothing to take over: begin anew.
     start.resume &= FrontFile::is_in(&dir);
-    start.launch.replicas = launch::replicas(start, &dir);
+    (start.launch.replicas, start.launch.hot_standby) = launch::replicas(start, &dir);
     let (tx, clients) = mpsc::channel(1024);
     let (mut sockets, ports) = bind(start, tx).await?;
     let (file, listener) = announce(start, &dir)?;

@@ -204,6 +204,10 @@ impl State {
                 cells: lost.clone(),
             });
         }
+        // Its namespace is the kernel's own from here on. Deposed, it has none.
+        if let Some(member) = self.members.get_mut(&executor) {
+            member.hot = false;
+        }
         self.office = Office::Held {
             tenure,
             executor,

@@ -1,6 +1,6 @@
 //! The state of the machine, and its readings.
 
-use crate::entry::Settled;
+use crate::entry::{Entry, Settled};
 use crate::id::{CellNumber, Generation, Index, RecordNumber, Sequence};
 use crate::record::Record;
 use bytes::Bytes;
@@ -46,6 +46,18 @@ pub struct Member {
     pub node: NodeName,
     /// The member keeps a namespace up to the last record.
     pub hot: bool,
+}
+
+impl Member {
+    /// The entry by which the member becomes hot, or warm.
+    pub fn entry(&self, incarnation: Incarnation, hot: bool) -> Entry {
+        Entry::Join {
+            incarnation,
+            seat: self.seat,
+            node: self.node.clone(),
+            hot,
+        }
+    }
 }
 
 /// Who executes.
@@ -219,6 +231,16 @@ impl State {
             _ if member.hot => ReplicaRole::Hot,
             _ => ReplicaRole::Warm,
         })
+    }
+
+    /// The member that keeps a namespace, where the kernel is to have a hot standby: a member that is hot already, else the
+    /// one that came first. Every member names the same one.
+    pub fn hot_standby(&self) -> Option<Incarnation> {
+        let executor = self.executor();
+        let standbys = self.members.iter().filter(|(m, _)| executor != Some(**m));
+        standbys
+            .min_by_key(|(m, member)| (!member.hot, **m))
+            .map(|(m, _)| *m)
     }
 
     /// The highest incarnation of any member so far: a new replica takes a higher number.

@@ -67,10 +67,40 @@ mod members {
         log.does(&tenure(1, 1));
         assert_eq!(log.state.role(Incarnation(1)), Some(ReplicaRole::Executor));
         assert_eq!(log.state.role(Incarnation(2)), None);
+        log.does(&join(2));
+        log.does(&tenure(2, 2));
+        let role = log.state.role(Incarnation(1));
+        assert_eq!(role, Some(ReplicaRole::Warm), "its process is gone");
         if let Entry::Join { node, .. } = &mut change {
             *node = "elsewhere".into();
         }
         log.refuses(&change);
+    }
+}
+
+mod hot_standby {
+    use super::*;
+
+    #[test]
+    fn a_standby_that_is_hot_stays_so_else_the_first_is_chosen() {
+        let mut log = Log::new();
+        assert_eq!(log.state.hot_standby(), None);
+        log.does(&join(1));
+        log.does(&tenure(1, 1));
+        assert_eq!(
+            log.state.hot_standby(),
+            None,
+            "the executor has the variables itself"
+        );
+        log.does(&join(2));
+        log.does(&join(3));
+        assert_eq!(log.state.hot_standby(), Some(Incarnation(2)));
+        let third = Incarnation(3);
+        let hot = log.state.members()[&third].entry(third, true);
+        log.does(&hot);
+        assert_eq!(log.state.hot_standby(), Some(third));
+        log.does(&tenure(2, 3));
+        assert_eq!(log.state.hot_standby(), Some(Incarnation(1)), "it executes now");
     }
 }
 

@@ -159,6 +159,9 @@ pub struct Launch {
     /// Replicas that the kernel should have. With three a Raft group keeps the kernel's log.
     #[serde(default)]
     pub replicas: Replicas,
+    /// One of three replicas keeps the kernel's variables while another executes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hot_standby: bool,
 }
 
 /// The data with which a seat starts the kernel's executor by itself, as the front would.
@@ -291,6 +294,7 @@ mod tests {
                 durable: Durable::No,
                 interrupt: Interrupt::default(),
                 replicas: Replicas::One,
+                hot_standby: false,
             },
             takeover: None,
         };

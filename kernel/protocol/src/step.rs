@@ -12,6 +12,30 @@ pub struct StepSize {
     pub cpus: u16,
 }
 
+/// When a replica runs the kernel's cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// At once.
+    Now,
+    /// When the front moves the kernel there.
+    Moved,
+    /// At once, if the kernel's group has elected the replica: without the group's word it must not run.
+    Elected,
+    /// When the kernel's group elects it. Until then its process follows the kernel's log.
+    Follows,
+}
+
+impl Turn {
+    fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Now => None,
+            Self::Moved => Some("--standby"),
+            Self::Elected => Some("--elected"),
+            Self::Follows => Some("--follows"),
+        }
+    }
+}
+
 /// A replica's step in a seat.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
@@ -24,8 +48,7 @@ pub struct Step<'a> {
     pub size: StepSize,
     /// `hop-replica` on the node.
     pub program: &'a Path,
-    /// The kernel's group has elected the replica: without the group's word it must not run.
-    pub elected: bool,
+    pub turn: Turn,
 }
 
 impl Step<'_> {
@@ -35,7 +58,7 @@ impl Step<'_> {
         step_args(self.seat, self.node, self.size, kernel_arg(self.kernel))
             .chain([self.program.display().to_string()])
             .chain(run)
-            .chain(self.elected.then(|| "--elected".to_owned()))
+            .chain(self.turn.option().map(str::to_owned))
             .collect()
     }
 

@@ -1,8 +1,9 @@
 //! The kernel's log as its executor reaches it: alone, where every proposal is taken at once, or in a group, by the keeper
 //! of the seat.
 
-use crate::seat::wire::{FromSeat, ToSeat};
+use crate::seat::wire::{FromSeat, ToSeat, Wanted};
 use hop_log::{Entry, State};
+use hop_protocol::step::Turn;
 use hop_words::id::{Incarnation, KernelId};
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -58,19 +59,32 @@ impl SeatLink {
 
     /// The state of the group that elected this replica. `None`: there is no such group.
     pub async fn elected(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
-        let state = self.attached(kernel, incarnation).await?;
+        let state = self.attached(kernel, incarnation, Turn::Elected).await?;
         (state.executor() == Some(incarnation)).then_some(state)
     }
 
     /// The state of the group in which the seat is a member by this number; news of the log follow. `None`: there is
     /// no such group, or another process has attached before.
-    pub(crate) async fn attached(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
-        let kernel = kernel.clone();
-        self.send(ToSeat::Attach { kernel, incarnation });
+    pub(crate) async fn attached(
+        &mut self,
+        kernel: &KernelId,
+        incarnation: Incarnation,
+        turn: Turn,
+    ) -> Option<State> {
+        self.send(ToSeat::Attach {
+            kernel: kernel.clone(),
+            incarnation,
+            hot: turn == Turn::Follows,
+        });
         match timeout(ANSWERS_WITHIN, self.input.recv()).await {
             Ok(Some(FromSeat::State(state))) => Some(*state),
             _ => None,
         }
+    }
+
+    /// The log of the kernel's group is to take in this entry.
+    pub(crate) fn propose(&self, entry: Entry) {
+        self.send(ToSeat::Propose(entry));
     }
 
     /// Waits as a spare until the seat needs a replica. `None`: it needs none any more.
@@ -146,7 +160,7 @@ impl Log {
     }
 
     /// Founds a group with this state.
-    pub(crate) fn found(&mut self, kernel: KernelId, incarnation: Incarnation, wanted: usize, state: State) {
+    pub(crate) fn found(&mut self, kernel: KernelId, incarnation: Incarnation, wanted: Wanted, state: State) {
         self.way = Way::Founding;
         self.send(ToSeat::Found {
             kernel,

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use hop_api::config::Config;
 use hop_protocol::file::FrontFile;
+use hop_protocol::step::Turn;
 use hop_replica::leases::Leases;
 use hop_replica::log::SeatLink;
 use hop_replica::place::Place;
@@ -34,12 +35,8 @@ enum Command {
         dir: PathBuf,
         #[arg(long)]
         incarnation: u32,
-        /// Wait with an empty kernel until the front moves the notebook's kernel here.
-        #[arg(long)]
-        standby: bool,
-        /// Go on from what the kernel's group has, which has elected this replica; end if it hasn't.
-        #[arg(long, conflicts_with = "standby")]
-        elected: bool,
+        #[command(flatten)]
+        turn: TurnArgs,
     },
     /// Hold a seat: the batch step of a user's CPU-only job.
     Seat,
@@ -62,6 +59,32 @@ enum Command {
     },
 }
 
+/// When the replica runs the kernel's cells; at once without an option.
+#[derive(clap::Args)]
+#[group(multiple = false)]
+struct TurnArgs {
+    /// Wait with an empty kernel until the front moves the notebook's kernel here.
+    #[arg(long)]
+    standby: bool,
+    /// Go on from what the kernel's group has, which has elected this replica; end if it hasn't.
+    #[arg(long)]
+    elected: bool,
+    /// Follow the log of the kernel's group until it elects this replica; end if it can't be followed.
+    #[arg(long)]
+    follows: bool,
+}
+
+impl TurnArgs {
+    fn turn(&self) -> Turn {
+        match (self.standby, self.elected, self.follows) {
+            (true, ..) => Turn::Moved,
+            (_, true, _) => Turn::Elected,
+            (_, _, true) => Turn::Follows,
+            _ => Turn::Now,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let filter =
         tracing_subscriber::EnvFilter::try_from_env("GRESSHOPPER_LOG").unwrap_or_else(|_| "warn".into());
@@ -74,9 +97,8 @@ fn main() -> ExitCode {
         Command::Run {
             dir,
             incarnation,
-            standby,
-            elected,
-        } => in_runtime(replica(dir, Incarnation(incarnation), standby, elected)),
+            turn,
+        } => in_runtime(replica(dir, Incarnation(incarnation), turn.turn())),
         Command::Seat => in_runtime(hold_seat()),
         Command::Spare { dir, number } => in_runtime(wait_as_spare(dir, number)),
         Command::Exec { parent, argv } => child::exec(parent, &argv).map(|never| match never {}),
@@ -100,7 +122,7 @@ fn in_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
     done
 }
 
-async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group: bool) -> Result<()> {
+async fn replica(dir: PathBuf, incarnation: Incarnation, turn: Turn) -> Result<()> {
     let file = FrontFile::read(&dir)?;
     let place = if file.launch.local {
         Place::local()
@@ -118,10 +140,10 @@ async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group
         )
     };
     let elected = match &mut seat {
-        Some(seat) if by_group => seat.elected(&file.kernel, incarnation).await,
+        Some(seat) if turn == Turn::Elected => seat.elected(&file.kernel, incarnation).await,
         _ => None,
     };
-    if by_group && elected.is_none() {
+    if turn == Turn::Elected && elected.is_none() {
         anyhow::bail!("the kernel has another executor by now");
     }
     start::run(Setup {
@@ -131,7 +153,7 @@ async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group
         file,
         place,
         leases,
-        standby,
+        turn,
         seat,
         elected,
         spare: None,
@@ -164,7 +186,7 @@ async fn wait_as_spare(dir: PathBuf, number: u32) -> Result<()> {
         file,
         place,
         leases: Leases::hopd(&config)?,
-        standby: false,
+        turn: Turn::Elected,
         seat: Some(seat),
         elected: Some(elected),
         spare: Some(spare),

@@ -12,7 +12,7 @@ use crate::link::{self, FrontLink};
 use crate::log::Log;
 use crate::place::Place;
 use crate::process::end_children;
-use crate::seat::wire::FromSeat;
+use crate::seat::wire::{FromSeat, Wanted};
 use crate::sockets::FromKernel;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
@@ -225,6 +225,10 @@ impl Replica {
             Output::Propose(entry) => self.log.propose(entry),
             Output::Found { wanted, state } => {
                 let kernel = self.file.kernel.clone();
+                let wanted = Wanted {
+                    replicas: wanted,
+                    hot: self.file.launch.hot_standby,
+                };
                 self.log.found(kernel, self.incarnation, wanted, state);
             }
             Output::Disband => self.log.disband(),

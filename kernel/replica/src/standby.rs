@@ -1,8 +1,9 @@
-//! A replica that waits in a seat for the kernel's move there, with a process that is started and heard.
+//! A replica that waits in a seat for its turn, with a process that is started and heard: for the kernel's move there, or as
+//! the kernel's hot standby.
 //!
 //! Without a group the process has no variables yet, and the front welcomes the replica once it has opened the tenure for it. A
 //! seat that is a member of the kernel's group has the process follow the log ([`crate::core::following`]) until the log elects
-//! the member.
+//! the member. The front hears nothing of a hot standby before that.
 
 use crate::agent::Parcel;
 use crate::connected::{PROBE_EVERY, Process};
@@ -14,6 +15,7 @@ use crate::sockets::FromKernel;
 use anyhow::{Context, Result, bail};
 use hop_protocol::file::FrontFile;
 use hop_protocol::message::Hello;
+use hop_protocol::step::Turn;
 use hop_words::id::Incarnation;
 use std::path::Path;
 use std::time::Duration;
@@ -56,8 +58,8 @@ async fn heard(process: &mut Process) -> Result<()> {
     }
 }
 
-/// How the wait ends.
-pub(crate) enum Turn {
+/// How the replica's turn comes.
+pub(crate) enum Comes {
     Called(Box<Called>),
     /// The kernel's group has elected this replica's seat, and the process has the variables.
     Elected(Box<Elected>),
@@ -82,24 +84,29 @@ pub(crate) async fn wait(
     file: &FrontFile,
     hello: Hello,
     dir: &Path,
-) -> Result<Turn> {
+    turn: Turn,
+) -> Result<Comes> {
     heard(process).await?;
     let (me, folder) = (hello.incarnation, file.state.as_ref());
     let mut wait = Wait {
         terminate: signal(SignalKind::terminate())?,
         hello,
         dir,
+        turn,
         dialler: None,
     };
     if let (Some(seat), Some(folder)) = (seat, folder)
-        && let Some(state) = seat.attached(&file.kernel, me).await
+        && let Some(state) = seat.attached(&file.kernel, me, turn).await
     {
         let following = Following::new(me, state, folder.kernel.clone(), folder.store.clone());
         return wait.follow(process, seat, following).await;
     }
+    if turn == Turn::Follows {
+        bail!("the kernel's group has no place for a hot standby here");
+    }
     wait.dial(Standing::Waits);
     let called = wait.called(process).await?;
-    Ok(Turn::Called(Box::new(called)))
+    Ok(Comes::Called(Box::new(called)))
 }
 
 /// A replica that waits.
@@ -107,6 +114,7 @@ struct Wait<'a> {
     terminate: Signal,
     hello: Hello,
     dir: &'a Path,
+    turn: Turn,
     dialler: Option<Dialler>,
 }
 
@@ -167,13 +175,14 @@ impl Wait<'_> {
         }
     }
 
-    /// Follows the log, and knocks at the front's door as soon as the process has the variables.
+    /// Follows the log. As soon as the process has the variables, the kernel's group hears so of a hot standby, and the
+    /// front of a replica to move to.
     async fn follow(
         mut self,
         process: &mut Process,
         seat: &mut SeatLink,
         mut following: Following,
-    ) -> Result<Turn> {
+    ) -> Result<Comes> {
         let mut elected_at = None;
         loop {
             let late = elected_at.map(|at: Instant| at + READS_WITHIN);
@@ -192,13 +201,14 @@ impl Wait<'_> {
                 word = seat.input.recv() => match word.context("the seat's keeper is gone")? {
                     FromSeat::State(state) => Input::State(*state),
                     FromSeat::Applied { index, entry } => Input::Applied { index, entry },
+                    FromSeat::Alone => bail!("no hot standby is needed here any more"),
                     // Those come again to an executor.
                     _ => continue,
                 },
                 event = next(&mut self.dialler) => match self.on_link(event)? {
                     Some(up) => {
                         let called = self.called_by(up, true).await?;
-                        return Ok(Turn::Called(Box::new(called)));
+                        return Ok(Comes::Called(Box::new(called)));
                     }
                     None => continue,
                 },
@@ -213,13 +223,16 @@ impl Wait<'_> {
                     Output::ToAgent(parcel) => drop(process.to_agent.send(parcel)),
                     Output::Follows => {
                         tracing::info!("the process follows the kernel's log");
-                        self.dial(Standing::Follows);
+                        match (self.turn, following.hot()) {
+                            (Turn::Follows, Some(entry)) => seat.propose(entry),
+                            _ => self.dial(Standing::Follows),
+                        }
                     }
                     Output::Elected(elected) => {
                         if let Some(dialler) = self.dialler.take() {
                             dialler.task.abort();
                         }
-                        return Ok(Turn::Elected(elected));
+                        return Ok(Comes::Elected(elected));
                     }
                     Output::Fails(why) => bail!("the kernel's log can't be followed: {why}"),
                 }

@@ -11,7 +11,7 @@ use crate::log::{Log, SeatLink};
 use crate::place::{Place, tenure_of};
 use crate::run::{Inputs, LAST_WORDS, Replica};
 use crate::spare::Spare;
-use crate::standby::{self, Turn};
+use crate::standby::{self, Comes};
 use crate::store::StoreThread;
 use anyhow::{Context, Result};
 use hop_log::State;
@@ -19,6 +19,7 @@ use hop_protocol::file::{Durable, FrontFile};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note, Over};
 use hop_protocol::states;
+use hop_protocol::step::Turn;
 use hop_words::clock::SteadyClock;
 use hop_words::id::Incarnation;
 use rustix::process::Signal;
@@ -44,8 +45,8 @@ pub struct Setup {
     pub file: FrontFile,
     pub place: Place,
     pub leases: Leases,
-    /// Wait until the front moves the kernel here.
-    pub standby: bool,
+    /// A replica whose turn comes later waits with a process that is started already.
+    pub turn: Turn,
     /// The connection to the seat's keeper, in Slurm.
     pub seat: Option<SeatLink>,
     /// The state of the kernel's group, if it has elected this replica.
@@ -71,31 +72,31 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         mut file,
         place,
         leases,
-        standby,
+        turn,
         mut seat,
         mut elected,
         spare,
     } = setup;
     let (link_tx, mut links) = mpsc::channel(8);
-    tracing::info!(%incarnation, is_elected = elected.is_some(), standby, "starts the kernel's process");
+    tracing::info!(%incarnation, ?turn, "starts the kernel's process");
     let mut process = match spare {
         Some(spare) => by_spare(spare, &program, &file, leases.lends).await,
         None => Process::start(&program, &file, leases.lends),
     };
     let (mut first, mut restored) = (None, None);
     let mut dialler = Some(link_tx);
-    if standby {
+    if let Turn::Moved | Turn::Follows = turn {
         let waiting = process.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?;
         let said = place.hello(&file, incarnation);
-        match Box::pin(standby::wait(waiting, seat.as_mut(), &file, said, &dir)).await? {
-            Turn::Called(called) => {
+        match Box::pin(standby::wait(waiting, seat.as_mut(), &file, said, &dir, turn)).await? {
+            Comes::Called(called) => {
                 (first, links, file, dialler) = (Some(called.up), called.links, called.file, None);
                 if called.has_variables {
                     // Those of the group's log, and the tenure goes on from the store's.
                     process = Process::start(&program, &file, leases.lends);
                 }
             }
-            Turn::Elected(office) => {
+            Comes::Elected(office) => {
                 file = FrontFile::read(&dir)?;
                 (elected, restored) = (Some(office.state), Some(office.restored));
             }

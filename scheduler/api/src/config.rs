@@ -160,6 +160,9 @@ pub struct Pool {
     /// Replicas of a kernel that doesn't name a number; `None`: as [`Pool::replicas`] says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<Replicas>,
+    /// One of a kernel's three replicas keeps its variables while another executes, unless the kernel says otherwise.
+    #[serde(default)]
+    pub hot_standby: bool,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,

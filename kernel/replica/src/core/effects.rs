@@ -257,12 +257,8 @@ impl Core {
                 durable.resting += 1;
                 self.out.push(Output::WriteState { state: bytes });
             }
-            Effect::Again
-            | Effect::Joined
-            | Effect::Left { .. }
-            | Effect::Recorded
-            | Effect::Fresh
-            | Effect::Heard => {}
+            Effect::Joined => self.standby_changed(entry),
+            Effect::Again | Effect::Left { .. } | Effect::Recorded | Effect::Fresh | Effect::Heard => {}
         }
         self.go_if_settled();
     }

@@ -118,6 +118,12 @@ impl Following {
         self.state.executor() == Some(self.me)
     }
 
+    /// The entry by which the log learns that this member keeps the variables. `None`: it is no member.
+    pub(crate) fn hot(&self) -> Option<Entry> {
+        let member = self.state.members().get(&self.me)?;
+        Some(member.entry(self.me, true))
+    }
+
     fn fails(&mut self, why: impl Into<String>) {
         if self.talk != Talk::Over {
             self.talk = Talk::Over;

@@ -85,6 +85,15 @@ impl Core {
         }
     }
 
+    /// `hopd` learns that a member keeps the kernel's variables, or doesn't any more.
+    pub(super) fn standby_changed(&mut self, entry: &Entry) {
+        if let Entry::Join { incarnation, .. } = entry
+            && self.is_standby(*incarnation)
+        {
+            self.register();
+        }
+    }
+
     /// Members of the kernel's group; 0 without a group.
     pub fn members(&self) -> usize {
         match &self.durable {
@@ -227,12 +236,23 @@ impl Core {
     /// The member to which a leaving executor hands the kernel.
     pub(super) fn heir(&self, farewell: &Farewell) -> Option<Incarnation> {
         match farewell {
-            Farewell::Leave(_) => self
-                .chosen()
-                .or_else(|| self.standbys().first().map(|s| s.incarnation)),
+            Farewell::Leave(_) => self.chosen().or_else(|| self.first_standby()),
             Farewell::Move(to) => Some(*to).filter(|to| self.is_standby(*to)),
             Farewell::Sleep(_) => None,
         }
+    }
+
+    /// The standby that goes on soonest: a hot one, else the one that came first.
+    fn first_standby(&self) -> Option<Incarnation> {
+        let standbys = self.standbys().into_iter();
+        standbys
+            .min_by_key(|s| (s.role != ReplicaRole::Hot, s.incarnation))
+            .map(|s| s.incarnation)
+    }
+
+    pub(super) fn is_hot(&self, member: Incarnation) -> bool {
+        let hot = |s: &ReplicaRow| s.incarnation == member && s.role == ReplicaRole::Hot;
+        self.standbys().iter().any(hot)
     }
 
     pub(super) fn is_standby(&self, member: Incarnation) -> bool {

@@ -3,7 +3,8 @@
 //! present seat, and `hopd` hears the reason.
 //!
 //! A member of the kernel's group gets the kernel by an election. Where time permits, a replica in the member's seat follows
-//! the log first: the kernel is then away for a few records' time only. Without a follower the seat starts a replica.
+//! the log first: the kernel is then away for a few records' time only. In a hot standby's seat one does so already. Without
+//! a follower the seat starts a replica.
 
 use super::Core;
 use super::durable::{Farewell, Leaving, Move};
@@ -27,8 +28,8 @@ impl Core {
             return self.tell_not_moved(to, reason);
         }
         let elects = self.is_standby(to);
-        // A cell that waits for a GPU waits for the preparation as well.
-        let in_haste = elects && cause == MoveCause::Waiting;
+        // A cell that waits for a GPU would wait for the preparation as well, and a hot standby is prepared already.
+        let in_haste = elects && (cause == MoveCause::Waiting || self.is_hot(to));
         let elects_at = (elects && !in_haste).then(|| self.now + FOLLOWS_WITHIN);
         if let Some(durable) = &mut self.durable {
             durable.moving = Some(Move {

@@ -54,6 +54,8 @@ pub(super) enum Command {
     Attach {
         visit: u64,
         out: mpsc::UnboundedSender<FromSeat>,
+        /// As the kernel's hot standby.
+        hot: bool,
     },
     /// That replica's connection is closed.
     Detach {

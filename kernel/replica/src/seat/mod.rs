@@ -6,6 +6,7 @@
 
 mod door;
 mod host;
+mod hot;
 mod propose;
 mod spares;
 mod tend;

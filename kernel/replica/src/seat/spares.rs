@@ -9,7 +9,7 @@ use super::wire::{Called, FromSeat};
 use crate::spare::Kind;
 use anyhow::Context;
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
-use hop_protocol::step::Step;
+use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
 use hop_words::id::{Incarnation, KernelId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -466,7 +466,7 @@ impl Keeper {
             node: &self.seat.node,
             size: order.takeover.size,
             program: &self.seat.program,
-            elected: true,
+            turn: Turn::Elected,
         };
         let environment = order.takeover.environment.iter();
         Program::new("srun")

@@ -5,11 +5,12 @@
 //! followed by a new tenure, and no cell of the process is begun again unseen.
 
 use super::host::{Command, Host, Member};
+use super::hot::{Deed, Hot};
 use super::propose::propose_in_order;
 use super::wire::{FromSeat, Lack};
 use hop_log::{Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
-use hop_protocol::step::Step;
+use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, News};
 use hop_words::id::{Incarnation, KernelId, Tenure};
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// Between the end of a process that never attached and the next start.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
@@ -32,8 +34,17 @@ pub(super) struct Tended {
     pub(super) group: String,
     pub(super) kernel: KernelId,
     pub(super) me: Incarnation,
+    /// The kernel is to have a hot standby.
+    pub(super) hot: bool,
     pub(super) member: Member,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
+}
+
+struct Follower {
+    visit: u64,
+    out: mpsc::UnboundedSender<FromSeat>,
+    /// It follows as the kernel's hot standby, else for a move.
+    hot: bool,
 }
 
 /// The task's memory.
@@ -41,9 +52,14 @@ struct Desk {
     state: Option<State>,
     replica: Option<(u64, mpsc::UnboundedSender<FromSeat>)>,
     /// A replica that follows the log, and executes when this member is elected.
-    follower: Option<(u64, mpsc::UnboundedSender<FromSeat>)>,
+    follower: Option<Follower>,
     /// The srun of a replica that was started here.
     process: Option<Child>,
+    hot: Hot,
+    /// The srun of a hot standby that was started here.
+    standby: Option<Child>,
+    /// The log was asked to forget that there is one.
+    cooled: bool,
     /// The tenure that a process of this seat serves or has served.
     served: Option<Tenure>,
     /// A new tenure was proposed after this one.
@@ -65,6 +81,9 @@ impl Tended {
             replica: None,
             follower: None,
             process: None,
+            hot: Hot::new(self.hot),
+            standby: None,
+            cooled: false,
             served: None,
             asked_after: None,
             stillborn: 0,
@@ -103,19 +122,25 @@ impl Tended {
                         tokio::time::sleep(RESTART_AFTER).await;
                     }
                 }
+                _ = wait::on(&mut desk.standby, Child::wait) => {
+                    desk.standby = None;
+                    desk.hot.gone(Instant::now());
+                }
+                () = wait::at(desk.hot.due()) => {}
             }
             self.look(&mut desk, &propose).await;
         }
+        desk.dismiss_hot();
         proposer.abort();
         self.host.left(&self.group).await;
     }
 
     fn obey(&self, command: Command, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
         match command {
-            Command::Attach { visit, out } => desk.attach(visit, out, self.me),
+            Command::Attach { visit, out, hot } => desk.attach(visit, out, hot, self.me),
             Command::Detach { visit } => {
                 desk.replica.take_if(|(v, _)| *v == visit);
-                desk.follower.take_if(|(v, _)| *v == visit);
+                desk.follower.take_if(|f| f.visit == visit);
             }
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
@@ -137,8 +162,10 @@ impl Tended {
         }
         let tenure = state.tenure();
         if state.executor() != Some(self.me) {
-            return self.host.spares.want(&self.group, &self.kernel);
+            self.host.spares.want(&self.group, &self.kernel);
+            return self.keep_hot(desk, propose).await;
         }
+        desk.hot.took_office();
         if desk.replica.is_some() {
             self.host.spares.unwant(&self.group);
             desk.served = Some(tenure);
@@ -160,7 +187,10 @@ impl Tended {
         }
         desk.served = Some(tenure);
         tracing::info!(group = self.group, %tenure, "the executor is started");
-        match self.start_replica(state.generation().last_tenure()).await {
+        match self
+            .start_replica(state.generation().last_tenure(), Turn::Elected)
+            .await
+        {
             Ok(Some(process)) => desk.process = Some(process),
             Ok(None) => {
                 self.host.keeper.close(&self.group);
@@ -173,15 +203,49 @@ impl Tended {
         }
     }
 
-    /// Starts the executor in a step of this seat, as the front would. `None`: nobody wants this group any more, since the
+    /// Has a hot standby here where the log wants it here, and the log say whether there is one.
+    async fn keep_hot(&self, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
+        let Some(state) = &desk.state else { return };
+        let Some(member) = state.members().get(&self.me) else {
+            return;
+        };
+        let follows = desk.follower.as_ref().is_some_and(|f| f.hot);
+        let cools = member.hot && !follows;
+        if cools && !desk.cooled {
+            // The proposer ends with this task.
+            let _ = propose.send(member.entry(self.me, false));
+        }
+        desk.cooled = cools;
+        let chosen = state.hot_standby() == Some(self.me) && state.restore().settled.is_some();
+        let last = state.generation().last_tenure();
+        match desk.hot.next(chosen, Instant::now()) {
+            Some(Deed::Start) if desk.standby.is_none() => {
+                match self.start_replica(last, Turn::Follows).await {
+                    Ok(Some(process)) => desk.standby = Some(process),
+                    Ok(None) => desk.hot.gone(Instant::now()),
+                    Err(error) => {
+                        tracing::warn!(group = self.group, "no hot standby can be started: {error:#}");
+                        desk.hot.gone(Instant::now());
+                    }
+                }
+            }
+            Some(Deed::Start) => desk.hot.gone(Instant::now()),
+            Some(Deed::End) => desk.dismiss_hot(),
+            None => {}
+        }
+    }
+
+    /// Starts a replica in a step of this seat, as the front would. `None`: nobody wants this group any more, since the
     /// front has removed the kernel's folder, or has opened a tenure beyond this group's last one.
-    async fn start_replica(&self, last: Tenure) -> anyhow::Result<Option<Child>> {
+    async fn start_replica(&self, last: Tenure, turn: Turn) -> anyhow::Result<Option<Child>> {
         let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
         let read = tokio::task::spawn_blocking(move || read_takeover(dir, last)).await??;
         let Some((file, takeover, dir)) = read else {
             return Ok(None);
         };
-        if let Some(process) = self.host.spares.start(&file, &dir, self.me).await {
+        if turn == Turn::Elected
+            && let Some(process) = self.host.spares.start(&file, &dir, self.me).await
+        {
             return Ok(Some(process));
         }
         let seat = &self.host.seat;
@@ -193,7 +257,7 @@ impl Tended {
             node: &seat.node,
             size: takeover.size,
             program: &seat.program,
-            elected: true,
+            turn,
         };
         let process = Program::new("srun")
             .args(step.srun_args())
@@ -248,7 +312,7 @@ impl Desk {
             let tenure = state.tenure();
             tracing::info!(%tenure, "the executor has followed the log");
             (self.served, self.stillborn) = (Some(tenure), 0);
-            self.replica = self.follower.take();
+            self.replica = self.follower.take().map(|f| (f.visit, f.out));
             self.told.clear();
             if let Some(lack) = self.need.take() {
                 self.tell(FromSeat::Need(lack));
@@ -280,26 +344,39 @@ impl Desk {
 
     /// Of the log, a follower hears as much as the executor.
     fn tell_of_the_log(&self, word: FromSeat) {
-        if let Some((_, out)) = &self.follower {
+        if let Some(follower) = &self.follower {
             // As above.
-            let _ = out.send(word.clone());
+            let _ = follower.out.send(word.clone());
         }
         self.tell(word);
     }
 
-    fn attach(&mut self, visit: u64, out: mpsc::UnboundedSender<FromSeat>, me: Incarnation) {
+    /// Ends a hot standby that follows the log here.
+    fn dismiss_hot(&mut self) {
+        if let Some(follower) = self.follower.take_if(|f| f.hot) {
+            // It may have left.
+            let _ = follower.out.send(FromSeat::Alone);
+        }
+    }
+
+    fn attach(&mut self, visit: u64, out: mpsc::UnboundedSender<FromSeat>, hot: bool, me: Incarnation) {
         let member = self.state.as_ref().filter(|s| s.members().contains_key(&me));
         let (Some(state), None) = (member, &self.replica) else {
             let _ = out.send(FromSeat::Alone);
             return;
         };
         if state.executor() != Some(me) {
-            let word = match self.follower {
-                Some(_) => FromSeat::Alone,
-                None => FromSeat::State(Box::new(state.clone())),
-            };
-            let _ = out.send(word);
-            self.follower.get_or_insert((visit, out));
+            let state = FromSeat::State(Box::new(state.clone()));
+            // A move that is under way comes before readiness for one.
+            if !hot {
+                self.dismiss_hot();
+            }
+            if self.follower.is_some() {
+                let _ = out.send(FromSeat::Alone);
+            } else {
+                let _ = out.send(state);
+                self.follower = Some(Follower { visit, out, hot });
+            }
             return;
         }
         let _ = out.send(FromSeat::State(Box::new(state.clone())));

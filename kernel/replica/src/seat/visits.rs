@@ -3,7 +3,7 @@
 use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
 use super::tend::Tended;
-use super::wire::{FrameError, FromSeat, Lack, ToSeat};
+use super::wire::{FrameError, FromSeat, Lack, ToSeat, Wanted};
 use hop_keeper::{Event, Kernel, Need};
 use hop_log::State;
 use hop_protocol::file::{FrontFile, kernel_dir};
@@ -46,14 +46,14 @@ impl Host {
         let dir = kernel_dir(&kernel).ok_or("there is no home folder")?;
         let read = tokio::task::spawn_blocking(move || FrontFile::read(&dir));
         let file = read.await.map_err(|e| e.to_string())?;
-        let wanted = file.map_err(|e| e.to_string())?.launch.replicas.count();
+        let launch = file.map_err(|e| e.to_string())?.launch;
         let joining = Kernel {
             group: group.to_owned(),
             me,
-            wanted,
+            wanted: launch.replicas.count(),
         };
         let member = self.keeper.join(joining).await.map_err(|e| e.to_string())?;
-        self.keep(group, kernel, me, member, None);
+        self.keep(group, kernel, me, launch.hot_standby, member, None);
         Ok(())
     }
 
@@ -62,7 +62,7 @@ impl Host {
         self: &Arc<Self>,
         kernel: &KernelId,
         me: Incarnation,
-        wanted: usize,
+        wanted: Wanted,
         state: &State,
         attach: Command,
     ) -> Result<mpsc::UnboundedSender<Command>, String> {
@@ -74,14 +74,14 @@ impl Host {
         let founding = Kernel {
             group: group.clone(),
             me,
-            wanted,
+            wanted: wanted.replicas,
         };
         let member = self
             .keeper
             .found(founding, state)
             .await
             .map_err(|e| e.to_string())?;
-        Ok(self.keep(&group, kernel.clone(), me, member, Some(attach)))
+        Ok(self.keep(&group, kernel.clone(), me, wanted.hot, member, Some(attach)))
     }
 
     /// `first`: the founder executes already, and must be known before anything is decided.
@@ -90,6 +90,7 @@ impl Host {
         group: &str,
         kernel: KernelId,
         me: Incarnation,
+        hot: bool,
         member: Member,
         first: Option<Command>,
     ) -> mpsc::UnboundedSender<Command> {
@@ -106,6 +107,7 @@ impl Host {
             group: group.to_owned(),
             kernel,
             me,
+            hot,
             member,
             commands: queue,
         };
@@ -157,7 +159,11 @@ impl Host {
                     self.spares.ready(number, out.clone());
                 }
                 ToSeat::Spare { .. } => return Ok(()),
-                ToSeat::Attach { kernel, incarnation } => {
+                ToSeat::Attach {
+                    kernel,
+                    incarnation,
+                    hot,
+                } => {
                     if let Some(number) = *spare {
                         if !self.spares.goes(number).await {
                             let _ = out.send(FromSeat::Alone);
@@ -170,6 +176,7 @@ impl Host {
                     let attach = Command::Attach {
                         visit,
                         out: out.clone(),
+                        hot,
                     };
                     if desk.as_ref().is_none_or(|desk| desk.send(attach).is_err()) {
                         let _ = out.send(FromSeat::Alone);
@@ -184,6 +191,7 @@ impl Host {
                     let attach = Command::Attach {
                         visit,
                         out: out.clone(),
+                        hot: false,
                     };
                     match self.found(&kernel, incarnation, wanted, &state, attach).await {
                         Ok(founded) => *desk = Some(founded),

@@ -22,15 +22,17 @@ const MAX: usize = 256 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ToSeat {
     /// Did the kernel's group elect this replica?
+    /// `hot`: it follows the log as the kernel's hot standby.
     Attach {
         kernel: KernelId,
         incarnation: Incarnation,
+        hot: bool,
     },
     /// The kernel gets a group, with this replica as first member and this state as beginning.
     Found {
         kernel: KernelId,
         incarnation: Incarnation,
-        wanted: usize,
+        wanted: Wanted,
         state: Box<State>,
     },
     /// The group's log is to take in this entry, behind the entries proposed before.
@@ -83,8 +85,19 @@ pub(crate) struct Called {
 struct Replica {
     kernel: KernelId,
     incarnation: Incarnation,
+    /// A seat of the release before knows only kernels without.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    hot: bool,
     #[serde(default)]
     wanted: usize,
+}
+
+/// The replicas that a kernel should have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) replicas: usize,
+    /// One of them is a hot standby.
+    pub(crate) hot: bool,
 }
 
 /// A frame that can't be read.
@@ -103,7 +116,17 @@ pub(crate) enum FrameError {
 impl ToSeat {
     pub(crate) fn encode(&self) -> Bytes {
         match self {
-            Self::Attach { kernel, incarnation } => frame(1, &head(kernel, *incarnation, 0), Bytes::new()),
+            Self::Attach {
+                kernel,
+                incarnation,
+                hot,
+            } => {
+                let wanted = Wanted {
+                    replicas: 0,
+                    hot: *hot,
+                };
+                frame(1, &head(kernel, *incarnation, wanted), Bytes::new())
+            }
             Self::Found {
                 kernel,
                 incarnation,
@@ -123,14 +146,22 @@ impl ToSeat {
                 let Replica {
                     kernel,
                     incarnation,
+                    hot,
                     wanted,
                 } = serde_json::from_slice(&head)?;
                 match kind {
-                    1 => Self::Attach { kernel, incarnation },
+                    1 => Self::Attach {
+                        kernel,
+                        incarnation,
+                        hot,
+                    },
                     _ => Self::Found {
                         kernel,
                         incarnation,
-                        wanted,
+                        wanted: Wanted {
+                            replicas: wanted,
+                            hot,
+                        },
                         state: Box::new(State::decode(body)?),
                     },
                 }
@@ -176,11 +207,12 @@ impl FromSeat {
     }
 }
 
-fn head(kernel: &KernelId, incarnation: Incarnation, wanted: usize) -> Replica {
+fn head(kernel: &KernelId, incarnation: Incarnation, wanted: Wanted) -> Replica {
     Replica {
         kernel: kernel.clone(),
         incarnation,
-        wanted,
+        hot: wanted.hot,
+        wanted: wanted.replicas,
     }
 }
 
@@ -234,12 +266,16 @@ mod tests {
         let found = ToSeat::Found {
             kernel: "k".into(),
             incarnation: Incarnation(7),
-            wanted: 3,
+            wanted: Wanted {
+                replicas: 3,
+                hot: true,
+            },
             state: Box::new(State::new()),
         };
         let attach = ToSeat::Attach {
             kernel: "k".into(),
             incarnation: Incarnation(7),
+            hot: true,
         };
         let spare = ToSeat::Spare { number: 3 };
         for word in [attach, found, spare, ToSeat::Propose(entry()), ToSeat::Over] {

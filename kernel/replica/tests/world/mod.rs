@@ -305,6 +305,7 @@ pub async fn with_spare(
             durable: Durable::No,
             interrupt: Interrupt::default(),
             replicas: Replicas::One,
+            hot_standby: false,
         },
         takeover: Some(Takeover {
             size: StepSize {
@@ -326,7 +327,7 @@ pub async fn with_spare(
         place: Place::local(),
         leases,
         file,
-        standby: false,
+        turn: hop_protocol::step::Turn::Now,
     };
     let play = async {
         let (out, queue) = mpsc::unbounded_channel();

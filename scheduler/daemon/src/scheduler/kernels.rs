@@ -1,13 +1,14 @@
 //! Kernels as their users see and steer them: listed, moved, put to sleep, woken, forgotten.
 
 use super::kept::Asleep;
+use super::registry::Registered;
 use super::requests::{Answer, DONE};
 use super::{JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::views;
 use hop_api::message::{
-    Event, Explanation, HibernateTarget, KernelRow, KernelState, KernelsQuery, Refusal, ReplicaRow, Request,
-    Response,
+    Event, Explanation, HibernateTarget, KernelRow, KernelState, KernelsQuery, Refusal, ReplicaRole,
+    ReplicaRow, Request, Response,
 };
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
 use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
@@ -144,6 +145,11 @@ impl Scheduler {
         let mut said = Vec::new();
         if self.kept.asleep(kernel).is_some() {
             said.push("The kernel sleeps: its state is in its user's home.".to_owned());
+        }
+        if let Some((id, executor)) = self.registry.executor(kernel)
+            && !executor.standbys.is_empty()
+        {
+            said.push(roles(id.incarnation, executor));
         }
         if let Some(m) = self.kept.moving(kernel) {
             let (to, cause) = (&m.row.to, m.row.cause);
@@ -424,6 +430,23 @@ fn asleep_row(kernel: &KernelId, asleep: &Asleep) -> KernelRow {
         mem_mib: 0,
         stayed: None,
     }
+}
+
+/// What each replica of a kernel is there for.
+fn roles(me: Incarnation, executor: &Registered) -> String {
+    let standbys = executor.standbys.iter().map(|s| {
+        let has = match s.role {
+            ReplicaRole::Hot => "its variables as well",
+            ReplicaRole::Executor | ReplicaRole::Warm => "its log",
+        };
+        format!("replica {} on {} has {has}", s.incarnation, s.node)
+    });
+    let standbys: Vec<String> = standbys.collect();
+    format!(
+        "Its replica {me} on {} runs its cells; {}.",
+        executor.node,
+        standbys.join(", ")
+    )
 }
 
 fn stays(what: &str, kernel: &KernelId, why: &str) -> Refusal {

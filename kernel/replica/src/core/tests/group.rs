@@ -372,6 +372,54 @@ fn a_seat_that_ends_hands_over_to_the_member_that_is_prepared() {
     assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
 }
 
+/// Its seat says that the third member keeps the kernel's variables, or doesn't.
+fn becomes(world: &mut World, hot: bool) -> Vec<String> {
+    let entry = Entry::Join {
+        incarnation: Incarnation(3),
+        seat: JobId(3),
+        node: "n3".into(),
+        hot,
+    };
+    let index = world.core.applied_index().next();
+    world.input(Input::Applied { index, entry })
+}
+
+#[test]
+fn hopd_hears_which_standby_is_hot_and_a_move_there_needs_no_preparation() {
+    let mut world = grown();
+    assert_eq!(becomes(&mut world, true), ["hopd: up"]);
+    assert_eq!(
+        world.asked_to_move(3, MoveCause::Drain),
+        ["agent: state.flush"],
+        "its process has the variables already"
+    );
+
+    let mut world = grown();
+    becomes(&mut world, true);
+    assert_eq!(becomes(&mut world, false), ["hopd: up"]);
+    assert_eq!(
+        world.asked_to_move(3, MoveCause::Drain),
+        ["front: note move-asked"]
+    );
+}
+
+#[test]
+fn a_seat_that_ends_hands_over_to_the_hot_standby() {
+    let mut world = grown();
+    becomes(&mut world, true);
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    world.commit();
+    world.input(terminated());
+    world.answer(2, json!({}));
+    world.synced(1);
+    world.commit();
+    world.input(Input::Rested);
+    let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
+    assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
+}
+
 #[test]
 fn a_process_that_has_followed_the_log_restores_nothing() {
     let said = json!({"lost": {"f": "a socket"}, "notices": [], "unmovable": []});

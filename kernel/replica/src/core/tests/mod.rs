@@ -83,6 +83,7 @@ impl World {
                 _ => Interrupt::Signal,
             },
             replicas,
+            hot_standby: false,
         };
         let identity = Identity {
             kernel: "k".into(),
