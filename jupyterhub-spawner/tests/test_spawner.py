@@ -65,7 +65,11 @@ async def test_sbatch_gets_what_the_profile_says_and_no_more() -> None:
         {
             "slug": "big",
             "display_name": "Big <b>",
-            "override": {"mem_mib": 4096, "partition": "long", "sbatch_options": ["--exclusive", "--mail-type=BEGIN"]},
+            "override": {
+                "mem_mib": 4096,
+                "partition": "long",
+                "sbatch_options": ["--exclusive", "--mail-type=BEGIN"],
+            },
         },
     ]
     made = spawner(profile_list=every, sbatch_options=["--nice"])
