@@ -148,9 +148,20 @@ impl Core {
     }
 
     fn check_tickets(&self) -> Result<(), Insane> {
+        let tickets = &self.supply.tickets;
+        hold!(
+            *tickets == tickets.listed_anew(),
+            "the pilots that were asked for are listed wrongly: {tickets:?}"
+        );
+        for t in tickets.values() {
+            hold!(
+                t.bursts == self.bursts(t.partition.as_ref(), t.node),
+                "a pilot that was asked for bursts, or not: {t:?}"
+            );
+        }
         for (i, node) in self.supply.nodes.iter() {
-            let coming = self.supply.tickets.values().filter(|t| t.node == Some(i));
-            let coming: u16 = coming.map(|t| t.gpus).sum();
+            let here = self.supply.tickets.values().filter(|t| t.node == Some(i));
+            let coming: u16 = here.map(|t| t.gpus).sum();
             hold!(
                 coming == 0 || coming + self.gpus_up(i) <= node.gpus,
                 "node {}: pilots of {coming} GPUs are waited for, which have no room beside the {} there",

@@ -405,7 +405,7 @@ impl Core {
 
     pub(crate) fn note_ticket(&self, ticket: u64, out: &mut Vec<Output>) {
         let value = || {
-            self.supply.tickets.get(&ticket).map(|t| {
+            self.supply.tickets.get(ticket).map(|t| {
                 Value::Ticket(TicketImage {
                     pool: self.supply.pools[t.pool].config.name.clone(),
                     partition: t.partition.clone(),

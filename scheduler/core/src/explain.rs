@@ -441,9 +441,9 @@ impl Core {
             }
         }
         if pilots == 0 {
-            let here = |n: Idx<Node>| k.able().any(|r| r.node == n);
-            let coming = |t: &crate::state::Ticket| t.pool == k.pool && t.node.is_none_or(here);
-            let coming = self.supply.tickets.values().any(coming);
+            let tickets = &self.supply.tickets;
+            let here = k.able().flat_map(|r| tickets.on(r.node)).map(|(_, t)| t);
+            let coming = here.chain(tickets.anywhere()).any(|t| t.pool == k.pool);
             return Reason::NoPilot {
                 pool: pool.config.name.clone(),
                 coming,
@@ -508,8 +508,7 @@ impl Core {
     fn estimate_by(&self, cell: Idx<Cell>, basis: Basis, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
-        let this = Some((cell, c.seq));
-        let booting = self.supply.tickets.values().find(|t| t.cell == this);
+        let booting = self.supply.tickets.for_cell((cell, c.seq)).next();
         let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {

@@ -34,6 +34,13 @@ impl Core {
             self.supply.pools[pool].nodes.push(i);
         }
         // The node may be a burst partition's since now.
+        let coming: Vec<u64> = self.supply.tickets.on(i).map(|(number, _)| number).collect();
+        for number in coming {
+            let burst = self.is_burst(i);
+            self.supply
+                .tickets
+                .change(number, |t| t.bursts = burst || t.partition.is_some());
+        }
         for pilot in self.supply.nodes[i].pilots.clone() {
             self.tally_pilot(pilot);
         }
@@ -66,20 +73,14 @@ impl Core {
         self.supply.nodes[node].burst.is_some()
     }
 
-    /// The ticket is for a burst partition.
-    pub(crate) fn bursts(&self, ticket: &Ticket) -> bool {
-        ticket.partition.is_some() || ticket.node.is_some_and(|n| self.is_burst(n))
+    /// Whether a ticket for the partition or the node is for a burst partition.
+    pub(crate) fn bursts(&self, partition: Option<&String>, node: Option<Idx<Node>>) -> bool {
+        partition.is_some() || node.is_some_and(|n| self.is_burst(n))
     }
 
     /// Pilots that lend or will lend, on the pool's own nodes.
     pub(crate) fn pilots_coming(&self, pool: Idx<Pool>) -> u32 {
-        let coming = self
-            .supply
-            .tickets
-            .values()
-            .filter(|t| t.pool == pool && !self.bursts(t))
-            .count();
-        self.supply.pools[pool].tally.pilots + coming as u32
+        self.supply.pools[pool].tally.pilots + self.supply.tickets.own(pool).pilots
     }
 
     pub(crate) fn submit_pilot(
@@ -97,6 +98,7 @@ impl Core {
             pool,
             partition: partition.clone(),
             node,
+            bursts: self.bursts(partition.as_ref(), node),
             gpus: gpus.unwrap_or(whole),
             job: None,
             at: self.now,
@@ -118,8 +120,7 @@ impl Core {
     }
 
     pub(crate) fn pilot_queued(&mut self, ticket: u64, job: JobId, out: &mut Vec<Output>) {
-        if let Some(t) = self.supply.tickets.get_mut(&ticket) {
-            t.job = Some(job);
+        if self.supply.tickets.change(ticket, |t| t.job = Some(job)) {
             self.note_ticket(ticket, out);
             // Its agent may have spoken before sbatch's answer was read.
             if self.supply.pilot_by_job.contains_key(&job) {
@@ -129,7 +130,7 @@ impl Core {
     }
 
     pub(crate) fn pilot_failed(&mut self, ticket: u64, out: &mut Vec<Output>) {
-        if let Some(t) = self.supply.tickets.get(&ticket) {
+        if let Some(t) = self.supply.tickets.get(ticket) {
             let pool = t.pool;
             self.drop_ticket(ticket, out);
             self.at(self.now + RETRY, Timer::Scale(pool));
@@ -137,7 +138,7 @@ impl Core {
     }
 
     pub(crate) fn drop_ticket(&mut self, ticket: u64, out: &mut Vec<Output>) {
-        let dropped = self.supply.tickets.remove(&ticket);
+        let dropped = self.supply.tickets.remove(ticket);
         if let Some(node) = dropped.and_then(|t| t.node) {
             self.list_node(node);
         }
@@ -149,12 +150,8 @@ impl Core {
     pub(crate) fn pilot_up(&mut self, up: PilotUp, out: &mut Vec<Output>) {
         let pool = self.pool_index(&up.pool);
         let node = self.node_index(&up.node, pool);
-        let ticket = self
-            .supply
-            .tickets
-            .iter()
-            .find(|(_, t)| t.job == Some(up.pilot))
-            .map(|(&n, t)| (n, t.clone()));
+        let ticket = self.supply.tickets.of(up.pilot);
+        let ticket = ticket.map(|(n, t)| (n, t.clone()));
         let known = self.supply.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
         if let Some((ticket, t)) = ticket {
@@ -480,13 +477,7 @@ impl Core {
     }
 
     pub(crate) fn pilot_lost(&mut self, job: JobId, cause: EndCause, out: &mut Vec<Output>) {
-        let ticket = self
-            .supply
-            .tickets
-            .iter()
-            .find(|(_, t)| t.job == Some(job))
-            .map(|(&n, _)| n);
-        if let Some(ticket) = ticket {
+        if let Some(ticket) = self.supply.tickets.of(job).map(|(n, _)| n) {
             self.pilot_failed(ticket, out);
         }
         let Some(&i) = self.supply.pilot_by_job.get(&job) else {

@@ -268,7 +268,7 @@ impl Core {
     }
 
     fn foresee_on(&mut self, pool: Idx<Pool>, node: Idx<Node>, refill: f64, out: &mut Vec<Output>) {
-        let coming = self.supply.tickets.values().any(|t| t.node == Some(node));
+        let coming = self.supply.tickets.on(node).next().is_some();
         let free = self.spare_gpus(node);
         if self.supply.nodes[node].down || coming || free == 0 {
             return;

@@ -98,8 +98,8 @@ impl Core {
         let k = &self.work.kernels[self.work.cells[cell].kernel];
         let coming = k
             .able()
-            .filter_map(|r| self.supply.tickets.values().find(|t| t.node == Some(r.node)))
-            .map(|t| self.up_in(t))
+            .filter_map(|r| self.supply.tickets.on(r.node).next())
+            .map(|(_, t)| self.up_in(t))
             .min();
         let free = self.estimate(cell).unwrap_or(Span(u64::MAX / 4));
         coming.map_or(free, |c| c.min(free))

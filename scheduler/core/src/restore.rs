@@ -167,6 +167,7 @@ impl Core {
             ticket,
             Ticket {
                 pool,
+                bursts: self.bursts(image.partition.as_ref(), node),
                 partition: image.partition,
                 node,
                 gpus: image.gpus,

@@ -70,8 +70,8 @@ impl Core {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let pool = k.pool;
-        let unplaced = |t: &Ticket| t.pool == pool && t.node.is_none();
-        if self.is_served(cell) || self.supply.tickets.values().any(unplaced) {
+        let unplaced = || self.supply.tickets.anywhere().any(|t| t.pool == pool);
+        if self.is_served(cell) || unplaced() {
             return;
         }
         let size = self.size_for(cell);
@@ -103,11 +103,7 @@ impl Core {
             self.work.cells[cell].seq,
         );
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.supply
-            .tickets
-            .get_mut(&ticket)
-            .expect("it was just made")
-            .cell = Some((cell, seq));
+        self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
     }
 
     /// Whether a large enough pilot is on a node of the cell's kernel, or on its way there.
@@ -123,11 +119,7 @@ impl Core {
             }
         };
         let here = |n: Idx<Node>| {
-            let coming = self
-                .supply
-                .tickets
-                .values()
-                .any(|t| t.pool == k.pool && t.node == Some(n));
+            let coming = self.supply.tickets.on(n).any(|(_, t)| t.pool == k.pool);
             coming || self.supply.nodes[n].pilots.iter().any(lends)
         };
         k.able().any(|r| here(r.node))
@@ -236,8 +228,8 @@ impl Core {
     }
 
     pub(crate) fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
-        let this = Some((cell, self.work.cells[cell].seq));
-        self.supply.tickets.values().any(|t| t.cell == this)
+        let this = (cell, self.work.cells[cell].seq);
+        self.supply.tickets.for_cell(this).next().is_some()
     }
 
     /// Starts a pilot on the node, after idle pilots that are in the way are given back.
@@ -264,17 +256,12 @@ impl Core {
             return;
         }
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.supply
-            .tickets
-            .get_mut(&ticket)
-            .expect("it was just made")
-            .cell = cell;
+        self.supply.tickets.change(ticket, |t| t.cell = cell);
     }
 
     /// GPUs of the node that no pilot has or will have. An ending pilot without leases counts as gone.
     pub(crate) fn spare_gpus(&self, node: Idx<Node>) -> u16 {
-        let coming = self.supply.tickets.values().filter(|t| t.node == Some(node));
-        let coming: u16 = coming.map(|t| t.gpus).sum();
+        let coming: u16 = self.supply.tickets.on(node).map(|(_, t)| t.gpus).sum();
         let all = self.supply.nodes[node].gpus;
         all.saturating_sub(self.gpus_up(node) + coming)
     }
@@ -300,22 +287,15 @@ impl Core {
     /// pilots' GPUs, and their cells with them.
     pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let mut room = self.supply.nodes[node].gpus.saturating_sub(self.gpus_up(node));
-        let here: Vec<u64> = self
-            .supply
-            .tickets
-            .iter()
-            .filter(|(_, t)| t.node == Some(node))
-            .map(|(&n, _)| n)
-            .collect();
+        let here = self.supply.tickets.on(node).map(|(n, t)| (n, t.clone()));
+        let here: Vec<(u64, Ticket)> = here.collect();
         let mut left_out = Vec::new();
-        for ticket in here {
-            let t = &self.supply.tickets[&ticket];
-            if t.gpus <= room {
-                room -= t.gpus;
+        for (ticket, Ticket { gpus, job, cell, .. }) in here {
+            if gpus <= room {
+                room -= gpus;
                 continue;
             }
-            left_out.extend(t.cell);
-            let job = t.job;
+            left_out.extend(cell);
             self.drop_ticket(ticket, out);
             out.push(Output::CancelPilot { ticket, job });
         }
@@ -386,13 +366,7 @@ impl Core {
 
     /// GPUs of the pilots that lend or will lend, on the pool's own nodes.
     pub(crate) fn gpus_coming(&self, pool: Idx<Pool>) -> u32 {
-        let coming = self
-            .supply
-            .tickets
-            .values()
-            .filter(|t| t.pool == pool && !self.bursts(t));
-        let coming = coming.map(|t| u32::from(t.gpus));
-        self.supply.pools[pool].tally.gpus + coming.sum::<u32>()
+        self.supply.pools[pool].tally.gpus + self.supply.tickets.own(pool).gpus
     }
 
     /// The pool's own partition has no room: pilots in a burst partition, if waiting takes longer than their boot.
@@ -486,13 +460,8 @@ impl Core {
         let Some(home) = self.own_node(c.kernel) else {
             return false;
         };
-        let this = Some((cell, c.seq));
-        if self
-            .supply
-            .tickets
-            .values()
-            .any(|t| t.cell == this && t.node == Some(home))
-        {
+        let mut coming = self.supply.tickets.for_cell((cell, c.seq));
+        if coming.any(|t| t.node == Some(home)) {
             return true;
         }
         let size = self.size_for(cell);

@@ -1,5 +1,9 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
+mod tickets;
+
+pub(crate) use tickets::{Ticket, Tickets};
+
 use crate::config::{Limit, PoolConfig};
 use crate::index::{Idx, Places, Slab, Table};
 use crate::input::PoolOffers;
@@ -21,7 +25,7 @@ pub(crate) struct Supply {
     pub pools: Table<Pool>,
     pub nodes: Table<Node>,
     pub pilots: Slab<Pilot>,
-    pub tickets: BTreeMap<u64, Ticket>,
+    pub tickets: Tickets,
     pub next_ticket: u64,
     /// Nodes without a hold where a pilot has free GPUs.
     pub open: Places<Node>,
@@ -415,19 +419,6 @@ impl Pilot {
         let fits = |g: &usize| self.groups[*g].fits(need);
         (0..self.groups.len()).filter(fits).map(Some).collect()
     }
-}
-
-/// A pilot that was asked for and isn't up.
-#[derive(Debug, Clone)]
-pub(crate) struct Ticket {
-    pub pool: Idx<Pool>,
-    pub partition: Option<String>,
-    pub node: Option<Idx<Node>>,
-    pub gpus: u16,
-    pub job: Option<JobId>,
-    pub at: Timestamp,
-    /// Waiting cell for which the pilot was started, by index and sequence number.
-    pub cell: Option<(Idx<Cell>, u64)>,
 }
 
 #[derive(Debug)]
