@@ -113,14 +113,18 @@ impl Core {
         let mut crowded: Vec<(Timestamp, Idx<Kernel>, Idx<Node>, u32)> = crowded.collect();
         crowded.sort_unstable();
         let mut moves = Vec::new();
+        // No node has room for so many GPUs.
+        let mut too_many = u32::MAX;
         for (_, kernel, from, gpus) in crowded {
             // Another may have made room there by now.
-            if moves.len() == AT_ONCE || room(&asked, from).is_some() {
+            if moves.len() == AT_ONCE || gpus >= too_many || room(&asked, from).is_some() {
                 continue;
             }
             let Some(to) = self.roomy_node(pool, &asked, gpus) else {
+                too_many = gpus;
                 continue;
             };
+            too_many = u32::MAX;
             *asked.entry(from).or_default() -= gpus;
             *asked.entry(to).or_default() += gpus;
             moves.push((kernel, self.work.kernels[kernel].replicas[0].incarnation, to));

@@ -222,6 +222,7 @@ impl Core {
             self.check_cell(i)?;
         }
         self.check_holds()?;
+        self.check_held_nodes()?;
         for (i, c) in self.work.cells.iter() {
             hold!(
                 !self.could_start(i) || self.would_backfill(i),
@@ -335,6 +336,11 @@ impl Core {
                 hold!(knows, "node {} is held for a cell that doesn't know", node.name);
             }
             hold!(
+                self.supply.held.contains(n) == node.held_for.is_some(),
+                "node {} is listed as held for a cell, or not",
+                node.name
+            );
+            hold!(
                 self.supply.open.contains(n) == self.is_open(n),
                 "node {} is listed as open, or not",
                 node.name
@@ -362,19 +368,6 @@ impl Core {
                 hold!(counted, "cell {} competes where nobody knows of it", c.id);
             }
         }
-        for (i, pool) in self.supply.pools.iter() {
-            let nodes = self.supply.nodes.values().filter(|n| n.pool == i);
-            let mut held_for = BTreeMap::new();
-            for cell in nodes.filter_map(|n| n.held_for) {
-                *held_for.entry(cell).or_default() += 1;
-            }
-            hold!(
-                held_for == pool.held_for,
-                "pool {}: nodes are held for {held_for:?}, {:?} counted",
-                pool.config.name,
-                pool.held_for
-            );
-        }
         let classes = || self.work.arenas.values().flat_map(|a| a.classes.values());
         for class in classes() {
             let before = match class.pending.first() {
@@ -393,6 +386,31 @@ impl Core {
             waiting == entered,
             "{entered} cells compete, {waiting} are counted"
         );
+        Ok(())
+    }
+
+    /// The pools' lists and counts of held nodes.
+    fn check_held_nodes(&self) -> Result<(), Insane> {
+        for (i, pool) in self.supply.pools.iter() {
+            let nodes = self.supply.nodes.values().filter(|n| n.pool == i);
+            let spare = pool.lanes.spare.iter();
+            let bare = spare.filter(|(_, n)| self.supply.nodes[*n].held_for.is_none());
+            hold!(
+                bare.eq(&pool.lanes.bare),
+                "pool {}: spare GPUs of nodes without a hold are listed wrongly",
+                pool.config.name
+            );
+            let mut held_for = BTreeMap::new();
+            for cell in nodes.filter_map(|n| n.held_for) {
+                *held_for.entry(cell).or_default() += 1;
+            }
+            hold!(
+                held_for == pool.held_for,
+                "pool {}: nodes are held for {held_for:?}, {:?} counted",
+                pool.config.name,
+                pool.held_for
+            );
+        }
         Ok(())
     }
 

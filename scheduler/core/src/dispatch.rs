@@ -104,11 +104,8 @@ impl Core {
     /// Whether it is worth a look if the cell could start: on an open node, on a held one as a cell of better rank or by
     /// backfill, or on cores alone. Often all nodes are held, and nearly all cells wait behind the holders.
     fn may_start(&self, cell: Idx<Cell>, holds: Option<Holds>) -> bool {
-        let c = &self.work.cells[cell];
-        let on_a_held_node = |h: Holds| c.rank <= h.last || h.may_be_backfilled && self.is_believed(c.kernel);
-        c.need.gpus == 0
-            || holds.is_some_and(on_a_held_node)
-            || self.work.kernels[c.kernel]
+        self.may_start_on_held(cell, holds)
+            || self.work.kernels[self.work.cells[cell].kernel]
                 .replicas
                 .iter()
                 .any(|r| self.supply.open.contains(r.node))

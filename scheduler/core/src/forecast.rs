@@ -268,9 +268,8 @@ impl Core {
     }
 
     fn foresee_on(&mut self, pool: Idx<Pool>, node: Idx<Node>, refill: f64, out: &mut Vec<Output>) {
-        let coming = self.supply.tickets.on(node).next().is_some();
-        let free = self.spare_gpus(node);
-        if self.supply.nodes[node].down || coming || free == 0 {
+        let free = self.supply.nodes[node].listed;
+        if free == 0 || self.supply.tickets.on(node).next().is_some() {
             return;
         }
         let demands = self.demands(pool, node, None);

@@ -93,6 +93,13 @@ impl Core {
         })
     }
 
+    /// Whether a held node may take the cell: as one of better rank, by backfill, or on cores alone.
+    pub(crate) fn may_start_on_held(&self, cell: Idx<Cell>, holds: Option<Holds>) -> bool {
+        let c = &self.work.cells[cell];
+        let takes = |h: Holds| c.rank <= h.last || h.may_be_backfilled && self.is_believed(c.kernel);
+        c.need.gpus == 0 || holds.is_some_and(takes)
+    }
+
     /// Whether the holder's nodes may be backfilled still.
     fn may_be_backfilled(&self, holder: &Cell) -> bool {
         let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
@@ -328,8 +335,18 @@ impl Core {
             None => _ = pool.unheld.remove(node),
         }
         match cell {
-            Some(cell) => *pool.held_for.entry(cell).or_default() += 1,
-            None => _ = pool.unheld.insert(node),
+            Some(cell) => {
+                *pool.held_for.entry(cell).or_default() += 1;
+                pool.lanes.bare.remove(&(n.listed, node));
+                self.supply.held.insert(node);
+            }
+            None => {
+                pool.unheld.insert(node);
+                if n.listed > 0 {
+                    pool.lanes.bare.insert((n.listed, node));
+                }
+                self.supply.held.remove(node);
+            }
         }
         self.list_open(node);
     }

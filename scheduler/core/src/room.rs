@@ -167,11 +167,15 @@ impl Core {
         let n = &mut self.supply.nodes[node];
         self.supply.pools[n.pool].balance.set(None);
         let old = std::mem::replace(&mut n.listed, new);
-        let spare = &mut self.supply.pools[n.pool].lanes.spare;
+        let lanes = &mut self.supply.pools[n.pool].lanes;
         if old != new {
-            spare.remove(&(old, node));
+            lanes.spare.remove(&(old, node));
+            lanes.bare.remove(&(old, node));
             if new > 0 {
-                spare.insert((new, node));
+                lanes.spare.insert((new, node));
+                if n.held_for.is_none() {
+                    lanes.bare.insert((new, node));
+                }
             }
         }
     }
@@ -189,14 +193,26 @@ impl Core {
         let c = &self.work.cells[cell];
         let lanes = &self.supply.pools[self.work.kernels[c.kernel].pool].lanes;
         let pilots = lanes.free.range(at_least(c.need.gpus)).map(|&(_, p)| p);
-        pilots.filter(move |&p| self.room(p, cell).is_some())
+        self.not_held(pilots, cell)
+            .filter(move |&p| self.room(p, cell).is_some())
     }
 
     /// Pilots anywhere in the cell's pool where idle leases might make room for it.
     pub(crate) fn idle_anywhere(&self, cell: Idx<Cell>) -> impl Iterator<Item = Idx<Pilot>> + '_ {
         let c = &self.work.cells[cell];
         let lanes = &self.supply.pools[self.work.kernels[c.kernel].pool].lanes;
-        lanes.idle.range(at_least(c.need.gpus)).map(|&(_, p)| p)
+        let pilots = lanes.idle.range(at_least(c.need.gpus)).map(|&(_, p)| p);
+        self.not_held(pilots, cell)
+    }
+
+    /// Leaves out pilots on held nodes if no held node may take the cell.
+    fn not_held<'a>(
+        &'a self,
+        pilots: impl Iterator<Item = Idx<Pilot>> + 'a,
+        cell: Idx<Cell>,
+    ) -> impl Iterator<Item = Idx<Pilot>> + 'a {
+        let any = self.may_start_on_held(cell, self.holds());
+        pilots.filter(move |&p| any || !self.supply.held.contains(self.supply.pilots[p].node))
     }
 
     /// Whether cells of this shape could start on the node now, beside the cells with reservations there.

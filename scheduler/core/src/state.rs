@@ -27,6 +27,8 @@ pub(crate) struct Supply {
     pub pilots: Slab<Pilot>,
     pub tickets: Tickets,
     pub next_ticket: u64,
+    /// Nodes held for a cell.
+    pub held: Places<Node>,
     /// Nodes without a hold where a pilot has free GPUs.
     pub open: Places<Node>,
     /// slurmctld doesn't answer, and without it no step starts.
@@ -263,6 +265,8 @@ pub(crate) struct Lanes {
     pub idle: BTreeSet<(u16, Idx<Pilot>)>,
     /// Nodes in service, by the GPUs outside all present and coming pilots.
     pub spare: BTreeSet<(u16, Idx<Node>)>,
+    /// Those of them that are not held.
+    pub bare: BTreeSet<(u16, Idx<Node>)>,
 }
 
 /// A pilot's numbers of GPUs in [`Lanes`], and further facts in frequent use.
