@@ -119,7 +119,8 @@ class Person:
 
     def begin(self) -> None:
         self.notes.unlink(missing_ok=True)
-        self.book.start(env=THREE)
+        # The first one has a hot standby.
+        self.book.start(env=THREE | {"GRESSHOPPER_HOT_STANDBY": str(int(self.number == 0))})
         self.set_up()
 
     def set_up(self) -> None:

@@ -3,7 +3,7 @@
 //! Two kinds of kernels are moved. The move takes a few seconds while the user waits for nothing.
 //! - A kernel of one replica whose node is crowded: the kernels there may together ask for more GPUs than it has.
 //!   Nobody knew their needs when they were placed. It goes to a node with room for its need beside those of all
-//!   others, where a pilot can always be started. Otherwise its next cell may have to go elsewhere, and wait for all
+//!   others, where a pilot is, or can always be started. Otherwise its next cell may have to go elsewhere, and wait for all
 //!   memory of the kernel.
 //! - A kernel of several replicas that is expected back within hours and would find no GPU. A replica goes to where a
 //!   pilot lies idle. Two replicas stay: the last executor, which has the namespace ready, and the replica on the
@@ -35,8 +35,7 @@ const AT_ONCE: usize = 2;
 impl Core {
     /// Begins moves for kernels on crowded nodes, and for the stranded kernels that are expected back first.
     pub(crate) fn move_ahead(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
-        let config = &self.supply.pools[pool].config;
-        if !config.migrate.as_ref().is_some_and(|m| m.ahead) {
+        if !self.moves_ahead(pool) {
             return;
         }
         self.move_apart(pool, out);
@@ -59,6 +58,11 @@ impl Core {
                 self.begin_move(kernel, victim, node, MoveCause::Ahead, out);
             }
         }
+    }
+
+    pub(crate) fn moves_ahead(&self, pool: Idx<Pool>) -> bool {
+        let config = &self.supply.pools[pool].config;
+        config.migrate.as_ref().is_some_and(|m| m.ahead)
     }
 
     /// Whether there is a pilot to which a kernel could be moved: else no kernel need be looked at.
@@ -98,7 +102,7 @@ impl Core {
         }
         p.looked_apart = Some(self.now);
         let room = |asked: &BTreeMap<Idx<Node>, u32>, node: Idx<Node>| {
-            let all = u32::from(self.supply.nodes[node].gpus);
+            let all = self.gpus_for(pool, node);
             all.checked_sub(asked.get(&node).copied().unwrap_or_default())
         };
         let mut asked = self.supply.pools[pool].tally.asked_on.clone();
@@ -120,7 +124,7 @@ impl Core {
             if moves.len() == AT_ONCE || gpus >= too_many || room(&asked, from).is_some() {
                 continue;
             }
-            let Some(to) = self.roomy_node(pool, &asked, gpus) else {
+            let Some(to) = self.roomy_node(kernel, &asked, gpus) else {
                 too_many = gpus;
                 continue;
             };
@@ -134,18 +138,37 @@ impl Core {
         }
     }
 
-    /// The fullest of the pool's own nodes with room for so many GPUs beside all that may be asked for there.
-    fn roomy_node(&self, pool: Idx<Pool>, asked: &BTreeMap<Idx<Node>, u32>, gpus: u32) -> Option<Idx<Node>> {
+    /// GPUs of the node that the pool can lend: those of its pilots or, where pilots follow demand, all.
+    fn gpus_for(&self, pool: Idx<Pool>, node: Idx<Node>) -> u32 {
+        if self.scale(pool).is_some() {
+            return self.supply.nodes[node].gpus.into();
+        }
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let ours = pilots.filter(|&&p| self.supply.pilots[p].pool == pool);
+        ours.filter_map(|&p| self.pilots_part(p)).map(u32::from).sum()
+    }
+
+    /// The fullest of the pool's own nodes with room for so many GPUs beside all that may be asked for there, one with a
+    /// standby of the kernel first.
+    fn roomy_node(
+        &self,
+        kernel: Idx<Kernel>,
+        asked: &BTreeMap<Idx<Node>, u32>,
+        gpus: u32,
+    ) -> Option<Idx<Node>> {
         let here = |n: Idx<Node>| asked.get(&n).copied().unwrap_or_default();
+        let k = &self.work.kernels[kernel];
+        let stands_by = |n: Idx<Node>| k.standbys.iter().any(|s| s.node == n);
+        let pool = k.pool;
         let nodes = self.supply.pools[pool].nodes.iter().copied();
         let roomy = nodes.filter(|&n| {
             let node = &self.supply.nodes[n];
             !node.down
                 && !self.is_burst(n)
                 && node.held_for.is_none()
-                && here(n) + gpus <= u32::from(node.gpus)
+                && here(n) + gpus <= self.gpus_for(pool, n)
         });
-        roomy.max_by_key(|&n| (here(n), std::cmp::Reverse(n)))
+        roomy.max_by_key(|&n| (stands_by(n), here(n), std::cmp::Reverse(n)))
     }
 
     // --- to where a pilot lies idle ---

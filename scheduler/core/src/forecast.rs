@@ -237,16 +237,15 @@ impl Core {
 
     // --- ahead of need ---
 
-    /// Starts pilots where cells are expected that would find no GPU.
+    /// Starts pilots where cells are expected that would find no GPU, and moves kernels ahead of need.
     pub(crate) fn foresee(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         self.supply.pools[pool].foreseeing = None;
-        if self.scale(pool).is_none_or(|s| !s.learn) {
-            return;
-        }
-        let refill = self.refill(pool);
-        for node in self.worth_a_look(pool) {
-            if !self.covers_all(pool, 0) {
-                self.foresee_on(pool, node, refill, out);
+        if self.scale(pool).is_some_and(|s| s.learn) {
+            let refill = self.refill(pool);
+            for node in self.worth_a_look(pool) {
+                if !self.covers_all(pool, 0) {
+                    self.foresee_on(pool, node, refill, out);
+                }
             }
         }
         self.move_ahead(pool, out);
@@ -309,7 +308,8 @@ impl Core {
     pub(crate) fn foresee_in(&mut self, pool: Idx<Pool>, span: Span) {
         let when = self.now + span;
         let set = self.supply.pools[pool].foreseeing;
-        if self.scale(pool).is_none_or(|s| !s.learn) || set.is_some_and(|w| w <= when) {
+        let learns = self.scale(pool).is_some_and(|s| s.learn);
+        if !(learns || self.moves_ahead(pool)) || set.is_some_and(|w| w <= when) {
             return;
         }
         if let Some(old) = set {

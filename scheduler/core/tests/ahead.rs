@@ -111,6 +111,44 @@ fn nobody_is_moved_for_who_is_not_expected_within_hours() {
     assert_eq!(moves(&mut w, 3600), [], "{k} is gone for days");
 }
 
+/// The same with pilots that stay, on the first two nodes or on the first alone.
+#[test]
+fn they_are_moved_apart_to_a_pilot_where_pilots_do_not_follow_demand() {
+    for (pilots, moved) in [(&["n0", "n1"][..], 1), (&["n0"], 0)] {
+        let mut pool = PoolConfig::fixed("main", pilots.len() as u32, 2, 8);
+        pool.migrate = Some(Migrate::default());
+        let mut w = World::new(1, Config::default(), pool);
+        for n in 0..3 {
+            w.tell(Input::Node(facts(&format!("n{n}"))));
+        }
+        for node in pilots {
+            w.pilot(node, 2, 8);
+        }
+        w.kernel("a", "ada", &["n0"], 2);
+        w.kernel("b", "bob", &["n0"], 2);
+        let made = moves(&mut w, 750);
+        assert_eq!(made.len(), moved, "{pilots:?}: {made:?}");
+        assert!(made.iter().all(|(_, to)| to == "n1"), "{made:?}");
+    }
+}
+
+#[test]
+fn a_kernel_is_moved_apart_to_its_own_standby() {
+    let mut w = three_nodes(true);
+    let a = w.kernel("a", "ada", &["n0"], 2);
+    let b = w.kernel("b", "bob", &["n0"], 2);
+    for k in [a, b] {
+        let standby = hop_core::Standby {
+            incarnation: hop_words::id::Incarnation(7),
+            node: "n2".into(),
+            seat: hop_words::id::JobId(77),
+        };
+        w.stands_by(&k, vec![standby]);
+    }
+    let made = moves(&mut w, 750);
+    assert!(matches!(&made[..], [(_, to)] if to == "n2"), "{made:?}");
+}
+
 #[test]
 fn kernels_that_share_a_node_too_small_for_both_are_moved_apart_once_quiet() {
     for (gpus, ahead, moved) in [(2, true, 1), (1, true, 0), (2, false, 0)] {

@@ -10,6 +10,14 @@ use hop_words::need::Need;
 use hop_words::time::Span;
 use world::{World, facts};
 
+/// Moves for cells that wait, and none ahead of them.
+fn for_who_waits() -> Option<Migrate> {
+    Some(Migrate {
+        ahead: false,
+        ..Migrate::default()
+    })
+}
+
 /// Three nodes of two GPUs with a pilot on each, and a kernel on the first.
 fn world(migrate: Option<Migrate>) -> (World, KernelId) {
     let mut pool = PoolConfig::fixed("main", 0, 2, 8);
@@ -116,7 +124,7 @@ fn a_quick_past_makes_nobody_impatient() {
 
 /// All of n0's GPUs are taken for long, and others are free.
 fn crowded(fixed: Option<&str>) -> Vec<Output> {
-    let (mut w, k) = world(Some(Migrate::default()));
+    let (mut w, k) = world(for_who_waits());
     let other = w.kernel("other", "bob", &["n0"], 2);
     let (_, _) = w.submit(&other, Need::gpus(2));
     w.settle();
@@ -158,7 +166,7 @@ fn another(kernel: &KernelId, avoid: &[&str]) -> PlaceKernel {
 
 #[test]
 fn a_kernel_with_standbys_goes_to_one_that_has_free_gpus() {
-    let (mut w, k) = world(Some(Migrate::default()));
+    let (mut w, k) = world(for_who_waits());
     let other = w.kernel("other", "bob", &["n0"], 2);
     w.submit(&other, Need::gpus(2));
     w.settle();
