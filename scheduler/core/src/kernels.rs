@@ -144,6 +144,7 @@ impl Core {
             }
         }
         self.moved_in(k, up.incarnation);
+        self.move_overtaken(k, &up, out);
         if new || !deposed.is_empty() {
             for cell in self.work.kernels[k].cells.clone() {
                 if self.work.cells.get(cell).is_some() {

@@ -3,8 +3,9 @@
 use crate::asked::move_takes_by_default;
 use crate::core::Core;
 use crate::index::Idx;
+use crate::input::ReplicaUp;
 use crate::leases::PRIOR_WEIGHT;
-use crate::output::Output;
+use crate::output::{Output, Withdrawal};
 use crate::predict::Habit;
 use crate::state::{Cell, Kernel, Moving, Node, Pilot, Pool, Replica, Ticket, Timer};
 use hop_words::id::{Incarnation, KernelId};
@@ -239,6 +240,7 @@ impl Core {
         let incarnation = seat.incarnation;
         let until = self.now + Span(takes.0.saturating_mul(PATIENCE)).max(PATIENT_FOR);
         let k = &mut self.work.kernels[kernel];
+        let tenure = k.replicas.iter().filter_map(|r| r.executes).max();
         k.moved = self.now;
         k.migrating = Some(Moving {
             victim,
@@ -246,6 +248,7 @@ impl Core {
             to: node,
             since: self.now,
             until,
+            tenure,
         });
         self.tally_kernel(kernel);
         self.at(until, Timer::Moving(kernel, incarnation));
@@ -331,15 +334,34 @@ impl Core {
         let is_late = |m: Moving| m.incarnation == incarnation && m.until <= now;
         let late = |k: &Kernel| k.migrating.is_some_and(is_late);
         if self.work.kernels.get(kernel).is_some_and(late) {
-            let k = &self.work.kernels[kernel];
-            let id = k.id.clone();
-            if let Some(moving) = k.migrating {
-                out.push(Output::MoveWithdrawn {
-                    kernel: id.clone(),
-                    incarnation,
-                    to: self.supply.nodes[moving.to].name.clone(),
-                });
-            }
+            self.withdraw_move(kernel, Withdrawal::Late, out);
+        }
+    }
+
+    /// The log has elected an executor since the move was asked for, and not where the kernel was to go: the executor
+    /// that carried the move out is gone, and nobody else knows of it.
+    pub(crate) fn move_overtaken(&mut self, kernel: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
+        let overtakes =
+            |m: &Moving| m.tenure.is_some() && up.executes > m.tenure && up.incarnation != m.incarnation;
+        if self.work.kernels[kernel]
+            .migrating
+            .as_ref()
+            .is_some_and(overtakes)
+        {
+            self.withdraw_move(kernel, Withdrawal::Overtaken(up.incarnation), out);
+        }
+    }
+
+    fn withdraw_move(&mut self, kernel: Idx<Kernel>, why: Withdrawal, out: &mut Vec<Output>) {
+        let k = &self.work.kernels[kernel];
+        let id = k.id.clone();
+        if let Some(Moving { incarnation, to, .. }) = k.migrating {
+            out.push(Output::MoveWithdrawn {
+                kernel: id.clone(),
+                incarnation,
+                to: self.supply.nodes[to].name.clone(),
+                why,
+            });
             self.migration_done(&id, incarnation, false, out);
         }
     }

@@ -116,11 +116,12 @@ pub enum Output {
         cause: MoveCause,
         reason: MoveRefused,
     },
-    /// To the kernel: the move to this replica has taken too long, and isn't waited for.
+    /// To the kernel: the move to this replica isn't waited for any more.
     MoveWithdrawn {
         kernel: KernelId,
         incarnation: Incarnation,
         to: NodeName,
+        why: Withdrawal,
     },
     /// Nothing is known of the kernel any longer: the driver may forget it.
     Forget { kernel: KernelId },
@@ -217,4 +218,14 @@ pub enum Record {
         cells: u32,
         detail: String,
     },
+}
+
+/// Why a move isn't waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum Withdrawal {
+    #[error("it took too long")]
+    Late,
+    #[error("replica {0} had to take the kernel over meanwhile")]
+    Overtaken(Incarnation),
 }

@@ -564,6 +564,8 @@ pub(crate) struct Moving {
     pub since: Timestamp,
     /// When it is waited for no longer.
     pub until: Timestamp,
+    /// That of the executor which is to carry it out.
+    pub tenure: Option<Tenure>,
 }
 
 /// What a waiting cell's user was last told.

@@ -4,7 +4,7 @@ mod world;
 
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_core::reason::{MoveRefused, RefusedBecause};
-use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, SeatUp, Standby};
+use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, SeatUp, Standby, Withdrawal};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use hop_words::time::Span;
@@ -96,6 +96,37 @@ fn a_move_without_an_end_is_withdrawn() {
     assert!(out.iter().any(withdrawn), "{out:?}");
     assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Idle);
     goes_to(&asks(&mut w, &k, None, Some("n1")));
+}
+
+/// Its executor was lost on the way, and the next one knows of no move.
+#[test]
+fn a_move_is_over_once_the_log_elects_somebody_else() {
+    let (mut w, k) = world(None);
+    w.elect(&k, 1, "n0", &[]);
+    goes_to(&asks(&mut w, &k, None, Some("n1")));
+    let out = w.elect(&k, 9, "n2", &[]);
+    let overtaken = |o: &Output| matches!(o, Output::MoveWithdrawn { why, .. } if *why == Withdrawal::Overtaken(Incarnation(9)));
+    assert!(out.iter().any(overtaken), "{out:?}");
+    assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Idle);
+    goes_to(&asks(&mut w, &k, None, Some("n1")));
+}
+
+#[test]
+fn a_move_ends_with_the_election_of_the_replica_that_it_is_for() {
+    let (mut w, k) = world(None);
+    w.elect(&k, 1, "n0", &[]);
+    let out = asks(&mut w, &k, None, Some("n1"));
+    let to = out.iter().find_map(|o| match o {
+        Output::Migrate { seat, .. } => Some(seat.incarnation),
+        _ => None,
+    });
+    let out = w.elect(&k, to.expect("it moves").0, "n1", &[]);
+    assert!(!out.iter().any(is_withdrawn), "{out:?}");
+    assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Idle);
+}
+
+fn is_withdrawn(o: &Output) -> bool {
+    matches!(o, Output::MoveWithdrawn { .. })
 }
 
 /// The cell that runs is waited for, however quick the moves before were.

@@ -7,7 +7,7 @@ use crate::parks;
 use crate::pilot_jobs::{Act, PilotRequest};
 use hop_api::config::{Pool, Quantum};
 use hop_api::message::{Event, Grant, MoveCause, Order, Placement, Refusal, Response, SeatPlan, StartLease};
-use hop_core::{Input, Output};
+use hop_core::{Input, Output, Withdrawal};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId, NodeName, ReplicaId};
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
@@ -80,8 +80,11 @@ impl Scheduler {
             // Whoever asked has the core's answer already.
             Output::MoveRefused { .. } => {}
             Output::MoveWithdrawn {
-                kernel, incarnation, ..
-            } => self.move_withdrawn(kernel, incarnation),
+                kernel,
+                incarnation,
+                why,
+                ..
+            } => self.move_withdrawn(kernel, incarnation, why),
             Output::Forget { kernel } => self.forget(&kernel),
             Output::Record(_) | Output::Journal(_) | Output::EndAcknowledged { .. } => {}
         }
@@ -443,12 +446,11 @@ impl Scheduler {
         self.connections.send(conn, 0, Response::Event(event));
     }
 
-    /// The move takes too long: the core waits for it no longer.
-    fn move_withdrawn(&mut self, kernel: KernelId, incarnation: Incarnation) {
-        info!(%kernel, %incarnation, "a move takes too long: it is not waited for");
-        let why = "it took too long".to_owned();
+    /// The core waits for the move no longer.
+    fn move_withdrawn(&mut self, kernel: KernelId, incarnation: Incarnation, why: Withdrawal) {
+        info!(%kernel, %incarnation, "a move is not waited for: {why}");
         let now = self.clock.now();
-        self.kept.move_failed(&kernel, incarnation, why, now);
+        self.kept.move_failed(&kernel, incarnation, why.to_string(), now);
         if let Some(conn) = self.registry.executor(&kernel).and_then(|(_, r)| r.conn) {
             let event = Event::MoveWithdrawn { kernel, incarnation };
             self.connections.send(conn, 0, Response::Event(event));
