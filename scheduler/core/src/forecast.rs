@@ -249,8 +249,8 @@ impl Core {
             }
         }
         self.move_ahead(pool, out);
-        // With nobody there, nobody comes.
-        if self.supply.pools[pool].demand > 0 {
+        // With nobody there who asks for GPUs, nobody comes. A kernelspec that names no need says nothing of its kernels' cells.
+        if self.supply.pools[pool].tally.asked > 0 {
             let quiet = self.now.since(self.supply.pools[pool].stirred);
             let every = (quiet.0 / EVERY_PART).clamp(EVERY.0, EVERY_MOST.0);
             self.foresee_in(pool, Span(every));

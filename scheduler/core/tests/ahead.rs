@@ -132,6 +132,28 @@ fn they_are_moved_apart_to_a_pilot_where_pilots_do_not_follow_demand() {
     }
 }
 
+/// As most notebooks are: their kernelspec names no need, and their cells do.
+#[test]
+fn what_cells_asked_for_counts_where_the_kernelspec_names_no_need() {
+    let mut pool = PoolConfig::fixed("main", 2, 2, 8);
+    pool.migrate = Some(Migrate::default());
+    let mut w = World::new(1, Config::default(), pool);
+    for node in ["n0", "n1"] {
+        w.tell(Input::Node(facts(node)));
+        w.pilot(node, 2, 8);
+    }
+    for name in ["a", "b"] {
+        let k = w.kernel(name, "ada", &["n0"], 0);
+        let (cell, _) = w.submit(&k, Need::gpus(2));
+        w.settle();
+        w.pass(Span::from_secs(20));
+        w.end_cell(&k, &cell);
+        w.pass(Span::from_secs(20));
+        w.settle();
+    }
+    assert_eq!(moves(&mut w, 750).len(), 1);
+}
+
 #[test]
 fn a_kernel_is_moved_apart_to_its_own_standby() {
     let mut w = three_nodes(true);
