@@ -213,9 +213,12 @@ def test_a_deposed_executor_is_lent_no_gpu_though_its_connections_stand(cluster:
     grown(cluster)
 
 
+FOLLOWS = r"^\S+/hop-replica run .*--follows"
+
+
 def follower(cluster: Cluster, book: Notebook) -> int:
     """The supervisor of the hot standby; the executor may have been one."""
-    (pid,) = set(cluster.pids(r"^\S+/hop-replica run .*--follows", "alice")) - {executes_in(cluster, book)}
+    (pid,) = set(cluster.pids(FOLLOWS, "alice")) - {executes_in(cluster, book)}
     return pid
 
 
@@ -255,6 +258,35 @@ def test_a_hot_standby_has_the_variables_before_it_is_needed(cluster: Cluster, h
         runs_with_a_gpu(hot)
         hot_node(cluster, without=ready)
         assert follower(cluster, hot) != pid
+
+
+SLOW = """
+class Slow:
+    def __getstate__(self): return {'n': 41}
+    def __setstate__(self, state):
+        import time
+        time.sleep(6)
+        self.__dict__.update(state)
+slow = Slow()
+"""
+
+
+def test_a_standby_that_still_reads_is_not_waited_for(cluster: Cluster, hot: Notebook) -> None:
+    """It is elected all the same, in the same group, and a fresh process goes on in its place."""
+    hot_node(cluster)
+    before = follower(cluster, hot)
+    hot.execute(SLOW)
+    time.sleep(SAVED)
+    os.kill(before, signal.SIGKILL)
+    until("another one reads", lambda: set(cluster.pids(FOLLOWS, "alice")) - {before}, 60)
+    node, row = node_of(hot), kernel_row(cluster)
+    reads = follower(cluster, hot)
+    with lost_node(cluster, node):
+        assert stream(hot.execute("print(x, z['y'] is y)", timeout=90), "stdout") == "41 True\n"
+        assert executes_in(cluster, hot) != reads
+        assert int(kernel_row(cluster)["tenure"]) // 1_000_000 == int(row["tenure"]) // 1_000_000
+        runs_with_a_gpu(hot)
+        hot_node(cluster)
 
 
 def test_a_hot_standby_that_ends_is_followed_by_another(cluster: Cluster, hot: Notebook) -> None:

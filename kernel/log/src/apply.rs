@@ -151,7 +151,9 @@ impl State {
         }
     }
 
-    fn join(&mut self, incarnation: Incarnation, member: Member) -> Applied {
+    fn join(&mut self, incarnation: Incarnation, mut member: Member) -> Applied {
+        // Elected before its word came: from then on it has the variables as the executor.
+        member.hot &= self.executor() != Some(incarnation);
         match self.members.get_mut(&incarnation) {
             Some(known) if *known == member => return Ok(Effect::Again),
             Some(known) if (known.seat, &known.node) == (member.seat, &member.node) => *known = member,
@@ -204,7 +206,7 @@ impl State {
                 cells: lost.clone(),
             });
         }
-        // Its namespace is the kernel's own from here on. Deposed, it has none.
+        // An executor is no standby: once it is deposed, its process ends.
         if let Some(member) = self.members.get_mut(&executor) {
             member.hot = false;
         }

@@ -101,6 +101,10 @@ mod hot_standby {
         assert_eq!(log.state.hot_standby(), Some(third));
         log.does(&tenure(2, 3));
         assert_eq!(log.state.hot_standby(), Some(Incarnation(1)), "it executes now");
+        // Its word came after its election, and changes nothing.
+        log.again(&hot);
+        log.does(&tenure(3, 2));
+        assert_eq!(log.state.role(third), Some(ReplicaRole::Warm));
     }
 }
 

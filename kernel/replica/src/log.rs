@@ -1,7 +1,7 @@
 //! The kernel's log as its executor reaches it: alone, where every proposal is taken at once, or in a group, by the keeper
 //! of the seat.
 
-use crate::seat::wire::{FromSeat, ToSeat, Wanted};
+use crate::seat::wire::{FromSeat, ToSeat};
 use hop_log::{Entry, State};
 use hop_protocol::step::Turn;
 use hop_words::id::{Incarnation, KernelId};
@@ -160,7 +160,7 @@ impl Log {
     }
 
     /// Founds a group with this state.
-    pub(crate) fn found(&mut self, kernel: KernelId, incarnation: Incarnation, wanted: Wanted, state: State) {
+    pub(crate) fn found(&mut self, kernel: KernelId, incarnation: Incarnation, wanted: usize, state: State) {
         self.way = Way::Founding;
         self.send(ToSeat::Found {
             kernel,
@@ -178,6 +178,10 @@ impl Log {
                 self.send(ToSeat::Propose(entry));
             }
         }
+    }
+
+    pub(crate) fn is_founding(&self) -> bool {
+        matches!(self.way, Way::Founding)
     }
 
     /// There is no group after all.

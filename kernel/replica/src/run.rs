@@ -12,7 +12,7 @@ use crate::link::{self, FrontLink};
 use crate::log::Log;
 use crate::place::Place;
 use crate::process::end_children;
-use crate::seat::wire::{FromSeat, Wanted};
+use crate::seat::wire::FromSeat;
 use crate::sockets::FromKernel;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
@@ -150,8 +150,10 @@ impl Replica {
                 end = inputs.errands.recv() => if let Some((pid, end)) = end { self.on_errand(pid, end).await },
                 word = wait::on(&mut inputs.seat, mpsc::UnboundedReceiver::recv) => match word {
                     Some(word) => self.on_seat(word).await,
-                    // The seat's job ends, and this step with it.
-                    None => inputs.seat = None,
+                    None => {
+                        inputs.seat = None;
+                        self.seat_is_gone().await;
+                    }
                 },
                 event = inputs.store.recv() => if let Some(event) = event { self.on_store(event).await },
                 client = &mut connecting, if !connected => {
@@ -225,10 +227,6 @@ impl Replica {
             Output::Propose(entry) => self.log.propose(entry),
             Output::Found { wanted, state } => {
                 let kernel = self.file.kernel.clone();
-                let wanted = Wanted {
-                    replicas: wanted,
-                    hot: self.file.launch.hot_standby,
-                };
                 self.log.found(kernel, self.incarnation, wanted, state);
             }
             Output::Disband => self.log.disband(),
@@ -275,7 +273,15 @@ impl Replica {
         }
     }
 
-    async fn on_seat(&mut self, word: FromSeat) {
+    /// The seat's job ends, and this step with it; or the seat is of a release that doesn't understand us.
+    async fn seat_is_gone(&mut self) {
+        if self.log.is_founding() {
+            self.on_seat(FromSeat::Failed("the seat's keeper is gone".into()))
+                .await;
+        }
+    }
+
+    pub(crate) async fn on_seat(&mut self, word: FromSeat) {
         if self.log.is_given_up() {
             return;
         }

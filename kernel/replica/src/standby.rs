@@ -27,8 +27,9 @@ use tokio::time::{Instant, interval, sleep, sleep_until};
 /// A home on the network may show a file that was replaced for a while longer.
 const FILE_SEEN: Duration = Duration::from_secs(30);
 
-/// An elected follower's process reads the rest within this time, or another replica is started in the seat.
-const READS_WITHIN: Duration = Duration::from_secs(30);
+/// An elected follower's process applies the last records within this time, or another replica is started in the seat. The
+/// front waits a little longer for an executor before it opens the kernel anew from the store.
+const READS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Waits until the kernel's process listens.
 async fn heard(process: &mut Process) -> Result<()> {
@@ -61,8 +62,9 @@ async fn heard(process: &mut Process) -> Result<()> {
 /// How the replica's turn comes.
 pub(crate) enum Comes {
     Called(Box<Called>),
-    /// The kernel's group has elected this replica's seat, and the process has the variables.
-    Elected(Box<Elected>),
+    /// The kernel's group has elected this replica's seat, and the process has the variables. With the seat's words to its
+    /// executor that came meanwhile.
+    Elected(Box<Elected>, Vec<FromSeat>),
 }
 
 /// The front has given this replica the kernel's tenure.
@@ -183,7 +185,7 @@ impl Wait<'_> {
         seat: &mut SeatLink,
         mut following: Following,
     ) -> Result<Comes> {
-        let mut elected_at = None;
+        let (mut elected_at, mut to_executor) = (None, Vec::new());
         loop {
             let late = elected_at.map(|at: Instant| at + READS_WITHIN);
             let input = tokio::select! {
@@ -202,8 +204,11 @@ impl Wait<'_> {
                     FromSeat::State(state) => Input::State(*state),
                     FromSeat::Applied { index, entry } => Input::Applied { index, entry },
                     FromSeat::Alone => bail!("no hot standby is needed here any more"),
-                    // Those come again to an executor.
-                    _ => continue,
+                    word @ (FromSeat::Voters(_) | FromSeat::Need(_)) => {
+                        to_executor.push(word);
+                        continue;
+                    }
+                    FromSeat::Failed(_) | FromSeat::Become(_) => continue,
                 },
                 event = next(&mut self.dialler) => match self.on_link(event)? {
                     Some(up) => {
@@ -232,7 +237,7 @@ impl Wait<'_> {
                         if let Some(dialler) = self.dialler.take() {
                             dialler.task.abort();
                         }
-                        return Ok(Comes::Elected(elected));
+                        return Ok(Comes::Elected(elected, to_executor));
                     }
                     Output::Fails(why) => bail!("the kernel's log can't be followed: {why}"),
                 }

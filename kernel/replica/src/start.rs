@@ -10,6 +10,7 @@ use crate::link::FrontLink;
 use crate::log::{Log, SeatLink};
 use crate::place::{Place, tenure_of};
 use crate::run::{Inputs, LAST_WORDS, Replica};
+use crate::seat::wire::FromSeat;
 use crate::spare::Spare;
 use crate::standby::{self, Comes};
 use crate::store::StoreThread;
@@ -83,7 +84,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         Some(spare) => by_spare(spare, &program, &file, leases.lends).await,
         None => Process::start(&program, &file, leases.lends),
     };
-    let (mut first, mut restored) = (None, None);
+    let (mut first, mut restored, mut words) = (None, None, Vec::new());
     let mut dialler = Some(link_tx);
     if let Turn::Moved | Turn::Follows = turn {
         let waiting = process.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?;
@@ -96,9 +97,9 @@ async fn run_kernel(setup: Setup) -> Result<()> {
                     process = Process::start(&program, &file, leases.lends);
                 }
             }
-            Comes::Elected(office) => {
+            Comes::Elected(office, to_executor) => {
                 file = FrontFile::read(&dir)?;
-                (elected, restored) = (Some(office.state), Some(office.restored));
+                (elected, restored, words) = (Some(office.state), Some(office.restored), to_executor);
             }
         }
     }
@@ -130,6 +131,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         dialler,
         links,
         first,
+        words,
     };
     let at = (program, dir, incarnation, place);
     serve(begun, at, leases, seat).await
@@ -145,6 +147,8 @@ struct Begun {
     links: mpsc::Receiver<LinkEvent>,
     /// The connection by which the front has called a standby.
     first: Option<LinkEvent>,
+    /// The seat's words to the executor that came before this.
+    words: Vec<FromSeat>,
 }
 
 /// Makes the replica, and serves the kernel until it is over.
@@ -162,6 +166,7 @@ async fn serve(
         dialler,
         links,
         first,
+        words,
     } = begun;
     let (clock, errands) = (SteadyClock::new(), Errands::new(&program));
     let identity = Identity {
@@ -199,6 +204,9 @@ async fn serve(
     if is_elected {
         // The front is told once the tenure's folder is there for it to read.
         replica.handle(Input::Elected).await;
+        for word in words {
+            replica.on_seat(word).await;
+        }
     } else {
         replica.dial();
     }

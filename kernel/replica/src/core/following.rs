@@ -217,7 +217,7 @@ impl Following {
     }
 
     fn applied(&mut self, index: Index, entry: &Entry) {
-        let before = self.state.records();
+        let (before, was_elected) = (self.state.records(), self.is_elected());
         // The refusal is the same at every member.
         let Ok(effect) = self.state.apply(index, entry) else {
             return;
@@ -227,6 +227,9 @@ impl Following {
         }
         if self.state.records() > before && self.reads() {
             self.lacks.extend(record_in(entry).cloned());
+        }
+        if was_elected && !self.is_elected() {
+            return self.fails("another replica was elected");
         }
         let asleep = matches!(self.state.office(), Office::Asleep { .. });
         if asleep || self.state.has_left(self.me) {
@@ -491,6 +494,16 @@ mod tests {
             "`b` has come back"
         );
         assert_eq!(world.record(), [""; 0], "it is the core's now");
+    }
+
+    #[test]
+    fn a_member_that_is_elected_and_deposed_before_it_has_everything_ends() {
+        let mut world = following();
+        world.record();
+        let elected = tenure(&world.0.state, 2);
+        assert_eq!(world.entry(elected), [""; 0]);
+        let other = tenure(&world.0.state, 1);
+        assert_eq!(world.entry(other), ["fails: another replica was elected"]);
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Hot {
         }
     }
 
-    /// What to do. `chosen`: the log has this member as the one to be hot, and something to follow.
+    /// What to do. `chosen`: by the log this member is to be hot, and there is state to follow.
     pub(super) fn next(&mut self, chosen: bool, now: Instant) -> Option<Deed> {
         match (self.stage, chosen && self.wanted) {
             (Stage::Off, true) => {

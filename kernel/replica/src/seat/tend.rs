@@ -8,12 +8,13 @@ use super::host::{Command, Host, Member};
 use super::hot::{Deed, Hot};
 use super::propose::propose_in_order;
 use super::wire::{FromSeat, Lack};
-use hop_log::{Entry, Office, State};
+use hop_log::{Act, Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, News};
 use hop_words::id::{Incarnation, KernelId, Tenure};
+use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -58,7 +59,7 @@ struct Desk {
     hot: Hot,
     /// The srun of a hot standby that was started here.
     standby: Option<Child>,
-    /// The log was asked to forget that there is one.
+    /// The entry is proposed by which the log takes this member for warm again.
     cooled: bool,
     /// The tenure that a process of this seat serves or has served.
     served: Option<Tenure>,
@@ -288,8 +289,29 @@ fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(FrontFile
     Ok(Some((file, takeover, dir)))
 }
 
+/// The member that becomes the executor, if the log takes the entry.
+fn elected_by(entry: &Entry) -> Option<Incarnation> {
+    match entry {
+        Entry::Tenure { executor, .. } => Some(*executor),
+        Entry::Act {
+            act: Act::Moved { to },
+            ..
+        } => Some(*to),
+        _ => None,
+    }
+}
+
 impl Desk {
     fn learn(&mut self, news: News, me: Incarnation) {
+        let elects = match &news {
+            News::State(state) => state.executor() == Some(me),
+            News::Applied { entry, .. } => elected_by(entry) == Some(me),
+        };
+        // A hot standby that still reads would keep the kernel waiting: a fresh process reads less before its first cell. It
+        // is dismissed before it hears of the election.
+        if elects && !self.is_hot(me) {
+            self.dismiss_hot();
+        }
         match news {
             News::State(state) => {
                 self.tell_of_the_log(FromSeat::State(state.clone()));
@@ -312,6 +334,9 @@ impl Desk {
             let tenure = state.tenure();
             tracing::info!(%tenure, "the executor has followed the log");
             (self.served, self.stillborn) = (Some(tenure), 0);
+            if self.follower.as_ref().is_some_and(|f| f.hot) {
+                self.process = self.standby.take();
+            }
             self.replica = self.follower.take().map(|f| (f.visit, f.out));
             self.told.clear();
             if let Some(lack) = self.need.take() {
@@ -351,11 +376,22 @@ impl Desk {
         self.tell(word);
     }
 
-    /// Ends a hot standby that follows the log here.
+    /// Whether the log knows that a process here has all records.
+    fn is_hot(&self, me: Incarnation) -> bool {
+        let member = self.state.as_ref().and_then(|s| s.members().get(&me));
+        member.is_some_and(|m| m.hot)
+    }
+
+    /// Ends a hot standby here, also one that is not heard of yet.
     fn dismiss_hot(&mut self) {
         if let Some(follower) = self.follower.take_if(|f| f.hot) {
             // It may have left.
             let _ = follower.out.send(FromSeat::Alone);
+        }
+        let srun = self.standby.as_ref().and_then(Child::id);
+        if let Some(pid) = srun.and_then(|id| Pid::from_raw(id.cast_signed())) {
+            // It passes the signal on to the replica. An error means that it has ended.
+            let _ = kill_process(pid, Signal::TERM);
         }
     }
 
@@ -365,9 +401,15 @@ impl Desk {
             let _ = out.send(FromSeat::Alone);
             return;
         };
-        if state.executor() != Some(me) {
+        let executes = state.executor() == Some(me);
+        if executes && hot {
+            // It was to be ready before.
+            let _ = out.send(FromSeat::Alone);
+            return;
+        }
+        if !executes {
             let state = FromSeat::State(Box::new(state.clone()));
-            // A move that is under way comes before readiness for one.
+            // A move's follower takes the hot standby's place: the kernel is on its way here.
             if !hot {
                 self.dismiss_hot();
             }

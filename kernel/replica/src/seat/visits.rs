@@ -3,10 +3,10 @@
 use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
 use super::tend::Tended;
-use super::wire::{FrameError, FromSeat, Lack, ToSeat, Wanted};
+use super::wire::{FrameError, FromSeat, Lack, ToSeat};
 use hop_keeper::{Event, Kernel, Need};
 use hop_log::State;
-use hop_protocol::file::{FrontFile, kernel_dir};
+use hop_protocol::file::{FrontFile, Launch, kernel_dir};
 use hop_words::id::{Incarnation, KernelId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,10 +43,7 @@ impl Host {
                 return Err("it was left, or is kept already".into());
             }
         }
-        let dir = kernel_dir(&kernel).ok_or("there is no home folder")?;
-        let read = tokio::task::spawn_blocking(move || FrontFile::read(&dir));
-        let file = read.await.map_err(|e| e.to_string())?;
-        let launch = file.map_err(|e| e.to_string())?.launch;
+        let launch = launch_of(&kernel).await?;
         let joining = Kernel {
             group: group.to_owned(),
             me,
@@ -62,26 +59,28 @@ impl Host {
         self: &Arc<Self>,
         kernel: &KernelId,
         me: Incarnation,
-        wanted: Wanted,
+        wanted: usize,
         state: &State,
         attach: Command,
     ) -> Result<mpsc::UnboundedSender<Command>, String> {
         if self.table().kept.len() >= GROUPS_MAX {
             return Err(format!("this seat keeps {GROUPS_MAX} groups already"));
         }
+        // Without its file a kernel has warm standbys. Read first: the group is to be known before it says what it lacks.
+        let hot = launch_of(kernel).await.is_ok_and(|launch| launch.hot_standby);
         let group = group_name(kernel, state.generation());
         self.leave_older(kernel, state.generation());
         let founding = Kernel {
             group: group.clone(),
             me,
-            wanted: wanted.replicas,
+            wanted,
         };
         let member = self
             .keeper
             .found(founding, state)
             .await
             .map_err(|e| e.to_string())?;
-        Ok(self.keep(&group, kernel.clone(), me, wanted.hot, member, Some(attach)))
+        Ok(self.keep(&group, kernel.clone(), me, hot, member, Some(attach)))
     }
 
     /// `first`: the founder executes already, and must be known before anything is decided.
@@ -203,6 +202,14 @@ impl Host {
             }
         }
     }
+}
+
+/// How the kernel was started, from its file in the user's home.
+async fn launch_of(kernel: &KernelId) -> Result<Launch, String> {
+    let dir = kernel_dir(kernel).ok_or("there is no home folder")?;
+    let read = tokio::task::spawn_blocking(move || FrontFile::read(&dir));
+    let file = read.await.map_err(|e| e.to_string())?;
+    Ok(file.map_err(|e| e.to_string())?.launch)
 }
 
 /// A replica without a group has nothing to tell one.

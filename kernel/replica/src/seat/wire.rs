@@ -32,7 +32,7 @@ pub(crate) enum ToSeat {
     Found {
         kernel: KernelId,
         incarnation: Incarnation,
-        wanted: Wanted,
+        wanted: usize,
         state: Box<State>,
     },
     /// The group's log is to take in this entry, behind the entries proposed before.
@@ -85,19 +85,11 @@ pub(crate) struct Called {
 struct Replica {
     kernel: KernelId,
     incarnation: Incarnation,
-    /// A seat of the release before knows only kernels without.
+    /// Absent where it is false: a seat of the release before refuses a frame that has it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     hot: bool,
     #[serde(default)]
     wanted: usize,
-}
-
-/// The replicas that a kernel should have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    pub(crate) replicas: usize,
-    /// One of them is a hot standby.
-    pub(crate) hot: bool,
 }
 
 /// A frame that can't be read.
@@ -121,11 +113,11 @@ impl ToSeat {
                 incarnation,
                 hot,
             } => {
-                let wanted = Wanted {
-                    replicas: 0,
+                let head = Replica {
                     hot: *hot,
+                    ..head(kernel, *incarnation, 0)
                 };
-                frame(1, &head(kernel, *incarnation, wanted), Bytes::new())
+                frame(1, &head, Bytes::new())
             }
             Self::Found {
                 kernel,
@@ -158,10 +150,7 @@ impl ToSeat {
                     _ => Self::Found {
                         kernel,
                         incarnation,
-                        wanted: Wanted {
-                            replicas: wanted,
-                            hot,
-                        },
+                        wanted,
                         state: Box::new(State::decode(body)?),
                     },
                 }
@@ -207,12 +196,12 @@ impl FromSeat {
     }
 }
 
-fn head(kernel: &KernelId, incarnation: Incarnation, wanted: Wanted) -> Replica {
+fn head(kernel: &KernelId, incarnation: Incarnation, wanted: usize) -> Replica {
     Replica {
         kernel: kernel.clone(),
         incarnation,
-        hot: wanted.hot,
-        wanted: wanted.replicas,
+        hot: false,
+        wanted,
     }
 }
 
@@ -266,10 +255,7 @@ mod tests {
         let found = ToSeat::Found {
             kernel: "k".into(),
             incarnation: Incarnation(7),
-            wanted: Wanted {
-                replicas: 3,
-                hot: true,
-            },
+            wanted: 3,
             state: Box::new(State::new()),
         };
         let attach = ToSeat::Attach {
