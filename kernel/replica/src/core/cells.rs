@@ -280,6 +280,12 @@ impl Cells {
         }
     }
 
+    /// The front that was asked is gone. A cell that asks twice begins once: only the first word counts.
+    pub(super) fn ask_again(&mut self) {
+        let asked = self.cells.iter_mut().filter(|c| c.permit == Permit::Asked);
+        asked.for_each(|cell| cell.permit = Permit::Needed);
+    }
+
     /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of them.
     pub(super) fn not_begun(&self) -> Vec<CellId> {
         let unsent = |c: &&Cell| matches!(c.stage, Stage::Held(..) | Stage::Seeking(..));

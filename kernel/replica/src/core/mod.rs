@@ -145,7 +145,7 @@ pub enum Input {
         incarnation: Incarnation,
         reason: String,
     },
-    /// A new front: it knows nothing of the earlier front's preparations.
+    /// A new front: it knows nothing of the earlier front's preparations, and doesn't answer the earlier front's questions.
     FrontChanged,
     /// Nobody uses the kernel any more. A kernel with a kept state hibernates.
     Orphaned { reason: String },
@@ -380,7 +380,7 @@ impl Core {
             Input::MayBegin { cell } => self.cells.permit(&cell),
             Input::MoveReady { incarnation } => self.move_ready(incarnation),
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),
-            Input::FrontChanged => self.give_up_move("its front was replaced meanwhile"),
+            Input::FrontChanged => self.front_changed(),
             Input::Orphaned { reason } => self.orphaned(reason),
             Input::Elected => self.take_office(),
             Input::GroupState(state) => self.group_state(*state),

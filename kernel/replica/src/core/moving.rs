@@ -124,6 +124,12 @@ impl Core {
         }
     }
 
+    /// The front before may have noted a question as dealt with, and died before its answer was on the wire.
+    pub(super) fn front_changed(&mut self) {
+        self.cells.ask_again();
+        self.give_up_move("its front was replaced meanwhile");
+    }
+
     /// The kernel's state can't be taken along: it stays.
     pub(super) fn give_up_move(&mut self, why: &str) {
         let Some(to) = self.moving().map(|m| m.to) else {

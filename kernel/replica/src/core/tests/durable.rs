@@ -349,6 +349,18 @@ fn a_cell_with_retry_runs_again() {
 }
 
 #[test]
+fn a_cell_asks_the_next_front_where_the_front_is_lost_before_its_word() {
+    let mut world = capturing();
+    world.permits = false;
+    assert_eq!(world.run("a", Value::Null), ["front: note begins a"]);
+    assert_eq!(world.input(Input::FrontChanged), ["front: note begins a"]);
+    let word = || Input::MayBegin { cell: "a".into() };
+    assert_eq!(world.input(word()), ["kernel: execute_request a"]);
+    assert_eq!(world.input(word()), [""; 0], "the word to the first question");
+    assert_eq!(world.input(Input::FrontChanged), [""; 0]);
+}
+
+#[test]
 fn deaths_without_end_end_the_kernel() {
     let mut world = capturing();
     for n in 0..5 {
