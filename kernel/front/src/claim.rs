@@ -106,7 +106,8 @@ fn open(folder: &Path) -> io::Result<File> {
 }
 
 /// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells of a kernel
-/// whether its last front has ended without a word.
+/// whether its last front has ended without a word. Such a kernel may have died with its front, so one of which nothing is saved
+/// comes behind a kernel that is saved.
 pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> bool) -> Found {
     let mut folders: Vec<(SystemTime, PathBuf, KernelId)> = std::fs::read_dir(states)
         .into_iter()
@@ -115,16 +116,21 @@ pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> 
         .filter_map(|entry| of_notebook(&entry.path(), notebook))
         .collect();
     folders.sort();
-    let mut in_use = Found::Nothing;
+    let (mut in_use, mut unsaved) = (Found::Nothing, None);
     for (_, folder, kernel) in folders.into_iter().rev() {
         match take_patiently(&folder) {
-            Some(owned) if was_left(&kernel) && !is_asleep(&folder) => return Found::Left(kernel, owned),
+            Some(owned) if was_left(&kernel) && !is_asleep(&folder) => {
+                if owned.has_state() {
+                    return Found::Left(kernel, owned);
+                }
+                unsaved.get_or_insert((kernel, owned));
+            }
             Some(owned) if has_state(&folder) => return Found::Kernel(kernel, owned),
             Some(_) => {}
             None => in_use = Found::InUse(kernel),
         }
     }
-    in_use
+    unsaved.map_or(in_use, |(kernel, owned)| Found::Left(kernel, owned))
 }
 
 fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBuf, KernelId)> {
@@ -279,6 +285,19 @@ mod tests {
         drop(owned);
         let found = find(tmp.path(), &notebook("x"), left);
         assert!(matches!(found, Found::Left(k, o) if k.as_str() == "k1" && !o.has_state()));
+    }
+
+    #[test]
+    fn a_kernel_that_is_saved_comes_before_a_later_one_that_was_left_with_nothing_saved() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        std::thread::sleep(POLL);
+        let owned = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
+        owned.name(&"k2".into(), &notebook("x")).unwrap();
+        drop(owned);
+        let left = |kernel: &KernelId| kernel.as_str() == "k2";
+        let found = find(tmp.path(), &notebook("x"), left);
+        assert!(matches!(found, Found::Kernel(k, _) if k.as_str() == "k1"));
     }
 
     #[test]
