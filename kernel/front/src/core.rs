@@ -522,7 +522,11 @@ impl Front {
                 message,
             } => {
                 let answered = channel != Channel::Stdin && !self.close(&message);
-                if answered || self.before.is_of(&message) {
+                let of_before = self.before.is_of(&message);
+                if answered || of_before {
+                    if of_before && channel == Channel::Stdin {
+                        self.asks_before(at, wire);
+                    }
                     wire.done(seq);
                     return;
                 }

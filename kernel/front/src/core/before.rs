@@ -13,6 +13,9 @@ use std::collections::HashSet;
 const CELL_LOST: &str = "gresshopper: a cell that ran on without a server was lost with the kernel's process or node; run it \
     again\n";
 
+const CELL_ASKS: &str = "gresshopper: a cell that runs on from before this server waits for input, which nobody can give any more; \
+    interrupt the kernel to go on\n";
+
 /// What is known of cells that no client of now has asked for.
 #[derive(Debug, Default)]
 pub(super) struct Before {
@@ -112,6 +115,12 @@ impl Front {
             self.tell_at_open_cell(at, wire);
         }
         shows
+    }
+
+    /// A cell of before asks for input, and its client is gone.
+    pub(super) fn asks_before(&mut self, at: Time, wire: &mut impl Wire) {
+        self.notices.push(Notice::Text(CELL_ASKS.to_owned()));
+        self.tell_at_open_cell(at, wire);
     }
 
     /// A cell of before can't be handed to another replica, and has nobody to be answered.

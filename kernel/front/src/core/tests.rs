@@ -468,6 +468,19 @@ fn a_cell_of_before_that_nobody_read_of_is_kept_for_the_opening_after() {
 }
 
 #[test]
+fn a_cell_of_before_that_asks_for_input_is_told_at_the_cell_behind_it() {
+    let mut author = Author::new(b"key", "client".into());
+    let (cell, next) = (request(&mut author), request(&mut author));
+    let (mut front, mut wire) = after_a_loss(&cell);
+    front.request(Channel::Shell, &ME, next.message(), Time(0), &mut wire);
+    wire.take();
+    let asks = author.write("input_request", &cell.header, &json!({}), &json!({}), Time(0));
+    let item = from_kernel(Channel::Stdin, asks.message());
+    front.item(1, item, Time(0), &mut wire);
+    assert_eq!(wire.take(), ["publish stream None", "done 1"]);
+}
+
+#[test]
 fn a_cell_of_before_that_is_lost_is_told_at_the_next_cell() {
     let mut author = Author::new(b"key", "client".into());
     let cell = request(&mut author);
