@@ -40,8 +40,10 @@ const WITH_GROUP: Patience = Patience {
 };
 
 /// The replica of a kernel whose server and front are gone: it tries the addresses of the front before, which may be on a lost
-/// host, before it reads those of the new one.
-const LEFT: Span = Span::from_secs(12);
+/// host, before it reads those of the new one. Over NFS the replaced file may show after half a minute.
+const LEFT: Span = Span::from_secs(35);
+/// The same for a replica on this host.
+const LEFT_HERE: Span = Span::from_secs(12);
 
 /// Pauses between two tries to start a replica: each is twice the last.
 const FIRST_PAUSE: Span = Span::from_secs(1);
@@ -373,7 +375,7 @@ impl Life {
         };
         let down = now.since(since);
         if !self.lived {
-            return down > LEFT;
+            return down > if self.local { LEFT_HERE } else { LEFT };
         }
         match gone {
             Some(_) if self.local => true,
@@ -641,8 +643,8 @@ mod tests {
     fn a_kernel_that_was_left_is_waited_for_and_then_begins_with_what_is_saved() {
         let left = || Life::left(true, false, Tenure(3), at(10));
         let mut life = left();
-        assert_eq!(life.handle(Input::Tick, at(21)), []);
-        life.handle(Input::Connected { node: "n1".into() }, at(21));
+        assert_eq!(life.handle(Input::Tick, at(44)), []);
+        life.handle(Input::Connected { node: "n1".into() }, at(44));
         assert_eq!(
             (life.handle(Input::Tick, at(99)), life.tenure()),
             (vec![], Tenure(3))
@@ -652,7 +654,12 @@ mod tests {
             avoid: None,
             old: None,
         };
-        assert_eq!(left().handle(Input::Tick, at(23)), [begins]);
+        let mut here = Life::left(true, true, Tenure(3), at(10));
+        assert_eq!(
+            left().handle(Input::Tick, at(46)),
+            here.handle(Input::Tick, at(23))
+        );
+        assert_eq!(left().handle(Input::Tick, at(46)), [begins]);
     }
 
     #[test]

@@ -105,6 +105,8 @@ struct Main {
     ending: bool,
     /// The kernel is being saved; this front ends afterwards.
     parting: bool,
+    /// The kernel's server and front are gone, and its replica may still connect.
+    left: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
     /// What the user reads where the kernel begins with what is saved.
@@ -180,6 +182,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         over_at: None,
         ending: false,
         parting: false,
+        left,
         owned,
         sentence,
         listener: None,
@@ -269,13 +272,17 @@ struct Claimed {
     owned: Option<Owned>,
     /// The kernel's server and front are gone, and it may have run on.
     left: bool,
-    /// What the user should know of it.
+    /// What the user should know if it doesn't run on.
     sentence: Option<String>,
 }
 
 /// Takes the state of the notebook's kernel if no other front runs that kernel, else the state of a new kernel.
 fn claimed(mut start: Start) -> Claimed {
     const SAVED: &str = "this notebook's kernel was saved, and is back with its variables";
+    const SAVED_BEFORE: &str = "this notebook's kernel was saved, and is back with its variables of then; it was lost \
+        after its server, and with it a cell that ran, and what was not saved yet";
+    const UNSAVED: &str = "this notebook's kernel was lost after its server, and nothing of it was saved, so this one \
+        begins without its variables";
     let (mut claimed, mut left) = ((None, None), false);
     let notebook = start.notebook.clone().filter(|_| states(&start).is_some());
     if let (Some(notebook), false, Some(all)) = (&notebook, start.fresh || start.resume, states_dir()) {
@@ -286,9 +293,9 @@ fn claimed(mut start: Start) -> Claimed {
                 (Some(owned), Some(SAVED.to_owned()))
             }
             Found::Left(kernel, owned) => {
-                let said = owned.has_state().then(|| SAVED.to_owned());
+                let said = if owned.has_state() { SAVED_BEFORE } else { UNSAVED };
                 (start.kernel, start.resume, left) = (kernel, true, true);
-                (Some(owned), said)
+                (Some(owned), Some(said.to_owned()))
             }
             Found::InUse(kernel) => {
                 let said = format!(
@@ -394,7 +401,7 @@ impl Main {
         self.hang_up(&mut inputs.replicas).await;
         self.moving.end().await;
         end_child(self.process.take()).await;
-        if !self.start.launch.local {
+        if !self.start.launch.local && !self.left {
             orphans::end_sruns(&self.start.kernel);
         }
         Ok(died)
@@ -421,15 +428,20 @@ impl Main {
         if self.close && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
+        // A kernel that may still run is found by the notebook's next opening as by this one.
+        let lives = self.left && !self.close;
         // A saved kernel keeps its state; the folder with the keys is made anew by its next front. A replica that still saves
         // the kernel finds nobody, and goes on by itself.
-        let _ = std::fs::remove_dir_all(&self.dir);
+        if !lives {
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
         if let (Some(states), Some(meanwhile)) = (&self.states, self.front.parted())
             && let Err(error) = meanwhile.write(&states.kernel)
         {
             tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
         }
         if let Some(states) = &self.states
+            && !lives
             && (self.close || !claim::has_state(&states.kernel))
         {
             let _ = std::fs::remove_dir_all(&states.kernel);
@@ -481,6 +493,7 @@ impl Main {
     /// Starts a replica in a task of its own.
     fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
         self.expected = None;
+        self.left = false;
         if old.is_none() {
             self.tell_it_is_back();
         }
@@ -507,7 +520,8 @@ impl Main {
         });
     }
 
-    /// The kernel begins with what is saved.
+    /// The kernel begins with what is saved: in a replica that this front starts, or in one that the kernel's group has elected
+    /// while the kernel had no front.
     fn tell_it_is_back(&mut self) {
         if let Some(sentence) = self.sentence.take() {
             let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
@@ -618,6 +632,9 @@ impl Main {
             return;
         }
         let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
+        if elected && self.left {
+            self.tell_it_is_back();
+        }
         self.process = match elected {
             true => self.moving.elected(incarnation),
             false => process,
@@ -738,7 +755,7 @@ impl Main {
         }
         self.sockets.out = Some((visit, out));
         self.frames = Some((visit, input));
-        self.met = true;
+        (self.met, self.left) = (true, false);
         if let Some(srun) = self.process.as_ref().and_then(Child::id) {
             self.ears.extend(launch::detach(srun));
             // An earlier process may end yet, of a kernel that has moved.
