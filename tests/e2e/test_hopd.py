@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from conftest import BASE, INDEX, deployed
-from harness import Cluster, Notebook, notebook, until, without_slurmctld
+from harness import Cluster, Failed, Notebook, notebook, until, without_slurmctld
 
 CELL = "%%gpu 1\nprint(1 + 1)"
 
@@ -39,6 +39,15 @@ def restart(cluster: Cluster) -> None:
     cluster.deploy("hopd")
 
 
+def answers(cluster: Cluster) -> bool:
+    """A process that has just been started doesn't listen yet."""
+    try:
+        cluster.hop("info")
+    except Failed:
+        return False
+    return True
+
+
 def lease_steps(cluster: Cluster) -> list[str]:
     """All lease steps that Slurm's accounting has seen, `job.step`."""
     out = cluster.run("root", "sacct", "-n", "-P", "-u", "gresshopper", "-S", "now-1hour", "-o", "JobID,JobName")
@@ -53,6 +62,7 @@ def test_each_lease_has_one_row_with_an_end_however_often_hopd_is_killed(small: 
         # The lease ends at once, its end is written down some milliseconds later.
         time.sleep(random.uniform(0, 0.12))
         restart(small)
+    until("hopd answers", lambda: answers(small), 20)
     until("no lease step is left", small.quiet, 40)
     until("no lease is left in the books", lambda: not small.leases_live(), 20)
 
