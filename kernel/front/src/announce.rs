@@ -34,7 +34,7 @@ pub(crate) fn announce(start: &mut Start, dir: &Path) -> Result<(FrontFile, TcpL
         false => None,
     };
     let takeover = before.as_ref().and_then(|f| f.takeover.clone());
-    // Another owner counts its fronts from the beginning.
+    // A Jupyter server counts its kernel's fronts from 1, also for a kernel that ran under an earlier server.
     start.epoch = start.epoch.max(before.as_ref().map_or(0, |f| f.epoch + 1));
     // The kernel's processes have the key for as long as there are any.
     let signing_key = before.as_ref().map_or(&start.key, |f| &f.signing_key).clone();

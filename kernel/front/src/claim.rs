@@ -4,7 +4,7 @@
 //! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends.
 
 use crate::owner::Notebook;
-use hop_log::Office;
+use hop_log::{Office, State};
 use hop_protocol::file::make_private;
 use hop_protocol::states::{self, NOTEBOOK};
 use hop_words::id::KernelId;
@@ -46,7 +46,11 @@ pub enum Found {
     /// A kernel that nobody runs.
     Kernel(KernelId, Owned),
     /// A kernel whose front is gone: it may have run on.
-    Left(KernelId, Owned),
+    Left {
+        kernel: KernelId,
+        owned: Owned,
+        is_saved: bool,
+    },
     /// Its kernel runs for somebody else.
     InUse(KernelId),
 }
@@ -84,11 +88,6 @@ impl Owned {
         Ok(())
     }
 
-    /// Whether anything of the kernel was saved.
-    pub fn has_state(&self) -> bool {
-        has_state(&self.folder)
-    }
-
     /// Tells the notebook's next opening to wait for the end of this front.
     pub fn parts(&mut self) {
         // Without the lock the next opening begins a kernel of its own.
@@ -105,9 +104,9 @@ fn open(folder: &Path) -> io::Result<File> {
         .open(folder.join(OWNER))
 }
 
-/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells of a kernel
-/// whether its last front has ended without a word. Such a kernel may have died with its front, so one of which nothing is saved
-/// comes behind a kernel that is saved.
+/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells whether the
+/// kernel's last front has ended without a word. A kernel that was left may have died with its front: if nothing of it is
+/// saved, an older kernel that is saved comes first.
 pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> bool) -> Found {
     let mut folders: Vec<(SystemTime, PathBuf, KernelId)> = std::fs::read_dir(states)
         .into_iter()
@@ -118,19 +117,27 @@ pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> 
     folders.sort();
     let (mut in_use, mut unsaved) = (Found::Nothing, None);
     for (_, folder, kernel) in folders.into_iter().rev() {
-        match take_patiently(&folder) {
-            Some(owned) if was_left(&kernel) && !is_asleep(&folder) => {
-                if owned.has_state() {
-                    return Found::Left(kernel, owned);
-                }
-                unsaved.get_or_insert((kernel, owned));
-            }
-            Some(owned) if has_state(&folder) => return Found::Kernel(kernel, owned),
-            Some(_) => {}
-            None => in_use = Found::InUse(kernel),
+        let Some(owned) = take_patiently(&folder) else {
+            in_use = Found::InUse(kernel);
+            continue;
+        };
+        let state = states::newest(&folder).ok().flatten();
+        let sleeps = |s: &State| matches!(s.office(), Office::Asleep { .. });
+        let is_left = was_left(&kernel) && !state.as_ref().is_some_and(sleeps);
+        let is_saved = state.is_some_and(|s| s.settled().is_some());
+        let left = |owned| Found::Left {
+            kernel: kernel.clone(),
+            owned,
+            is_saved,
+        };
+        match (is_left, is_saved) {
+            (true, true) => return left(owned),
+            (true, false) => _ = unsaved.get_or_insert_with(|| left(owned)),
+            (false, true) => return Found::Kernel(kernel, owned),
+            (false, false) => {}
         }
     }
-    unsaved.map_or(in_use, |(kernel, owned)| Found::Left(kernel, owned))
+    unsaved.unwrap_or(in_use)
 }
 
 fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBuf, KernelId)> {
@@ -143,11 +150,6 @@ fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBu
 /// A kernel of which nothing was saved is as good as none.
 pub fn has_state(folder: &Path) -> bool {
     states::newest(folder).is_ok_and(|state| state.is_some_and(|s| s.settled().is_some()))
-}
-
-fn is_asleep(folder: &Path) -> bool {
-    let state = states::newest(folder).ok().flatten();
-    state.is_some_and(|state| matches!(state.office(), Office::Asleep { .. }))
 }
 
 /// Takes the lock; one whose holder parts is waited for.
@@ -284,7 +286,7 @@ mod tests {
         assert!(matches!(find(tmp.path(), &notebook("x"), left), Found::InUse(_)));
         drop(owned);
         let found = find(tmp.path(), &notebook("x"), left);
-        assert!(matches!(found, Found::Left(k, o) if k.as_str() == "k1" && !o.has_state()));
+        assert!(matches!(found, Found::Left { kernel, is_saved: false, .. } if kernel.as_str() == "k1"));
     }
 
     #[test]

@@ -109,7 +109,7 @@ struct Main {
     left: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
-    /// What the user reads where the kernel begins with what is saved.
+    /// The sentence for the user, if the kernel begins with its saved state.
     sentence: Option<String>,
     /// While the kernel hibernates.
     listener: Option<Listener>,
@@ -258,7 +258,7 @@ fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timesta
     }
 }
 
-/// The same for a kernel that an earlier server has left. It keeps a log: it wouldn't be found otherwise.
+/// Front and life of a kernel that an earlier server has left. The kernel keeps a log: it wouldn't be found otherwise.
 fn cores_of_left(start: &Start, file: &FrontFile) -> (Front, Life) {
     let (front, _) = cores(start, file, true, jiff::Timestamp::now());
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
@@ -272,7 +272,7 @@ struct Claimed {
     owned: Option<Owned>,
     /// The kernel's server and front are gone, and it may have run on.
     left: bool,
-    /// What the user should know if it doesn't run on.
+    /// The sentence for the user, if the kernel doesn't run on.
     sentence: Option<String>,
 }
 
@@ -292,8 +292,12 @@ fn claimed(mut start: Start) -> Claimed {
                 start.kernel = kernel;
                 (Some(owned), Some(SAVED.to_owned()))
             }
-            Found::Left(kernel, owned) => {
-                let said = if owned.has_state() { SAVED_BEFORE } else { UNSAVED };
+            Found::Left {
+                kernel,
+                owned,
+                is_saved,
+            } => {
+                let said = if is_saved { SAVED_BEFORE } else { UNSAVED };
                 (start.kernel, start.resume, left) = (kernel, true, true);
                 (Some(owned), Some(said.to_owned()))
             }

@@ -50,7 +50,7 @@ impl Meanwhile {
         }
     }
 
-    /// Keeps a message of the kernel's, if it is a cell's output. False: it is none.
+    /// Keeps a message of the kernel's, if it is a cell's output. Returns whether it is one.
     pub fn keep(&mut self, message: &Message) -> bool {
         let Some(output) = output_of(message) else {
             return false;

@@ -126,7 +126,7 @@ struct Dialler {
 }
 
 impl Wait<'_> {
-    /// Knocks at the front's door.
+    /// Dials the front.
     fn dial(&mut self, standing: Standing) {
         let (events, links) = mpsc::channel(8);
         let (dir, me) = (self.dir.to_owned(), self.hello.incarnation);

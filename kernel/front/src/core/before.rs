@@ -1,5 +1,5 @@
-//! A kernel that ran on when its server and front were lost: its cells of before belong to no client of now. What they show
-//! is shown at the next cell of the notebook, or at the one that waits behind them.
+//! Cells of an earlier server. A kernel that ran on when its server and front were lost may still run such a cell, which has no
+//! client any more. The cell's outputs are shown at the notebook's next cell, or at the cell that waits behind it.
 
 use super::{Front, Notice, Open, Wire};
 use bytes::Bytes;
@@ -16,12 +16,12 @@ const CELL_LOST: &str = "gresshopper: a cell that ran on without a server was lo
 const CELL_ASKS: &str = "gresshopper: a cell that runs on from before this server waits for input, which nobody can give any more; \
     interrupt the kernel to go on\n";
 
-/// What is known of cells that no client of now has asked for.
+/// The cells of an earlier server, and their outputs and sentences for the user.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    /// Cells that were asked for through this front. `None` means that all were: the kernel had no server before.
+    /// Cells that were asked for through this front. `None`: the kernel had no earlier server, and all cells are of this one.
     asked: Option<HashSet<CellId>>,
-    /// What the notebook's user has not read yet.
+    /// Outputs and sentences that the notebook's user has not read yet.
     untold: Meanwhile,
     /// The user has read that a cell ran on.
     said: bool,
@@ -35,12 +35,12 @@ impl Before {
         }
     }
 
-    /// Whether a client of before has asked for this cell.
+    /// Whether the cell is an earlier server's.
     pub(super) fn has(&self, cell: &CellId) -> bool {
         self.asked.as_ref().is_some_and(|asked| !asked.contains(cell))
     }
 
-    /// Whether a message answers a cell of before, or is shown by one.
+    /// Whether the message is an answer to an earlier server's cell, or an output of such a cell.
     pub(super) fn is_of(&self, message: &Message) -> bool {
         if self.asked.is_none() {
             return false;
@@ -50,7 +50,7 @@ impl Before {
         cell.is_some_and(|p| self.has(&p.msg_id.into()))
     }
 
-    /// Keeps an output for the notebook's user. False: the message is none.
+    /// Keeps the message for the notebook's user, if it is an output. Returns whether it is one.
     pub(super) fn keep(&mut self, message: &Message) -> bool {
         self.untold.keep(message)
     }
@@ -102,13 +102,13 @@ impl Front {
         self.before.untold = meanwhile;
     }
 
-    /// The oldest cell of before that has not ended.
+    /// The oldest cell of an earlier server that has not ended.
     pub(super) fn runs_before(&self) -> Option<Bytes> {
         let open = self.open.iter().find(|o| o.is_cell && self.before.has(&o.id));
         open.map(|o| o.header.clone())
     }
 
-    /// Shows an output of a cell of before, now or at the next cell. False: it is no such output.
+    /// Shows an output of an earlier server's cell, now or at the next cell. Returns whether the message is such an output.
     pub(super) fn show_before(&mut self, message: &Message, at: Time, wire: &mut impl Wire) -> bool {
         let shows = self.meanwhile.is_none() && self.before.is_of(message) && self.before.keep(message);
         if shows {
@@ -117,13 +117,14 @@ impl Front {
         shows
     }
 
-    /// A cell of before asks for input, and its client is gone.
+    /// An earlier server's cell asks for input, and its client is gone.
     pub(super) fn asks_before(&mut self, at: Time, wire: &mut impl Wire) {
         self.notices.push(Notice::Text(CELL_ASKS.to_owned()));
         self.tell_at_open_cell(at, wire);
     }
 
-    /// A cell of before can't be handed to another replica, and has nobody to be answered.
+    /// An earlier server's cell can't be handed to another replica, and nobody waits for its answer. Returns whether the cell
+    /// is such a one.
     pub(super) fn loses_before(&mut self, open: &Open, at: Time, wire: &mut impl Wire) -> bool {
         let lost = self.before.has(&open.id);
         if lost {

@@ -261,7 +261,7 @@ impl Front {
         at: Time,
         wire: &mut impl Wire,
     ) -> bool {
-        // A cell of before may run for hours, and a client gives up a kernel that doesn't answer.
+        // An earlier server's cell may run for hours, and a client gives up a kernel that doesn't answer.
         let engaged = self.seating.wait.is_some() || self.runs_before().is_some();
         let answers = engaged && self.seating.info.is_some();
         if answers {

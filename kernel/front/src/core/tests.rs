@@ -64,6 +64,11 @@ fn request(author: &mut Author) -> Envelope {
     )
 }
 
+/// A client sends a cell.
+fn asks(front: &mut Front, wire: &mut Recorder, author: &mut Author) {
+    front.request(Channel::Shell, &ME, request(author).message(), Time(0), wire);
+}
+
 fn from_kernel(channel: Channel, message: Message) -> Item {
     let identity = if channel == Channel::Iopub {
         Bytes::new()
@@ -229,13 +234,7 @@ fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
     wire.here.push(b"me");
     wire.subscribed = true;
     for _ in 0..2 {
-        front.request(
-            Channel::Shell,
-            &ME,
-            request(&mut author).message(),
-            Time(0),
-            &mut wire,
-        );
+        asks(&mut front, &mut wire, &mut author);
     }
     wire.take();
     let over = Over::Died {
@@ -266,13 +265,7 @@ fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
             "reply execute_reply aborted None"
         ]
     );
-    front.request(
-        Channel::Shell,
-        &ME,
-        request(&mut author).message(),
-        Time(0),
-        &mut wire,
-    );
+    asks(&mut front, &mut wire, &mut author);
     assert!(wire.take().is_empty(), "a dead kernel is asked nothing");
 }
 
@@ -487,13 +480,7 @@ fn a_cell_of_before_that_is_lost_is_told_at_the_next_cell() {
     let (mut front, mut wire) = after_a_loss(&cell);
     front.next_tenure(Tenure(2), true, Time(0), &mut wire);
     assert!(wire.take().is_empty());
-    front.request(
-        Channel::Shell,
-        &ME,
-        request(&mut author).message(),
-        Time(0),
-        &mut wire,
-    );
+    asks(&mut front, &mut wire, &mut author);
     assert_eq!(wire.take(), ["publish stream None", "send Shell execute_request"]);
 }
 

@@ -251,12 +251,15 @@ impl Core {
     }
 
     pub(super) fn is_hot(&self, member: Incarnation) -> bool {
-        let hot = |s: &ReplicaRow| s.incarnation == member && s.role == ReplicaRole::Hot;
-        self.standbys().iter().any(hot)
+        self.standby(member).is_some_and(|s| s.role == ReplicaRole::Hot)
     }
 
     pub(super) fn is_standby(&self, member: Incarnation) -> bool {
-        self.standbys().iter().any(|s| s.incarnation == member)
+        self.standby(member).is_some()
+    }
+
+    fn standby(&self, member: Incarnation) -> Option<ReplicaRow> {
+        self.standbys().into_iter().find(|s| s.incarnation == member)
     }
 }
 

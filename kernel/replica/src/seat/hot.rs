@@ -1,6 +1,7 @@
 //! When a seat starts the hot standby of a group: a replica whose process follows the log before it is elected. Pure;
 //! [`super::tend`] starts and ends it.
 
+use super::{LONGEST_PAUSE, pause};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -9,7 +10,6 @@ const SETTLES: Duration = Duration::from_secs(2);
 
 /// Between the end of a hot standby that could not follow and the next, twice as long each time.
 const AGAIN_AFTER: Duration = Duration::from_secs(15);
-const AGAIN_MOST: Duration = Duration::from_secs(600);
 
 /// Something to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,12 +77,11 @@ impl Hot {
         let Stage::Runs { since } = self.stage else {
             return;
         };
-        if now - since >= AGAIN_MOST {
+        if now - since >= LONGEST_PAUSE {
             self.failed = 0;
         }
-        let after = AGAIN_AFTER * 2u32.pow(self.failed.min(8));
+        self.not_before = Some(now + pause(AGAIN_AFTER, self.failed));
         self.failed += 1;
-        self.not_before = Some(now + after.min(AGAIN_MOST));
         self.stage = Stage::Off;
     }
 
@@ -155,7 +154,7 @@ mod tests {
         hot.next(true, now);
         now = hot.due().unwrap();
         hot.next(true, now);
-        now += AGAIN_MOST;
+        now += LONGEST_PAUSE;
         hot.gone(now);
         hot.next(true, now);
         assert_eq!(hot.due(), Some(now + AGAIN_AFTER), "it has followed for long");

@@ -53,6 +53,14 @@ struct Seat {
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
 
+/// Between two starts of a process that a seat keeps beforehand.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// The pause before the next start, after so many failures and this one: the first pause, and twice as long each time.
+fn pause(first: Duration, failed: u32) -> Duration {
+    (first * 2u32.pow(failed.min(8))).min(LONGEST_PAUSE)
+}
+
 /// Time for which an ending seat waits until the replicas have left. Slurm's own patience (`KillWait`) is 30 s by
 /// default.
 const FAREWELL: Duration = Duration::from_secs(25);

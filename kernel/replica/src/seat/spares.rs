@@ -4,8 +4,8 @@
 //!
 //! [`Shelf`] decides, and has no process or clock; [`Spares`] carries out.
 
-use super::Seat;
 use super::wire::{Called, FromSeat};
+use super::{Seat, pause};
 use crate::spare::Kind;
 use anyhow::Context;
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
@@ -26,7 +26,6 @@ const SETTLES: Duration = Duration::from_secs(2);
 
 /// Between a spare's unused end and the next spare, twice as long each time.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
-const AGAIN_MOST: Duration = Duration::from_secs(600);
 
 /// Time for the word of a called spare, before the replica is started afresh.
 const GOES_WITHIN: Duration = Duration::from_secs(1);
@@ -109,9 +108,8 @@ impl Shelf {
     /// A spare has ended by itself.
     fn gone(&mut self, number: u32, now: Instant) {
         if self.spares.remove(&number).is_some() {
-            let after = AGAIN_AFTER * 2u32.pow(self.failed.min(8));
+            self.not_before = now + pause(AGAIN_AFTER, self.failed);
             self.failed += 1;
-            self.not_before = now + after.min(AGAIN_MOST);
         }
     }
 

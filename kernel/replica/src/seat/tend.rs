@@ -8,7 +8,7 @@ use super::host::{Command, Host, Member};
 use super::hot::{Deed, Hot};
 use super::propose::propose_in_order;
 use super::wire::{FromSeat, Lack};
-use hop_log::{Act, Entry, Office, State};
+use hop_log::{Effect, Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
@@ -204,7 +204,7 @@ impl Tended {
         }
     }
 
-    /// Has a hot standby here where the log wants it here, and the log say whether there is one.
+    /// Keeps a hot standby here if the log chooses this member, and tells the log when there is none any more.
     async fn keep_hot(&self, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
         let Some(state) = &desk.state else { return };
         let Some(member) = state.members().get(&self.me) else {
@@ -221,15 +221,18 @@ impl Tended {
         let last = state.generation().last_tenure();
         match desk.hot.next(chosen, Instant::now()) {
             Some(Deed::Start) if desk.standby.is_none() => {
-                match self.start_replica(last, Turn::Follows).await {
-                    Ok(Some(process)) => desk.standby = Some(process),
-                    Ok(None) => desk.hot.gone(Instant::now()),
-                    Err(error) => {
+                desk.standby = self
+                    .start_replica(last, Turn::Follows)
+                    .await
+                    .unwrap_or_else(|error| {
                         tracing::warn!(group = self.group, "no hot standby can be started: {error:#}");
-                        desk.hot.gone(Instant::now());
-                    }
+                        None
+                    });
+                if desk.standby.is_none() {
+                    desk.hot.gone(Instant::now());
                 }
             }
+            // The one before has not ended yet.
             Some(Deed::Start) => desk.hot.gone(Instant::now()),
             Some(Deed::End) => desk.dismiss_hot(),
             None => {}
@@ -289,23 +292,13 @@ fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(FrontFile
     Ok(Some((file, takeover, dir)))
 }
 
-/// The member that becomes the executor, if the log takes the entry.
-fn elected_by(entry: &Entry) -> Option<Incarnation> {
-    match entry {
-        Entry::Tenure { executor, .. } => Some(*executor),
-        Entry::Act {
-            act: Act::Moved { to },
-            ..
-        } => Some(*to),
-        _ => None,
-    }
-}
-
 impl Desk {
     fn learn(&mut self, news: News, me: Incarnation) {
         let elects = match &news {
             News::State(state) => state.executor() == Some(me),
-            News::Applied { entry, .. } => elected_by(entry) == Some(me),
+            News::Applied { effect, .. } => {
+                matches!(effect, Ok(Effect::Opened { executor, .. }) if *executor == me)
+            }
         };
         // A hot standby that still reads would keep the kernel waiting: a fresh process reads less before its first cell. It
         // is dismissed before it hears of the election.
@@ -382,7 +375,7 @@ impl Desk {
         member.is_some_and(|m| m.hot)
     }
 
-    /// Ends a hot standby here, also one that is not heard of yet.
+    /// Ends the hot standby here, even if its process has not attached yet.
     fn dismiss_hot(&mut self) {
         if let Some(follower) = self.follower.take_if(|f| f.hot) {
             // It may have left.
@@ -401,31 +394,27 @@ impl Desk {
             let _ = out.send(FromSeat::Alone);
             return;
         };
-        let executes = state.executor() == Some(me);
-        if executes && hot {
-            // It was to be ready before.
+        let (executes, tenure) = (state.executor() == Some(me), state.tenure());
+        let word = FromSeat::State(Box::new(state.clone()));
+        // A move's follower takes the hot standby's place: the kernel is on its way here.
+        if !executes && !hot {
+            self.dismiss_hot();
+        }
+        // A hot standby was to be ready before the election.
+        let comes_late = if executes { hot } else { self.follower.is_some() };
+        if comes_late {
             let _ = out.send(FromSeat::Alone);
             return;
         }
+        let _ = out.send(word);
         if !executes {
-            let state = FromSeat::State(Box::new(state.clone()));
-            // A move's follower takes the hot standby's place: the kernel is on its way here.
-            if !hot {
-                self.dismiss_hot();
-            }
-            if self.follower.is_some() {
-                let _ = out.send(FromSeat::Alone);
-            } else {
-                let _ = out.send(state);
-                self.follower = Some(Follower { visit, out, hot });
-            }
+            self.follower = Some(Follower { visit, out, hot });
             return;
         }
-        let _ = out.send(FromSeat::State(Box::new(state.clone())));
         if let Some(lack) = self.need.take() {
             let _ = out.send(FromSeat::Need(lack));
         }
-        (self.served, self.stillborn) = (Some(state.tenure()), 0);
+        (self.served, self.stillborn) = (Some(tenure), 0);
         self.replica = Some((visit, out));
         self.told.clear();
     }

@@ -432,7 +432,7 @@ fn asleep_row(kernel: &KernelId, asleep: &Asleep) -> KernelRow {
     }
 }
 
-/// What each replica of a kernel is there for.
+/// A sentence on the part of each of the kernel's replicas.
 fn roles(me: Incarnation, executor: &Registered) -> String {
     let standbys = executor.standbys.iter().map(|s| {
         let has = match s.role {

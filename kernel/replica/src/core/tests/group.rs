@@ -360,9 +360,8 @@ fn a_member_without_a_replica_that_follows_is_elected_all_the_same() {
     );
 }
 
-#[test]
-fn a_seat_that_ends_hands_over_to_the_member_that_is_prepared() {
-    let mut world = preparing();
+/// The seat ends, and the kernel goes to the third member.
+fn hands_over_to_the_third(world: &mut World) {
     world.input(terminated());
     world.answer(2, json!({}));
     world.synced(1);
@@ -370,6 +369,12 @@ fn a_seat_that_ends_hands_over_to_the_member_that_is_prepared() {
     world.input(Input::Rested);
     let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
     assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
+}
+
+#[test]
+fn a_seat_that_ends_hands_over_to_the_member_that_is_prepared() {
+    let mut world = preparing();
+    hands_over_to_the_third(&mut world);
 }
 
 /// Its seat says that the third member keeps the kernel's variables, or doesn't.
@@ -411,13 +416,7 @@ fn a_seat_that_ends_hands_over_to_the_hot_standby() {
     world.whole("a");
     world.reply("a", "ok");
     world.commit();
-    world.input(terminated());
-    world.answer(2, json!({}));
-    world.synced(1);
-    world.commit();
-    world.input(Input::Rested);
-    let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
-    assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
+    hands_over_to_the_third(&mut world);
 }
 
 #[test]
