@@ -35,8 +35,8 @@ impl Core {
         }
         // The node may be a burst partition's since now.
         let coming: Vec<u64> = self.supply.tickets.on(i).map(|(number, _)| number).collect();
+        let burst = self.is_burst(i);
         for number in coming {
-            let burst = self.is_burst(i);
             self.supply
                 .tickets
                 .change(number, |t| t.bursts = burst || t.partition.is_some());

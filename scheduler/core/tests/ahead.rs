@@ -111,19 +111,25 @@ fn nobody_is_moved_for_who_is_not_expected_within_hours() {
     assert_eq!(moves(&mut w, 3600), [], "{k} is gone for days");
 }
 
+/// Three nodes of two GPUs, with a pilot on some of them whatever is asked for.
+fn pilots_that_stay(on: &[&str]) -> World {
+    let mut pool = PoolConfig::fixed("main", on.len() as u32, 2, 8);
+    pool.migrate = Some(Migrate::default());
+    let mut w = World::new(1, Config::default(), pool);
+    for n in 0..3 {
+        w.tell(Input::Node(facts(&format!("n{n}"))));
+    }
+    for node in on {
+        w.pilot(node, 2, 8);
+    }
+    w
+}
+
 /// The same with pilots that stay, on the first two nodes or on the first alone.
 #[test]
 fn they_are_moved_apart_to_a_pilot_where_pilots_do_not_follow_demand() {
     for (pilots, moved) in [(&["n0", "n1"][..], 1), (&["n0"], 0)] {
-        let mut pool = PoolConfig::fixed("main", pilots.len() as u32, 2, 8);
-        pool.migrate = Some(Migrate::default());
-        let mut w = World::new(1, Config::default(), pool);
-        for n in 0..3 {
-            w.tell(Input::Node(facts(&format!("n{n}"))));
-        }
-        for node in pilots {
-            w.pilot(node, 2, 8);
-        }
+        let mut w = pilots_that_stay(pilots);
         w.kernel("a", "ada", &["n0"], 2);
         w.kernel("b", "bob", &["n0"], 2);
         let made = moves(&mut w, 750);
@@ -135,13 +141,7 @@ fn they_are_moved_apart_to_a_pilot_where_pilots_do_not_follow_demand() {
 /// As most notebooks are: their kernelspec names no need, and their cells do.
 #[test]
 fn what_cells_asked_for_counts_where_the_kernelspec_names_no_need() {
-    let mut pool = PoolConfig::fixed("main", 2, 2, 8);
-    pool.migrate = Some(Migrate::default());
-    let mut w = World::new(1, Config::default(), pool);
-    for node in ["n0", "n1"] {
-        w.tell(Input::Node(facts(node)));
-        w.pilot(node, 2, 8);
-    }
+    let mut w = pilots_that_stay(&["n0", "n1"]);
     for name in ["a", "b"] {
         let k = w.kernel(name, "ada", &["n0"], 0);
         let (cell, _) = w.submit(&k, Need::gpus(2));

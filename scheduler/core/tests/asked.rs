@@ -115,14 +115,19 @@ fn a_move_is_over_once_the_log_elects_somebody_else() {
 fn a_move_ends_with_the_election_of_the_replica_that_it_is_for() {
     let (mut w, k) = world(None);
     w.elect(&k, 1, "n0", &[]);
-    let out = asks(&mut w, &k, None, Some("n1"));
-    let to = out.iter().find_map(|o| match o {
-        Output::Migrate { seat, .. } => Some(seat.incarnation),
-        _ => None,
-    });
-    let out = w.elect(&k, to.expect("it moves").0, "n1", &[]);
+    let (_, to) = moved(&asks(&mut w, &k, None, Some("n1")));
+    let out = w.elect(&k, to.0, "n1", &[]);
     assert!(!out.iter().any(is_withdrawn), "{out:?}");
     assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Idle);
+}
+
+/// The replica that leaves, and the one that comes.
+fn moved(out: &[Output]) -> (Incarnation, Incarnation) {
+    let moves = out.iter().find_map(|o| match o {
+        Output::Migrate { victim, seat, .. } => Some((*victim, seat.incarnation)),
+        _ => None,
+    });
+    moves.expect("it moves")
 }
 
 fn is_withdrawn(o: &Output) -> bool {
@@ -135,12 +140,7 @@ fn a_quick_past_makes_nobody_impatient() {
     let (mut w, k) = world(None);
     for n in 0..20 {
         let to = ["n1", "n0"][n % 2];
-        let out = asks(&mut w, &k, None, Some(to));
-        let seat = out.iter().find_map(|o| match o {
-            Output::Migrate { victim, seat, .. } => Some((*victim, seat.incarnation)),
-            _ => None,
-        });
-        let (victim, incarnation) = seat.expect("it moves");
+        let (victim, incarnation) = moved(&asks(&mut w, &k, None, Some(to)));
         w.replica(&k, "ada", incarnation, to);
         w.tell(Input::ReplicaLost {
             kernel: k.clone(),
@@ -149,8 +149,7 @@ fn a_quick_past_makes_nobody_impatient() {
     }
     goes_to(&asks(&mut w, &k, None, Some("n1")));
     let out = w.pass(Span::from_secs(29));
-    let withdrawn = |o: &Output| matches!(o, Output::MoveWithdrawn { .. });
-    assert!(!out.iter().any(withdrawn), "{out:?}");
+    assert!(!out.iter().any(is_withdrawn), "{out:?}");
 }
 
 /// All of n0's GPUs are taken for long, and others are free.
@@ -335,7 +334,6 @@ fn a_move_is_not_withdrawn_by_the_clock_of_a_closed_kernels_move() {
     let second = w.kernel("second", "ada", &["n0"], 1);
     goes_to(&asks(&mut w, &second, None, Some("n1")));
     out.extend(w.pass(Span::from_secs(180)));
-    let withdrawn = |o: &Output| matches!(o, Output::MoveWithdrawn { .. });
-    assert!(!out.iter().any(withdrawn), "{out:?}");
-    assert!(w.pass(half).iter().any(withdrawn), "by its own");
+    assert!(!out.iter().any(is_withdrawn), "{out:?}");
+    assert!(w.pass(half).iter().any(is_withdrawn), "by its own");
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 /// A waiting cell, by index and sequence number.
-type Waiting = (Idx<Cell>, u64);
+pub(crate) type Waiting = (Idx<Cell>, u64);
 
 /// A pilot that was asked for and isn't up.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,8 +21,8 @@ pub(crate) struct Ticket {
     pub gpus: u16,
     pub job: Option<JobId>,
     pub at: Timestamp,
-    /// Waiting cell for which the pilot was started, by index and sequence number.
-    pub cell: Option<(Idx<Cell>, u64)>,
+    /// The waiting cell for which the pilot was started.
+    pub cell: Option<Waiting>,
 }
 
 /// Pilots and their GPUs.
