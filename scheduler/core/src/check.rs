@@ -393,13 +393,6 @@ impl Core {
     fn check_held_nodes(&self) -> Result<(), Insane> {
         for (i, pool) in self.supply.pools.iter() {
             let nodes = self.supply.nodes.values().filter(|n| n.pool == i);
-            let spare = pool.lanes.spare.iter();
-            let bare = spare.filter(|(_, n)| self.supply.nodes[*n].held_for.is_none());
-            hold!(
-                bare.eq(&pool.lanes.bare),
-                "pool {}: spare GPUs of nodes without a hold are listed wrongly",
-                pool.config.name
-            );
             let mut held_for = BTreeMap::new();
             for cell in nodes.filter_map(|n| n.held_for) {
                 *held_for.entry(cell).or_default() += 1;

@@ -337,14 +337,10 @@ impl Core {
         match cell {
             Some(cell) => {
                 *pool.held_for.entry(cell).or_default() += 1;
-                pool.lanes.bare.remove(&(n.listed, node));
                 self.supply.held.insert(node);
             }
             None => {
                 pool.unheld.insert(node);
-                if n.listed > 0 {
-                    pool.lanes.bare.insert((n.listed, node));
-                }
                 self.supply.held.remove(node);
             }
         }

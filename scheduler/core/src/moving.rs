@@ -173,15 +173,16 @@ impl Core {
         if pool.config.scale.is_none() || !self.may_add_own(k.pool, size) {
             return None;
         }
-        let bare =
-            |n: Idx<Node>| !self.is_burst(n) && self.may_sit(n, &c.need, &[]) && !self.sits_on(c.kernel, n);
-        let free = pool.lanes.bare.range((size, Idx::FIRST)..);
-        let free = free.copied().find(|&(_, n)| bare(n));
-        let held = c.hold.iter().flat_map(|h| h.nodes.iter());
-        let held = held.filter(|&n| self.supply.nodes[n].pool == k.pool);
-        let held = held.map(|n| (self.supply.nodes[n].listed, n));
-        let held = held.filter(|&(spare, n)| spare >= size && bare(n)).min();
-        free.into_iter().chain(held).min().map(|(_, n)| n)
+        let bare = |n: &Idx<Node>| {
+            let held = self.supply.nodes[*n].held_for;
+            !self.is_burst(*n)
+                && held.is_none_or(|h| h == cell)
+                && self.may_sit(*n, &c.need, &[])
+                && !self.sits_on(c.kernel, *n)
+        };
+        let spare = pool.lanes.spare.range((size, Idx::FIRST)..);
+        let mut spare = spare.map(|&(_, n)| n);
+        spare.find(bare)
     }
 
     pub(crate) fn sits_on(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
@@ -338,11 +339,10 @@ impl Core {
         }
     }
 
-    /// The log has elected an executor since the move was asked for, and not where the kernel was to go: the executor
-    /// that carried the move out is gone, and nobody else knows of it.
+    /// The log has elected an executor since the move was asked for. If that isn't the replica that the kernel was to go to
+    /// ([`Self::moved_in`] comes first), the executor that carried the move out is gone, and nobody else knows of the move.
     pub(crate) fn move_overtaken(&mut self, kernel: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
-        let overtakes =
-            |m: &Moving| m.tenure.is_some() && up.executes > m.tenure && up.incarnation != m.incarnation;
+        let overtakes = |m: &Moving| m.tenure.is_some() && up.executes > m.tenure;
         if self.work.kernels[kernel]
             .migrating
             .as_ref()

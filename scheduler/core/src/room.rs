@@ -170,12 +170,8 @@ impl Core {
         let lanes = &mut self.supply.pools[n.pool].lanes;
         if old != new {
             lanes.spare.remove(&(old, node));
-            lanes.bare.remove(&(old, node));
             if new > 0 {
                 lanes.spare.insert((new, node));
-                if n.held_for.is_none() {
-                    lanes.bare.insert((new, node));
-                }
             }
         }
     }
@@ -211,8 +207,8 @@ impl Core {
         pilots: impl Iterator<Item = Idx<Pilot>> + 'a,
         cell: Idx<Cell>,
     ) -> impl Iterator<Item = Idx<Pilot>> + 'a {
-        let any = self.may_start_on_held(cell, self.holds());
-        pilots.filter(move |&p| any || !self.supply.held.contains(self.supply.pilots[p].node))
+        let any = std::cell::LazyCell::new(move || self.may_start_on_held(cell, self.holds()));
+        pilots.filter(move |&p| !self.supply.held.contains(self.supply.pilots[p].node) || *any)
     }
 
     /// Whether cells of this shape could start on the node now, beside the cells with reservations there.

@@ -265,8 +265,6 @@ pub(crate) struct Lanes {
     pub idle: BTreeSet<(u16, Idx<Pilot>)>,
     /// Nodes in service, by the GPUs outside all present and coming pilots.
     pub spare: BTreeSet<(u16, Idx<Node>)>,
-    /// Those of them that are not held.
-    pub bare: BTreeSet<(u16, Idx<Node>)>,
 }
 
 /// A pilot's numbers of GPUs in [`Lanes`], and further facts in frequent use.
@@ -564,7 +562,7 @@ pub(crate) struct Moving {
     pub since: Timestamp,
     /// When it is waited for no longer.
     pub until: Timestamp,
-    /// That of the executor which is to carry it out.
+    /// The tenure of the executor that is to carry the move out.
     pub tenure: Option<Tenure>,
 }
 
