@@ -379,7 +379,7 @@ class Chaos(Oracle):
     def pause_node(self) -> None:
         node = self.rng.choice(self.nodes)
         self.cluster.devcluster("pause-node", node)
-        time.sleep(self.rng.choice((1, 5, 20)))
+        time.sleep(self.rng.choice((1, 5, 20, 40)))
         self.cluster.devcluster("resume-node", node)
 
     def migrate(self) -> None:

@@ -488,3 +488,19 @@ def test_commands_in_a_terminal_on_any_node_mean_the_executor_of_three(cluster: 
         # Another user sees no such kernel, and has no key of alice's seats.
         other = cluster.run("bob", "hop", "state", "--json", "show", kernel, check=False, under=place)
         assert other == ""
+
+
+def test_a_node_that_was_silent_for_long_is_a_replicas_home_again(cluster: Cluster, alice: Notebook) -> None:
+    """Its seat comes back with a member that was replaced meanwhile, and takes another one when the next node is silent."""
+    alice.execute("seen = []")
+    silent = []
+    for _ in range(2):
+        silent.append(node_of(alice))
+        cluster.devcluster("pause-node", silent[-1])
+        try:
+            assert alice.execute("seen.append(len(seen))", timeout=60)["status"] == "ok"
+            now = grown(cluster, without=silent[-1])
+        finally:
+            cluster.devcluster("resume-node", silent[-1])
+    assert silent[0] in now
+    assert stream(alice.execute("print(seen)", timeout=60), "stdout").strip() == "[0, 1]"

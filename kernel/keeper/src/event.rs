@@ -24,8 +24,12 @@ pub enum Event {
         group: String,
         me: Incarnation,
     },
-    /// The kernel is over, by the word of another of its seats; or those have all gone.
+    /// The kernel is over, or this seat's member has left it, by the word of another of its seats; or those have all gone.
     Closed {
+        group: String,
+    },
+    /// The member stands for election in vain, again and again: the group may be over, and nobody is left to say so.
+    Vain {
         group: String,
     },
 }

@@ -4,8 +4,8 @@ use crate::election::{self, View};
 use crate::event::{Event, Need};
 use crate::hearing::Heard;
 use crate::links::{Links, Wire, lock};
-use hop_log::State;
 use hop_log::steward::{self, Deed};
+use hop_log::{Entry, State};
 use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, Member, News, Standing};
 use hop_words::id::{Incarnation, JobId};
@@ -22,6 +22,12 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Time without an entry after which the voters accept another leader: their lease is 500 ms (docs/replication.md).
 const QUIET: Duration = Duration::from_millis(700);
+
+/// Time after which a new member that has not got near the log's end is replaced: its seat doesn't take it.
+const LAGS: Duration = Duration::from_secs(60);
+
+/// Time of standing for election in vain after which the host looks whether the group is over.
+const VAIN: Duration = Duration::from_secs(30);
 
 type Doing = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -44,6 +50,10 @@ struct Memory {
     up: BTreeSet<JobId>,
     /// The next attempt to be elected.
     stands_at: Option<Instant>,
+    /// This member stands for election in vain since then.
+    vain_since: Option<Instant>,
+    /// New members that have not got near the log's end, and since when the leader waits for them.
+    lagging: BTreeMap<Incarnation, Instant>,
     /// The time to leave, while all others are gone.
     leaves_at: Option<Instant>,
     /// The voters' lease is over then.
@@ -65,6 +75,8 @@ impl Group {
             state,
             up: BTreeSet::new(),
             stands_at: None,
+            vain_since: None,
+            lagging: BTreeMap::new(),
             leaves_at: None,
             quiet_at: Instant::now() + QUIET,
             leads_at: None,
@@ -78,13 +90,14 @@ impl Group {
             self.act(&mut memory, &standing, &now_heard).await;
             self.notice_abandonment(&mut memory, &now_heard);
             let (stands_at, leaves_at, leads_at) = (memory.stands_at, memory.leaves_at, memory.leads_at);
+            let lags_at = memory.lags_at();
             let mut done = false;
             tokio::select! {
                 item = news.recv() => match item {
                     Some(item) => {
-                        memory.learn(item);
+                        self.learn(&mut memory, item);
                         while let Ok(item) = news.try_recv() {
-                            memory.learn(item);
+                            self.learn(&mut memory, item);
                         }
                         self.follow_seats(&memory);
                     }
@@ -98,6 +111,7 @@ impl Group {
                 },
                 () = wait::at(stands_at) => {}
                 () = wait::at(leads_at) => {}
+                () = wait::at(lags_at) => {}
                 () = wait::at(leaves_at) => {
                     let group = self.name.clone();
                     // Without a listening host, the seat ends by its job's limit.
@@ -109,6 +123,32 @@ impl Group {
             if done {
                 memory.doing = None;
             }
+        }
+    }
+
+    /// The log's news. A member that has left gets no entries any more: the leader tells its seat.
+    fn learn(&self, memory: &mut Memory, item: News) {
+        let left = match &item {
+            News::Applied {
+                entry: Entry::Left { incarnation },
+                effect: Ok(_),
+                ..
+            } => Some(*incarnation),
+            _ => None,
+        };
+        memory.learn(item);
+        if let Some(left) = left.filter(|m| self.member.leads() && self.member.has_left(*m))
+            && let Some(seat) = lock(&self.seats).get(&left).copied()
+        {
+            self.links.tell_left(seat, &self.name, left);
+        }
+    }
+
+    /// Asks the others whether this member is still one: it may have been replaced while no message reached it.
+    fn ask_whether_a_member(&self) {
+        let others = lock(&self.seats).clone().into_values();
+        for seat in others.filter(|seat| *seat != self.links.me()) {
+            self.links.ask_whether(seat, &self.name, self.me);
         }
     }
 
@@ -143,16 +183,21 @@ impl Group {
         memory.up.clone_from(&heard.up);
         memory.leads_at = None;
         if standing.leader == Some(self.me) {
-            memory.stands_at = None;
+            (memory.stands_at, memory.vain_since) = (None, None);
             if new {
                 self.member.remind().await;
             }
+            memory.wait_for(standing);
             if memory.doing.is_none() {
                 memory.doing = self.next_deed(memory, standing, heard);
             }
             return;
         }
         memory.doing = None;
+        memory.lagging.clear();
+        if new {
+            self.ask_whether_a_member();
+        }
         self.stand(memory, standing, heard).await;
     }
 
@@ -166,7 +211,7 @@ impl Group {
             heard,
         };
         let Some((first, again)) = election::stands(view) else {
-            memory.stands_at = None;
+            (memory.stands_at, memory.vain_since) = (None, None);
             return;
         };
         let now = Instant::now();
@@ -174,7 +219,14 @@ impl Group {
         if at <= now {
             tracing::info!(group = self.name, "stands for election");
             self.member.campaign().await;
+            self.ask_whether_a_member();
             memory.stands_at = Some(now + duration(again));
+            if now.duration_since(*memory.vain_since.get_or_insert(now)) >= VAIN {
+                memory.vain_since = Some(now);
+                let group = self.name.clone();
+                // Without a listening host, the seat ends by its job's limit.
+                let _ = self.events.send(Event::Vain { group });
+            }
         }
     }
 
@@ -187,7 +239,8 @@ impl Group {
             }));
         }
         let state = memory.state.as_ref()?;
-        let deed = self.deed(state, standing, heard)?;
+        let late = memory.late();
+        let deed = self.deed(state, standing, heard, &late)?;
         match deed {
             Deed::Propose(entry) => Some(Box::pin(
                 async move { pause_after(member.propose(entry).await).await },
@@ -232,7 +285,15 @@ impl Group {
         here.map(|(member, _)| *member).collect()
     }
 
-    fn deed(&self, state: &State, standing: &Standing, heard: &Heard) -> Option<Deed> {
+    /// `late` are new members whose seats don't take them.
+    fn deed(
+        &self,
+        state: &State,
+        standing: &Standing,
+        heard: &Heard,
+        late: &BTreeSet<Incarnation>,
+    ) -> Option<Deed> {
+        let gone = &self.members_in(&heard.gone) | late;
         let mut up = self.members_in(&heard.up);
         up.extend(self.members_in(&BTreeSet::from([self.links.me()])));
         // An executor that is out of sight for a moment may run a cell.
@@ -250,7 +311,7 @@ impl Group {
                 voters: &standing.voters,
                 learners: &standing.learners,
                 changing: standing.is_changing(),
-                gone: &self.members_in(&heard.gone),
+                gone: &gone,
                 unfit: &unfit,
                 leaving: &BTreeSet::new(),
                 died: None,
@@ -261,6 +322,27 @@ impl Group {
 }
 
 impl Memory {
+    /// Notes since when new members lag.
+    fn wait_for(&mut self, standing: &Standing) {
+        let lags = |member: &Incarnation| standing.learners.get(member) == Some(&false);
+        self.lagging.retain(|member, _| lags(member));
+        let now = Instant::now();
+        for member in standing.learners.keys().filter(|m| lags(m)) {
+            self.lagging.entry(*member).or_insert(now);
+        }
+    }
+
+    fn late(&self) -> BTreeSet<Incarnation> {
+        let late = self.lagging.iter().filter(|(_, since)| since.elapsed() >= LAGS);
+        late.map(|(member, _)| *member).collect()
+    }
+
+    /// The next time at which a new member is late.
+    fn lags_at(&self) -> Option<Instant> {
+        let times = self.lagging.values().map(|since| *since + LAGS);
+        times.filter(|at| *at > Instant::now()).min()
+    }
+
     fn learn(&mut self, news: News) {
         self.quiet_at = Instant::now() + QUIET;
         match news {

@@ -312,6 +312,18 @@ impl Links {
                 }
             }
             Frame::Close { group } => self.tell(Event::Closed { group }),
+            Frame::Asks { group, member } => {
+                let hosted = lock(&self.hosted).get(&group).cloned();
+                if hosted.is_some_and(|h| h.member.has_left(member)) {
+                    link.send(&Frame::Left { group, member });
+                }
+            }
+            Frame::Left { group, member } => {
+                let is_ours = lock(&self.hosted).get(&group).is_some_and(|h| h.me == member);
+                if is_ours {
+                    self.tell(Event::Closed { group });
+                }
+            }
             Frame::Hello(_) | Frame::Visit(_) => {}
         }
     }
@@ -341,6 +353,26 @@ impl Links {
             link.send(&Frame::Stand {
                 group: group.to_owned(),
                 to,
+            });
+        }
+    }
+
+    /// Asks a seat whether this member is still one of the group.
+    pub(crate) fn ask_whether(&self, seat: JobId, group: &str, member: Incarnation) {
+        if let Some(link) = self.link(seat) {
+            link.send(&Frame::Asks {
+                group: group.to_owned(),
+                member,
+            });
+        }
+    }
+
+    /// Tells a member's seat that the member has left the group.
+    pub(crate) fn tell_left(&self, seat: JobId, group: &str, member: Incarnation) {
+        if let Some(link) = self.link(seat) {
+            link.send(&Frame::Left {
+                group: group.to_owned(),
+                member,
             });
         }
     }

@@ -68,6 +68,16 @@ pub(crate) enum Frame {
     Close {
         group: String,
     },
+    /// Is this member, the sender's, still one?
+    Asks {
+        group: String,
+        member: Incarnation,
+    },
+    /// The receiver's member has left the group by the log, which need not have reached it.
+    Left {
+        group: String,
+        member: Incarnation,
+    },
 }
 
 impl Frame {
@@ -86,6 +96,8 @@ impl Frame {
             Self::Stand { group, to } => (6, 0, to.0, group.as_str(), Bytes::new()),
             Self::Close { group } => (7, 0, 0, group.as_str(), Bytes::new()),
             Self::Visit(visit) => (8, 0, 0, "", json(visit)),
+            Self::Asks { group, member } => (9, 0, member.0, group.as_str(), Bytes::new()),
+            Self::Left { group, member } => (10, 0, member.0, group.as_str(), Bytes::new()),
         };
         let size = FIXED + group.len() + body.len();
         let mut out = BytesMut::with_capacity(4 + size);
@@ -124,6 +136,8 @@ impl Frame {
             6 => Self::Stand { group, to },
             7 => Self::Close { group },
             8 => Self::Visit(serde_json::from_slice(&bytes)?),
+            9 => Self::Asks { group, member: to },
+            10 => Self::Left { group, member: to },
             _ => return Err(malformed("a frame is of an unknown kind")),
         })
     }
@@ -195,6 +209,14 @@ mod tests {
                 to: Incarnation(to)
             }),
             "[a-z.0-9]{0,20}".prop_map(|group| Frame::Close { group }),
+            ("[a-z.0-9]{0,20}", any::<u32>()).prop_map(|(group, member)| Frame::Asks {
+                group,
+                member: Incarnation(member)
+            }),
+            ("[a-z.0-9]{0,20}", any::<u32>()).prop_map(|(group, member)| Frame::Left {
+                group,
+                member: Incarnation(member)
+            }),
             "[a-z.0-9]{0,20}".prop_map(|kernel| Frame::Visit(Visit {
                 version: VERSION,
                 kernel: KernelId::from(kernel)

@@ -124,6 +124,16 @@ impl Host {
         }
     }
 
+    /// Waits until the keeper says that the group is over here.
+    async fn closed(&mut self) {
+        loop {
+            let event = timeout(LONG, self.events.recv()).await.unwrap().unwrap();
+            if matches!(event, Event::Closed { group } if group == GROUP) {
+                return;
+            }
+        }
+    }
+
     /// Runs a cell: proposes its end until it is applied here.
     async fn cell(&mut self, name: &str) {
         self.wait("a state", |_| true).await;
@@ -255,6 +265,26 @@ async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     drop(fourth);
 }
 
+/// Its seat was silent for so long that the others replaced it, and then speaks again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_was_replaced_hears_so_and_its_seat_takes_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut first, mut second, third] = grown(dir.path()).await;
+    first.keeper.seat_ended(seat(2));
+    third.keeper.seat_ended(seat(2));
+    assert_eq!(first.need().await.replicas, 1);
+    let fourth = host(dir.path(), 4).await;
+    first.member.propose(join(4)).await.unwrap();
+    second.closed().await;
+    assert!(first.member.has_left(Incarnation(2)) && !first.member.has_left(Incarnation(3)));
+    assert!(!first.member.has_left(Incarnation(9)), "it may come yet");
+    second.keeper.leave(GROUP).await;
+    // The seat's next member is another one.
+    let fifth = second.keeper.join(kernel(5)).await.unwrap();
+    assert!(fifth.subscribe().state.is_none());
+    drop((third, fourth));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_whose_others_have_gone_leaves() {
     let dir = tempfile::tempdir().unwrap();
@@ -264,12 +294,7 @@ async fn a_member_whose_others_have_gone_leaves() {
     assert_eq!(first.need().await.replicas, 1, "two of three go on");
     drop(third);
     first.keeper.seat_ended(seat(3));
-    loop {
-        let event = timeout(LONG, first.events.recv()).await.unwrap().unwrap();
-        if matches!(event, Event::Closed { group } if group == GROUP) {
-            return;
-        }
-    }
+    first.closed().await;
 }
 
 /// Bench `replica`'s `sync_*`: commit of a cell with three WALs on one disk, beside one fdatasync of 4 KiB there.

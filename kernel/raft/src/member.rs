@@ -254,6 +254,14 @@ impl<T: Transport> Member<T> {
         self.metrics.borrow().current_leader == Some(self.me)
     }
 
+    /// Whether that member has left the group, as far as is known here: its `Left` is applied, and it has no vote.
+    pub fn has_left(&self, incarnation: Incarnation) -> bool {
+        let voters = standing_of(&self.metrics.borrow());
+        let next = voters.next_voters.unwrap_or_default();
+        let votes = voters.voters.contains(&incarnation) || next.contains(&incarnation);
+        !votes && self.shown(|shown| shown.state.as_ref().is_some_and(|s| s.has_left(incarnation)))
+    }
+
     /// Closes the member; its part of the WAL stays.
     pub async fn close(&self) {
         // The only error is a panic of the task, which was logged.

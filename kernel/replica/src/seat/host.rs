@@ -9,7 +9,7 @@ use hop_keeper::{Book, Event, Keeper, Settings, StartError, Wire};
 use hop_log::{Entry, Generation};
 use hop_protocol::file::seats_dir;
 use hop_words::id::{Incarnation, KernelId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io;
 use std::net::IpAddr;
@@ -92,8 +92,9 @@ pub(super) struct Busy {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) kept: BTreeMap<String, Kept>,
-    /// Groups that this seat has left. A member without memory of its vote must not come back.
-    pub(super) left: BTreeSet<String>,
+    /// The last member here of each group that this seat has left. A member without memory of its vote must not come back;
+    /// a later incarnation is another member.
+    pub(super) left: BTreeMap<String, Incarnation>,
 }
 
 #[derive(Debug)]
@@ -183,8 +184,9 @@ impl Host {
         self.spares.unwant(group);
         self.keeper.leave(group).await;
         let mut table = self.table();
-        table.kept.remove(group);
-        table.left.insert(group.to_owned());
+        if let Some(kept) = table.kept.remove(group) {
+            table.left.insert(group.to_owned(), kept.me);
+        }
         drop(table);
         self.count();
     }

@@ -277,7 +277,10 @@ impl Tended {
     }
 }
 
-fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(FrontFile, Takeover, PathBuf)>> {
+pub(super) fn read_takeover(
+    dir: PathBuf,
+    last: Tenure,
+) -> anyhow::Result<Option<(FrontFile, Takeover, PathBuf)>> {
     if !dir.try_exists()? {
         return Ok(None);
     }

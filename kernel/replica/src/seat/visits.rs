@@ -2,10 +2,10 @@
 
 use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
-use super::tend::Tended;
+use super::tend::{Tended, read_takeover};
 use super::wire::{FrameError, FromSeat, Lack, ToSeat};
 use hop_keeper::{Event, Kernel, Need};
-use hop_log::State;
+use hop_log::{Generation, State};
 use hop_protocol::file::{FrontFile, Launch, kernel_dir};
 use hop_words::id::{Incarnation, KernelId};
 use std::sync::Arc;
@@ -26,6 +26,11 @@ impl Host {
             }) => self.command(&group, Command::Need(Lack { replicas, gone })),
             Event::Visited(visitor) => drop(tokio::spawn(door::lead(visitor))),
             Event::Closed { group } => self.command(&group, Command::Leave),
+            Event::Vain { group } => {
+                if is_over(&group).await {
+                    self.command(&group, Command::Leave);
+                }
+            }
             Event::Invited { group, me } => {
                 if let Err(why) = self.join(&group, me).await {
                     tracing::debug!(group, %me, why, "an invitation is not followed");
@@ -39,8 +44,16 @@ impl Host {
         let (kernel, _) = parse(group).ok_or("no group of a kernel")?;
         {
             let table = self.table();
-            if table.left.contains(group) || table.kept.contains_key(group) {
-                return Err("it was left, or is kept already".into());
+            if table.left.get(group).is_some_and(|last| *last >= me) {
+                return Err("this member has left".into());
+            }
+            if let Some(kept) = table.kept.get(group) {
+                // The log takes each incarnation once: a later one here means that ours was replaced, and can't know it.
+                if kept.me < me {
+                    // The group may be at its end.
+                    let _ = kept.commands.send(Command::Leave);
+                }
+                return Err("it is kept already".into());
             }
         }
         let launch = launch_of(&kernel).await?;
@@ -210,6 +223,19 @@ async fn launch_of(kernel: &KernelId) -> Result<Launch, String> {
     let read = tokio::task::spawn_blocking(move || FrontFile::read(&dir));
     let file = read.await.map_err(|e| e.to_string())?;
     Ok(file.map_err(|e| e.to_string())?.launch)
+}
+
+/// Whether nobody wants the group any more: the kernel is over, or goes on in a later generation.
+async fn is_over(group: &str) -> bool {
+    let Some((kernel, generation)) = parse(group) else {
+        return false;
+    };
+    let Some(dir) = kernel_dir(&kernel) else {
+        return false;
+    };
+    let last = Generation(generation).last_tenure();
+    let read = tokio::task::spawn_blocking(move || read_takeover(dir, last)).await;
+    matches!(read, Ok(Ok(None)))
 }
 
 /// A replica without a group has nothing to tell one.
