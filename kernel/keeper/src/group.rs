@@ -54,6 +54,8 @@ struct Memory {
     vain_since: Option<Instant>,
     /// New members that have not got near the log's end, and since when the leader waits for them.
     lagging: BTreeMap<Incarnation, Instant>,
+    /// Members that have left and were not told, and their seats.
+    parted: BTreeMap<Incarnation, JobId>,
     /// The time to leave, while all others are gone.
     leaves_at: Option<Instant>,
     /// The voters' lease is over then.
@@ -77,6 +79,7 @@ impl Group {
             stands_at: None,
             vain_since: None,
             lagging: BTreeMap::new(),
+            parted: BTreeMap::new(),
             leaves_at: None,
             quiet_at: Instant::now() + QUIET,
             leads_at: None,
@@ -137,11 +140,19 @@ impl Group {
             _ => None,
         };
         memory.learn(item);
-        if let Some(left) = left.filter(|m| self.member.leads() && self.member.has_left(*m))
-            && let Some(seat) = lock(&self.seats).get(&left).copied()
-        {
-            self.links.tell_left(seat, &self.name, left);
-        }
+        let seat = left.and_then(|left| lock(&self.seats).get(&left).copied());
+        memory.parted.extend(left.zip(seat));
+    }
+
+    /// As the leader. A member that still has a vote is told once it has none.
+    fn tell_who_left(&self, memory: &mut Memory) {
+        memory.parted.retain(|left, seat| {
+            let has_left = self.member.has_left(*left);
+            if has_left {
+                self.links.tell_left(*seat, &self.name, *left);
+            }
+            !has_left
+        });
     }
 
     /// Asks the others whether this member is still one: it may have been replaced while no message reached it.
@@ -188,6 +199,7 @@ impl Group {
                 self.member.remind().await;
             }
             memory.wait_for(standing);
+            self.tell_who_left(memory);
             if memory.doing.is_none() {
                 memory.doing = self.next_deed(memory, standing, heard);
             }
@@ -195,6 +207,7 @@ impl Group {
         }
         memory.doing = None;
         memory.lagging.clear();
+        memory.parted.clear();
         if new {
             self.ask_whether_a_member();
         }

@@ -20,6 +20,8 @@ pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
 /// Refused dials in a row after which the seat is lost: nobody listens there any more. A keeper listens all its life,
 /// so a refusal is no shorter cut; the second refusal guards against a single odd answer.
 pub const LOST_AFTER_REFUSALS: u32 = 2;
+/// Time without a link after which a seat never comes back at whose address nobody listens any more.
+pub const GONE_AFTER_REFUSALS: Span = Span::from_secs(3);
 /// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
 
@@ -60,8 +62,6 @@ struct Peer {
 pub struct Hearing {
     me: JobId,
     peers: BTreeMap<JobId, Peer>,
-    /// Seats known to be gone from elsewhere, mostly from Slurm.
-    told_gone: BTreeSet<JobId>,
 }
 
 impl Hearing {
@@ -69,7 +69,6 @@ impl Hearing {
         Self {
             me,
             peers: BTreeMap::new(),
-            told_gone: BTreeSet::new(),
         }
     }
 
@@ -96,13 +95,20 @@ impl Hearing {
         peer.refusals = 0;
     }
 
-    /// The peer's node refused a connection. Returns whether another dial at once would tell more.
+    /// The peer's node refused a connection, or a peer that once had a link has struck its address from the book. Returns
+    /// whether another dial at once would tell more.
     pub fn refused(&mut self, seat: JobId) -> bool {
         let Some(peer) = self.peers.get_mut(&seat).filter(|p| p.links == 0) else {
             return false;
         };
         peer.refusals = peer.refusals.saturating_add(1);
         peer.refusals < LOST_AFTER_REFUSALS
+    }
+
+    /// Whether there was a link with the seat.
+    pub fn had_link(&self, seat: JobId) -> bool {
+        let peer = self.peers.get(&seat);
+        peer.is_some_and(|p| p.linked > Timestamp::default())
     }
 
     /// A link broke. Without another one the peer is down at once.
@@ -126,11 +132,6 @@ impl Hearing {
         }
     }
 
-    /// The seat's job has ended, by Slurm's word.
-    pub fn ended(&mut self, seat: JobId) {
-        self.told_gone.insert(seat);
-    }
-
     /// The next ping: the seats heard by this one.
     pub fn ping(&self, now: Timestamp) -> BTreeSet<JobId> {
         let heard = self.peers.iter().filter(|(_, peer)| peer.is_heard(now));
@@ -140,9 +141,7 @@ impl Hearing {
     /// Followed seats to dial: without a link, or with silent ones.
     pub fn to_dial(&self, now: Timestamp) -> impl Iterator<Item = JobId> {
         let unlinked = self.peers.iter().filter(move |(_, peer)| peer.wants_link(now));
-        unlinked
-            .map(|(seat, _)| *seat)
-            .filter(|s| !self.told_gone.contains(s))
+        unlinked.map(|(seat, _)| *seat)
     }
 
     pub fn has_peers(&self) -> bool {
@@ -152,14 +151,11 @@ impl Hearing {
     pub fn heard(&self, now: Timestamp) -> Heard {
         let up = |(seat, peer): (&JobId, &Peer)| {
             let both = peer.is_heard(now) && peer.hears.contains(&self.me);
-            (both && !self.told_gone.contains(seat)).then(|| (*seat, peer.hears.clone()))
+            both.then(|| (*seat, peer.hears.clone()))
         };
         let hears: BTreeMap<_, _> = self.peers.iter().filter_map(up).collect();
-        let gone = self.peers.iter().filter(|(_, p)| now.since(p.last) > GONE_AFTER);
-        let gone: BTreeSet<JobId> = gone
-            .map(|(seat, _)| *seat)
-            .chain(self.told_gone.iter().copied())
-            .collect();
+        let gone = self.peers.iter().filter(|(_, p)| p.is_gone(now));
+        let gone: BTreeSet<JobId> = gone.map(|(seat, _)| *seat).collect();
         let lost = self.peers.iter().filter(|(_, p)| p.is_lost(now));
         Heard {
             up: hears.keys().copied().collect(),
@@ -179,9 +175,19 @@ impl Peer {
         self.links == 0 || now.since(self.last.max(self.linked)) >= RELINK_AFTER
     }
 
+    /// Nobody listens at its address.
+    fn is_closed(&self) -> bool {
+        self.links == 0 && self.refusals >= LOST_AFTER_REFUSALS
+    }
+
+    fn is_gone(&self, now: Timestamp) -> bool {
+        let closed = self.is_closed() && now.since(self.unlinked) >= GONE_AFTER_REFUSALS;
+        closed || now.since(self.last) > GONE_AFTER
+    }
+
     fn is_lost(&self, now: Timestamp) -> bool {
-        let closed = self.refusals >= LOST_AFTER_REFUSALS || now.since(self.unlinked) >= LOST_AFTER_RESET;
-        (self.links == 0 && closed) || now.since(self.last) >= LOST_AFTER_SILENCE
+        let reset = self.links == 0 && now.since(self.unlinked) >= LOST_AFTER_RESET;
+        self.is_closed() || reset || now.since(self.last) >= LOST_AFTER_SILENCE
     }
 }
 
@@ -236,9 +242,6 @@ mod tests {
         );
         assert_eq!(hearing.heard(at(1011)).lost, BTreeSet::from([B]));
         assert_eq!(hearing.to_dial(at(11)).collect::<Vec<_>>(), [B]);
-        hearing.ended(B);
-        assert_eq!(hearing.to_dial(at(11)).count(), 0, "nobody dials an ended seat");
-        assert_eq!(hearing.heard(at(11)).gone, BTreeSet::from([B]));
     }
 
     #[test]
@@ -269,11 +272,13 @@ mod tests {
         assert!(!hearing.refused(B), "there is no haste any more");
         assert_eq!(hearing.heard(at(13)).lost, BTreeSet::from([B]));
         assert!(
-            hearing.heard(at(13)).gone.is_empty(),
+            hearing.heard(at(3010)).gone.is_empty(),
             "its member is replaced later"
         );
-        hearing.linked(B, at(14));
-        assert!(hearing.heard(at(15)).lost.is_empty(), "it is back");
+        assert_eq!(hearing.heard(at(3011)).gone, BTreeSet::from([B]));
+        hearing.linked(B, at(3014));
+        let heard = hearing.heard(at(3015));
+        assert!(heard.lost.is_empty() && heard.gone.is_empty(), "it is back");
     }
 
     #[test]

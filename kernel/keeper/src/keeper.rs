@@ -204,11 +204,6 @@ impl Keeper {
     pub fn close(&self, group: &str) {
         self.links.tell_closed(group);
     }
-
-    /// The seat's job has ended, by Slurm's word: its members are replaced at once.
-    pub fn seat_ended(&self, seat: JobId) {
-        self.links.ended(seat);
-    }
 }
 
 impl Drop for Keeper {

@@ -152,11 +152,6 @@ impl Links {
         self.wake.notify_one();
     }
 
-    /// The seat's job has ended.
-    pub(crate) fn ended(&self, seat: JobId) {
-        self.hear(|hearing| hearing.ended(seat));
-    }
-
     /// Changes the detector's state, and tells the groups if the heard seats change.
     fn hear<R>(&self, change: impl FnOnce(&mut Hearing) -> R) -> R {
         let (changed, heard) = {
@@ -407,8 +402,12 @@ impl Links {
         self.spawn(async move {
             if let Err(error) = Arc::clone(&links).dial(seat).await {
                 tracing::debug!(%seat, %error, "the link to a seat ended");
-                let refused = error.kind() == io::ErrorKind::ConnectionRefused;
-                let confirms = refused && links.hear(|hearing| hearing.refused(seat));
+                let confirms = links.hear(|hearing| match error.kind() {
+                    io::ErrorKind::ConnectionRefused => hearing.refused(seat),
+                    // A keeper that ends strikes its address; one that begins has none yet.
+                    io::ErrorKind::NotFound => hearing.had_link(seat) && hearing.refused(seat),
+                    _ => false,
+                });
                 tokio::time::sleep(if confirms { CONFIRMS_AFTER } else { REDIAL_AFTER }).await;
             }
             lock(&links.dialing).remove(&seat);

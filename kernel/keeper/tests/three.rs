@@ -115,10 +115,12 @@ impl Host {
         timeout(LONG, all).await.unwrap();
     }
 
-    /// The next need that the keeper tells.
-    async fn need(&mut self) -> Need {
+    /// The next need that the keeper tells, with these members gone.
+    async fn need(&mut self, gone: &[u32]) -> Need {
         loop {
-            if let Event::Need(need) = timeout(LONG, self.events.recv()).await.unwrap().unwrap() {
+            if let Event::Need(need) = timeout(LONG, self.events.recv()).await.unwrap().unwrap()
+                && need.gone.iter().map(|m| m.0).eq(gone.iter().copied())
+            {
                 return need;
             }
         }
@@ -167,7 +169,7 @@ impl Host {
 async fn grown(dir: &Path) -> [Host; 3] {
     let mut first = host(dir, 1).await;
     first.cell("alone").await;
-    let need = first.need().await;
+    let need = first.need(&[]).await;
     assert_eq!((need.group.as_str(), need.replicas), (GROUP, 2));
     let others = [host(dir, 2).await, host(dir, 3).await];
     for id in [2, 3] {
@@ -247,11 +249,9 @@ async fn the_others_go_on_where_the_executor_is_lost() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     let dir = tempfile::tempdir().unwrap();
-    let [mut first, second, third] = grown(dir.path()).await;
+    let [mut first, second, _third] = grown(dir.path()).await;
     drop(second);
-    first.keeper.seat_ended(seat(2));
-    third.keeper.seat_ended(seat(2));
-    let need = first.need().await;
+    let need = first.need(&[2]).await;
     assert_eq!(need.replicas, 1);
     let fourth = host(dir.path(), 4).await;
     first.member.propose(join(4)).await.unwrap();
@@ -265,14 +265,13 @@ async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     drop(fourth);
 }
 
-/// Its seat was silent for so long that the others replaced it, and then speaks again.
+/// As a seat that was silent for so long that the others replaced its member, and then speaks again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_was_replaced_hears_so_and_its_seat_takes_another() {
     let dir = tempfile::tempdir().unwrap();
-    let [mut first, mut second, third] = grown(dir.path()).await;
-    first.keeper.seat_ended(seat(2));
-    third.keeper.seat_ended(seat(2));
-    assert_eq!(first.need().await.replicas, 1);
+    let [first, mut second, third] = grown(dir.path()).await;
+    let incarnation = Incarnation(2);
+    first.member.propose(Entry::Left { incarnation }).await.unwrap();
     let fourth = host(dir.path(), 4).await;
     first.member.propose(join(4)).await.unwrap();
     second.closed().await;
@@ -290,10 +289,8 @@ async fn a_member_whose_others_have_gone_leaves() {
     let dir = tempfile::tempdir().unwrap();
     let [mut first, second, third] = grown(dir.path()).await;
     drop(second);
-    first.keeper.seat_ended(seat(2));
-    assert_eq!(first.need().await.replicas, 1, "two of three go on");
+    assert_eq!(first.need(&[2]).await.replicas, 1, "two of three go on");
     drop(third);
-    first.keeper.seat_ended(seat(3));
     first.closed().await;
 }
 
