@@ -463,6 +463,9 @@ impl Core {
             let least = self.config.report_every.0;
             let every = Span((waited.0 / REPORT_PART).clamp(least, REPORT_MOST.0.max(least)));
             self.at(self.now + every, Timer::Report(cell, seq));
+            if self.work.cells[cell].hold.is_none() {
+                self.reconsider_hold(cell);
+            }
             if self.work.cells[cell].reserved.is_none() {
                 self.claim(cell, out);
             }

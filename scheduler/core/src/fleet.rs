@@ -154,18 +154,38 @@ impl Core {
         let ticket = ticket.map(|(n, t)| (n, t.clone()));
         let known = self.supply.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
+        let mut meant_for = None;
         if let Some((ticket, t)) = ticket {
             self.learn_boot(pool, t.partition.as_ref(), self.now.since(t.at));
             self.supply.pilots[i].partition = t.partition;
+            meant_for = t.cell;
             self.drop_ticket(ticket, out);
         }
         self.refresh(i, &up, out);
+        if let Some((cell, seq)) = meant_for {
+            self.keep_for_mover(i, cell, seq);
+        }
         self.reconcile(i, &up, out);
         self.arm_rotation(i, out);
         self.dispatch_node(node, out);
         self.cancel_crowded_out(node, out);
         self.maybe_idle(i, out);
         self.keep_pilots(pool, out);
+    }
+
+    /// A pilot that was started for a cell whose kernel is still on its way there is kept for the cell. The boot is often
+    /// quicker than the move.
+    fn keep_for_mover(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>, seq: u64) {
+        if !self.is_same(cell, seq) {
+            return;
+        }
+        let (kernel, p) = (self.work.cells[cell].kernel, &self.supply.pilots[pilot]);
+        let moves_here = self.work.kernels[kernel]
+            .migrating
+            .is_some_and(|m| m.to == p.node);
+        if p.state == PilotState::Up && moves_here {
+            self.hold_back(pilot, cell);
+        }
     }
 
     fn new_pilot(

@@ -201,11 +201,43 @@ impl Core {
         due.into_iter().map(|(_, c)| c).collect()
     }
 
-    /// A due cell over a limit, or whose kernel has no process, would hold in vain.
+    /// A due cell over a limit, or whose kernel has no process, would hold in vain. So would a cell that waits for
+    /// something of its own.
     fn may_hold(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
-        c.limited.is_none() && !k.replicas.is_empty() && self.over_limit(c).is_none()
+        c.limited.is_none()
+            && !k.replicas.is_empty()
+            && self.over_limit(c).is_none()
+            && !self.waits_for_its_own(cell)
+    }
+
+    /// Whether the cell waits for its kernel's move, for the boot of its pilot, or for the end of its kernel's own lease.
+    /// No hold makes these quicker. In a large pool dozens of later cells rightly start meanwhile, and a hold that widens
+    /// with each of them would soon stop the whole pool.
+    fn waits_for_its_own(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let mut booting = self.supply.tickets.for_cell((cell, c.seq));
+        k.migrating.is_some()
+            || booting.any(|t| !self.is_late_to_boot(t))
+            || k.able().all(|r| self.own_lease_ending(c.kernel, r.node))
+    }
+
+    /// The cell waits for something of its own, or does so no longer: a due cell begins or ends its hold.
+    pub(crate) fn reconsider_hold(&mut self, cell: Idx<Cell>) {
+        let Some(c) = self.work.cells.get(cell).filter(|c| c.due) else {
+            return;
+        };
+        let pool = self.work.kernels[c.kernel].pool;
+        self.work.unheld.insert(pool);
+    }
+
+    /// The same for all cells of a kernel, whose move begins or ends.
+    pub(crate) fn reconsider_holds_of(&mut self, kernel: Idx<Kernel>) {
+        for cell in self.work.kernels[kernel].cells.clone() {
+            self.reconsider_hold(cell);
+        }
     }
 
     /// The number of further nodes for a due cell to hold: the longer its wait, and the more later cells of its size

@@ -147,6 +147,16 @@ impl Core {
         seen.remaining(seen, 0.0, waited, 0.5).unwrap_or_else(late)
     }
 
+    /// Whether the pilot should have been up long ago: Slurm has no GPUs for it.
+    pub(crate) fn is_late_to_boot(&self, ticket: &Ticket) -> bool {
+        let (seen, told) = self.boots_of(ticket.pool, ticket.partition.as_ref());
+        let most = seen
+            .remaining(seen, 0.0, Span::ZERO, 0.9)
+            .unwrap_or(told)
+            .max(told);
+        self.now.since(ticket.at) > Span(most.0.saturating_mul(2))
+    }
+
     fn move_takes(&self, pool: Idx<Pool>, told: Span) -> Span {
         let moves = &self.supply.pools[pool].moves;
         moves
@@ -252,6 +262,7 @@ impl Core {
             tenure,
         });
         self.tally_kernel(kernel);
+        self.reconsider_holds_of(kernel);
         self.at(until, Timer::Moving(kernel, incarnation));
         self.note_kernel(kernel, out);
         out.push(Output::Migrate {
@@ -292,6 +303,7 @@ impl Core {
         if let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) {
             k.migrating = None;
             self.tally_kernel(kernel);
+            self.reconsider_holds_of(kernel);
             self.stale_around(kernel);
             let k = &self.work.kernels[kernel];
             let took = self.now.since(m.since);
@@ -306,6 +318,7 @@ impl Core {
         if k.migrating.is_some_and(|m| m.incarnation == incarnation) {
             k.migrating = None;
             self.tally_kernel(kernel);
+            self.reconsider_holds_of(kernel);
             self.stale_around(kernel);
             self.unreserve_where_it_is_not(kernel);
         }

@@ -104,6 +104,7 @@ impl Core {
         );
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
         self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
+        self.reconsider_hold(cell);
     }
 
     /// Whether a large enough pilot is on a node of the cell's kernel, or on its way there.
@@ -257,6 +258,9 @@ impl Core {
         }
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
         self.supply.tickets.change(ticket, |t| t.cell = cell);
+        if let Some((cell, _)) = cell {
+            self.reconsider_hold(cell);
+        }
     }
 
     /// GPUs of the node that no pilot has or will have. An ending pilot without leases counts as gone.
@@ -485,6 +489,9 @@ impl Core {
         let least = Span(idle_min.0.saturating_sub(idle.0));
         let hold = if least > Span::ZERO {
             least
+        } else if !p.reserved.is_empty() {
+            // A cell is on its way here, with its kernel.
+            LOOK_LEAST
         } else if !learn {
             Span(idle_max.0.saturating_sub(idle.0))
         } else if idle < idle_max && self.worth_keeping(pilot) {

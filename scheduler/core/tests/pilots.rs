@@ -134,3 +134,58 @@ fn one_whole_burst_pilot_serves_as_many_as_fit() {
     let mut burst = |k: usize, gpus| asked(&w.submit(&kernels[k], Need::gpus(gpus)).1).len();
     assert_eq!([burst(1, 1), burst(2, 1)], [1, 0]);
 }
+
+/// The pilot is up before the kernel for whose cell it was started. No other kernel moves there in vain, and the pilot isn't
+/// given back as idle.
+#[test]
+fn a_pilot_started_for_a_kernel_on_its_way_waits_for_it() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 2;
+    pool.migrate = Some(Migrate {
+        ahead: false,
+        ..Migrate::default()
+    });
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        idle_min: Span::from_secs(2),
+        idle_max: Span::from_secs(2),
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    for n in 0..2 {
+        w.tell(Input::Node(facts(&format!("n{n}"))));
+    }
+    w.pilot("n0", 2, 8);
+    let [long, goer, late] = ["long", "goer", "late"].map(|name| w.kernel(name, name, &["n0"], 2));
+    let (cell, _) = w.submit(&late, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(600));
+    w.end_cell(&late, &cell);
+    w.settle();
+    w.submit(&long, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(3600));
+    w.settle();
+    let (_, out) = w.submit(&goer, Need::gpus(2));
+    let (ticket, node) = asked(&out)[0].clone();
+    assert_eq!(node.as_ref().map(NodeName::as_str), Some("n1"));
+    // It has had more than `goer`, and comes later.
+    w.submit(&late, Need::gpus(2));
+    let job = JobId(w.next_job + 1);
+    w.tell(Input::PilotQueued { ticket, job });
+    assert_eq!(w.pilot("n1", 2, 8), job);
+    w.settle();
+    for _ in 0..3 {
+        w.pass(Span::from_secs(5));
+    }
+    assert!(!w.agents[&job].draining, "it was given back");
+    assert_eq!(w.migrations.len(), 1, "{:?}", w.migrations);
+    assert!(w.move_replica());
+    w.settle();
+    assert!(
+        w.running.keys().any(|(k, _)| *k == goer),
+        "{:?}",
+        w.core.waiting()
+    );
+}

@@ -2,6 +2,7 @@
 
 mod world;
 
+use hop_core::Input;
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_words::id::{CellId, KernelId};
 use hop_words::need::Need;
@@ -364,4 +365,104 @@ fn a_deadline_that_cannot_be_met_puts_off_none_that_can() {
     // It isn't forgotten.
     w.pass(Config::default().due_after);
     assert_eq!(order(&w)[..1], ["late"]);
+}
+
+/// A kernel moves for its cell, and dozens of later cells start in a large pool meanwhile.
+struct Mover {
+    w: World,
+    goer: KernelId,
+    others: Vec<KernelId>,
+}
+
+impl Mover {
+    /// Nodes of two GPUs. A month-long cell has one on the kernel's node, the next node is free, and the others' kernels sit
+    /// on nodes of their own.
+    fn new() -> Self {
+        const OTHERS: usize = 22;
+        let config = Config {
+            fair_share: false,
+            ..Config::default()
+        };
+        let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+        pool.max_pilots = OTHERS as u32 + 2;
+        pool.migrate = Some(Migrate {
+            ahead: false,
+            ..Migrate::default()
+        });
+        let mut w = World::new(1, config, pool);
+        for n in 0..OTHERS + 2 {
+            w.pilot(&node(n), 2, 8);
+        }
+        let [month, goer] = ["month", "goer"].map(|name| w.kernel(name, name, &["n0"], 1));
+        let others = (0..OTHERS).map(|n| w.kernel(&format!("k{n}"), "u", &[&node(n + 2)], 2));
+        let others = others.collect();
+        w.submit(&month, Need::gpus(1));
+        w.settle();
+        w.pass(Span::from_secs(3600));
+        w.submit(&goer, Need::gpus(2));
+        assert_eq!(w.migrations[0].2.node.as_str(), "n1");
+        Self { w, goer, others }
+    }
+
+    fn runs(&self, kernel: &KernelId) -> bool {
+        self.w.running.keys().any(|(k, _)| k == kernel)
+    }
+
+    /// Twice each of the others runs a cell on its own node, for a second.
+    fn overtake(&mut self) {
+        for kernel in self.others.iter().chain(&self.others) {
+            let (cell, _) = self.w.submit(kernel, Need::gpus(2));
+            self.w.settle();
+            assert!(self.w.waiting.iter().all(|(k, _)| k != kernel), "{kernel} waits");
+            self.w.pass(Span::from_secs(1));
+            self.w.end_cell(kernel, &cell);
+            self.w.settle();
+        }
+    }
+}
+
+#[test]
+fn a_cell_whose_kernel_moves_holds_up_no_others() {
+    let mut m = Mover::new();
+    m.overtake();
+    assert!(m.w.move_replica());
+    m.w.settle();
+    assert!(m.runs(&m.goer), "{:?}", m.w.core.waiting());
+}
+
+#[test]
+fn a_due_cell_holds_nodes_once_its_move_has_failed() {
+    let mut m = Mover::new();
+    m.overtake();
+    let n1 = m.w.agents.iter().find(|(_, a)| a.node.as_str() == "n1");
+    let (pilot, _) = n1.expect("it is up");
+    let pilot = *pilot;
+    m.w.agents.remove(&pilot);
+    m.w.tell(Input::PilotLost {
+        pilot,
+        cause: hop_words::lease::EndCause::PilotLost,
+    });
+    for kernel in &m.others {
+        m.w.submit(kernel, Need::gpus(1));
+        m.w.settle();
+    }
+    let (_, _, seat) = m.w.migrations.pop().expect("it moves");
+    m.w.tell(Input::MigrationDone {
+        kernel: m.goer.clone(),
+        incarnation: seat.incarnation,
+        moved: false,
+    });
+    let small = m.w.kernel("small", "small", &["n2"], 1);
+    m.w.submit(&small, Need::gpus(1));
+    m.w.settle();
+    assert!(!m.runs(&small), "a GPU is free there, and held");
+    let first = m.others[0].clone();
+    let running = m.w.running.keys().find(|(k, _)| *k == first).cloned();
+    let (_, cell) = running.expect("it runs");
+    m.w.end_cell(&first, &cell);
+    m.w.settle();
+    while m.w.move_replica() {
+        m.w.settle();
+    }
+    assert!(m.runs(&m.goer) && !m.runs(&small), "{:?}", m.w.core.waiting());
 }
