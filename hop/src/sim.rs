@@ -18,11 +18,15 @@ Examples:
   hop sim --trace adobe-june-2021.csv --policy ours --policy reservation
   hop sim --trace synth:b,sessions=100,days=7 --policy all --seed 3 --html report.html
   hop sim --trace month.csv --policy ours --seeds 1..10 --sweep nodes=20..40..5
+  hop sim --trace month.csv --sweep nodes=37,42,50,72,143 --html frontier.html
   hop sim --trace month.csv --policy ours --explain s0017/3
+  sacct -a -X -P -S 2026-10-01 -o JobID,User,Account,Submit,ElapsedRaw,AllocTRES | hop sim --trace -
+  hop sim --trace Venus/cluster_log.csv --window 0,168 --policy ours --policy reservation
   hop sim --trace month.jsonl --cluster mine.toml --json - | jq '.policies[].gpu_hours_held'
 
-A trace is a table as in shared/data, JSON lines as `hop trace export` writes them, or synth:a, synth:b,
-synth:june. docs/trace-format.md describes the forms, docs/simulation/ the results.";
+A trace is JSON lines as `hop trace export` writes them, a table as in shared/data, batch jobs (Slurm's sacct -P, SWF, or
+the public traces Helios, Philly, openb), or synth:a, synth:b, synth:june. Of batch jobs each becomes a cell, and jobs of
+one user that follow each other become a session. docs/trace-format.md describes the forms, docs/simulation/ the results.";
 
 /// Simulate policies on a trace of notebook cells.
 #[derive(Debug, clap::Args)]
@@ -41,10 +45,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Median and range over these seeds, as in 1..10; synth: makes a trace for each
-    #[arg(long, value_name = "FIRST..LAST", value_parser = study::seeds, conflicts_with_all = ["seed", "csv", "html"])]
+    #[arg(long, value_name = "FIRST..LAST", value_parser = study::seeds, conflicts_with_all = ["seed", "csv"])]
     seeds: Option<study::Seeds>,
     /// Once for each value of a number in the cluster file: nodes=20..40..5
-    #[arg(long, value_name = "KEY=FROM..TO..STEP", value_parser = study::sweep, conflicts_with_all = ["csv", "html"])]
+    #[arg(long, value_name = "KEY=FROM..TO..STEP", value_parser = study::sweep, conflicts_with = "csv")]
     sweep: Option<study::Sweep>,
     /// Say why cells of this session waited, or what became of one cell
     #[arg(long, value_name = "SESSION[/CELL]", conflicts_with_all = ["csv", "html", "seeds", "sweep"])]
@@ -58,6 +62,9 @@ pub(crate) struct Args {
     /// Write a report with plots, which needs no network
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Processors that stand for one GPU, in a trace in SWF
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    procs_per_gpu: u32,
     /// Leave out sessions, by seed, until those open at once ask for at most so many GPUs
     #[arg(long, value_name = "GPUS")]
     thin: Option<u32>,
@@ -164,6 +171,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return study::run(args, &policies, context);
     }
     let trace = trace(args, read_text(args)?.as_deref(), args.seed)?;
+    tell_left_out(&trace, context)?;
     let cluster = args.cluster()?.sized_for(&trace);
     let explained = args.explain.as_ref().map(|name| explain::find(&trace, name));
     let explained = explained.transpose()?;
@@ -196,8 +204,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         )?;
     }
     if let Some(path) = &args.html {
-        let frontier = frontier(&policies, &trace, &cluster, args.seed);
-        let turnarounds = turnarounds(&policies, &trace, &cluster, args.seed);
+        let (frontier, turnarounds) = smaller_clusters(&policies, &trace, &cluster, args.seed);
         write(
             path,
             &hop_sim::report(&summary, &results, &trace, &frontier, &turnarounds),
@@ -237,6 +244,14 @@ impl Args {
     }
 }
 
+/// Says which jobs of a trace of batch jobs are not simulated.
+fn tell_left_out(trace: &Trace, context: &mut Context<'_>) -> Result<(), Failure> {
+    if trace.left_out.all() > 0 {
+        writeln!(context.err, "left out of {}: {}", trace.name, trace.left_out)?;
+    }
+    Ok(())
+}
+
 /// The trace file's text; none where the trace is made up.
 fn read_text(args: &Args) -> Result<Option<String>, Failure> {
     let file = !args.trace.starts_with("synth:");
@@ -250,7 +265,7 @@ fn trace(args: &Args, text: Option<&str>, seed: u64) -> Result<Trace, Failure> {
         let name = path
             .file_name()
             .map_or_else(|| args.trace.clone(), |n| n.to_string_lossy().into_owned());
-        Trace::parse(&name, text, seed)
+        Trace::parse_with(&name, text, seed, args.procs_per_gpu)
             .map_err(|e| Failure::Failed(format!("{} is no trace: {}", path.display(), Failure::of(&e))))?
     } else {
         let synth: Synth = args
@@ -309,63 +324,56 @@ fn with_share_of_nodes(cluster: &Cluster, percent: u32) -> Cluster {
     }
 }
 
-/// Ours and NotebookOS on clusters with fewer and fewer nodes.
-fn frontier(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) -> Vec<FrontierPoint> {
-    let shown = |p: &&Policy| matches!(p.to_string().as_str(), "ours" | "notebookos");
-    let runs: Vec<(Policy, Cluster)> = policies
-        .iter()
-        .filter(shown)
-        .flat_map(|&p| {
-            let percents = [100, 75, 60, 50, 40, 35, 30, 27];
-            percents.map(|percent| (p, with_share_of_nodes(cluster, percent)))
-        })
-        .collect();
-    let bar = bar("smaller clusters", runs.len());
-    let points = runs.par_iter().map(|(policy, smaller)| {
-        let s = hop_sim::run(*policy, trace, smaller, seed).summary(trace);
-        bar.inc(1);
-        FrontierPoint {
-            policy: policy.to_string(),
-            gpus: smaller.gpus(),
-            delay_p95_s: s.delay_s.p95,
-            held_saving_share: s.held_saving_share,
-            provisioned_saving_share: s.provisioned_saving_share,
-            immediate_fraction: s.immediate_fraction,
-        }
-    });
-    let points = points.collect();
-    bar.finish_and_clear();
-    points
-}
+/// Sizes of the smaller clusters of a report, in percent, and those on which people also don't think.
+const SIZES: [u32; 6] = [100, 50, 40, 35, 30, 26];
+const WITHOUT_THINK: [u32; 4] = [100, 35, 30, 26];
 
-/// All but the ablations on smaller clusters, with people's think time and without.
-fn turnarounds(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) -> Vec<Turnaround> {
+/// All but the ablations on clusters with fewer and fewer nodes, with people's think time and without.
+fn smaller_clusters(
+    policies: &[Policy],
+    trace: &Trace,
+    cluster: &Cluster,
+    seed: u64,
+) -> (Vec<FrontierPoint>, Vec<Turnaround>) {
     let main = Policy::main();
     let quick = trace.clone().without_think();
     let mut runs = Vec::new();
     for &policy in policies.iter().filter(|p| main.contains(p)) {
-        for percent in [100, 35, 30, 26] {
-            let smaller = with_share_of_nodes(cluster, percent);
-            runs.push((policy, smaller.clone(), true));
-            runs.push((policy, smaller, false));
-        }
+        let with = |think: bool| move |percent| (policy, with_share_of_nodes(cluster, percent), think);
+        runs.extend(SIZES.map(with(true)));
+        runs.extend(WITHOUT_THINK.map(with(false)));
     }
-    let bar = bar("turnaround times", runs.len());
+    let bar = bar("smaller clusters", runs.len());
     let points = runs.par_iter().map(|(policy, smaller, think)| {
         let trace = if *think { trace } else { &quick };
-        let (antt, stp) = hop_sim::run(*policy, trace, smaller, seed).antt_stp(trace, false);
+        let result = hop_sim::run(*policy, trace, smaller, seed);
         bar.inc(1);
-        Turnaround {
-            policy: policy.to_string(),
-            gpus: smaller.gpus(),
+        let (policy, gpus) = (policy.to_string(), smaller.gpus());
+        let (antt, stp) = result.antt_stp(trace, false);
+        let turnaround = Turnaround {
+            policy: policy.clone(),
+            gpus,
             think: *think,
             antt,
             stp,
-        }
+        };
+        let s = result.summary(trace);
+        let frontier = think.then(|| FrontierPoint {
+            policy,
+            gpus,
+            delay_p95_s: s.delay_s.p95,
+            held_saving_share: s.held_saving_share,
+            provisioned_saving_share: s.provisioned_saving_share,
+            immediate_fraction: s.immediate_fraction,
+        });
+        (frontier, turnaround)
     });
-    let points = points.collect();
+    let points: Vec<(Option<FrontierPoint>, Turnaround)> = points.collect();
     bar.finish_and_clear();
-    points
+    let (frontier, turnarounds): (Vec<_>, Vec<_>) = points.into_iter().unzip();
+    let sizes = WITHOUT_THINK.map(|percent| with_share_of_nodes(cluster, percent).gpus());
+    let turnarounds = turnarounds.into_iter().filter(|t| sizes.contains(&t.gpus));
+    (frontier.into_iter().flatten().collect(), turnarounds.collect())
 }
 
 /// A share in percent; a dash where there is nothing to have a share of.
@@ -412,6 +420,13 @@ fn table(summary: &Summary, context: &mut Context<'_>) -> Result<(), Failure> {
             p.stp
         )?;
     }
+    for (p, batch) in summary.policies.iter().filter_map(|p| Some((p, p.batch?))) {
+        writeln!(
+            context.out,
+            "{}: batch jobs beside it did {:.0} GPU-hours, and {:.0} in vain: {} of {} jobs were stopped for pilots",
+            p.policy, batch.gpu_hours_done, batch.gpu_hours_lost, batch.requeued, batch.jobs
+        )?;
+    }
     Ok(())
 }
 
@@ -455,6 +470,66 @@ mod tests {
         let antt = &points[1]["figures"]["antt"];
         assert!(antt["least"].as_f64() <= antt["median"].as_f64(), "{antt}");
         assert_eq!(points[1]["gpus"], 24);
+    }
+
+    #[test]
+    fn a_study_has_a_page_with_a_curve_for_each_policy() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("frontier.html");
+        let trace = "--trace synth:june,sessions=3,days=0.1 --policy ours --policy reservation";
+        let line = format!(
+            "{trace} --seeds 1..2 --sweep nodes=2,3,4 --html {}",
+            page.display()
+        );
+        sim(&line).unwrap();
+        let page = std::fs::read_to_string(page).unwrap();
+        let first = page.split("<svg").nth(1).unwrap();
+        assert_eq!(first.matches("<polyline").count(), 2, "{first}");
+        assert!(first.contains("95th percentile of delay") && first.contains("GPUs in the cluster"));
+        assert!(
+            page.contains("<td>reservation</td><td>3</td><td>24</td>"),
+            "{page}"
+        );
+    }
+
+    #[test]
+    fn a_report_shows_the_nodes_and_the_waiting_cells_over_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("report.html");
+        let trace = "--trace synth:june,sessions=3,days=0.1 --policy ours --policy reservation";
+        sim(&format!("{trace} --html {}", page.display())).unwrap();
+        let page = std::fs::read_to_string(page).unwrap();
+        for says in [
+            "Cells that wait",
+            "GPUs that cells have, by node, ours",
+            "Fewer GPUs: 95th percentile of delay",
+        ] {
+            assert!(page.contains(says), "{says}");
+        }
+    }
+
+    #[test]
+    fn jobs_that_are_left_out_of_a_trace_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("jobs.swf");
+        let job =
+            |id: u32, procs: u32| format!("{id} {id} 0 60 {procs} -1 -1 {procs} -1 -1 1 9 1 -1 1 -1 -1 -1\n");
+        std::fs::write(&file, [job(1, 4), job(2, 16)].concat()).unwrap();
+        let line = format!("sim --trace {} --policy ours", file.display());
+        let args = Line::try_parse_from(line.split_whitespace()).unwrap().args;
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        run(&args, &mut Context::of_process(&mut out, &mut err)).unwrap();
+        assert_eq!(
+            String::from_utf8(err).unwrap(),
+            "left out of jobs.swf: 0 jobs without a GPU, 1 of more than 8 GPUs, 0 that never ran\n"
+        );
+        assert!(
+            sim(&format!(
+                "--trace {} --policy ours --procs-per-gpu 0",
+                file.display()
+            ))
+            .is_err()
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `hop sim --seeds`, `--sweep`: every figure over several seeds, on several clusters.
+//! `hop sim --seeds`, `--sweep`: every figure over several seeds, on several clusters, as a table and as a page.
 
 use super::{Args, bar, read_text, trace, write};
 use crate::context::Context;
@@ -93,6 +93,9 @@ pub(super) fn run(args: &Args, policies: &[Policy], context: &mut Context<'_>) -
     let traces = seeds
         .map(|seed| Ok((seed, trace(args, text.as_deref(), seed)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
+    if let Some((_, trace)) = traces.first() {
+        super::tell_left_out(trace, context)?;
+    }
     let mut jobs = Vec::new();
     for (c, (_, cluster)) in clusters.iter().enumerate() {
         for (seed, trace) in &traces {
@@ -148,6 +151,10 @@ fn clusters(args: &Args) -> Result<Vec<Swept>, Failure> {
 fn show(args: &Args, study: &Study, context: &mut Context<'_>) -> Result<(), Failure> {
     if args.json.as_deref() != Some(Path::new("-")) {
         table(&study.points, context)?;
+    }
+    if let Some(path) = &args.html {
+        let page = hop_sim::study_report(&study.trace, study.sessions, &study.points);
+        write(path, &page, context)?;
     }
     let Some(path) = &args.json else { return Ok(()) };
     let mut text = serde_json::to_string_pretty(study).map_err(|e| Failure::of(&e))?;

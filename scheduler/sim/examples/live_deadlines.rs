@@ -51,6 +51,7 @@ fn main() {
     let trace = Trace {
         name: "live".to_owned(),
         sessions: notebooks.iter().enumerate().map(|(i, n)| session(i, n)).collect(),
+        left_out: hop_sim::LeftOut::default(),
     };
     let lease = |i: usize| live["lease"][i].as_f64().expect("p50 and p99 of a lease");
     let cluster = Cluster {

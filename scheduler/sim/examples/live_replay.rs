@@ -162,6 +162,7 @@ fn run(live: &Live) {
     let trace = opened_before(Trace {
         name: "live".to_owned(),
         sessions: sessions.collect(),
+        left_out: hop_sim::LeftOut::default(),
     });
     let cluster = cluster(live);
     for seed in 1..=live.seeds {

@@ -27,6 +27,88 @@ pub struct Cluster {
     pub warm_per_node: u16,
     /// Nodes that boot on demand and cost money, for `ours` alone; the cheapest first.
     pub burst: Vec<BurstNodes>,
+    /// Jobs of other users that fill what pilots leave, for `ours` alone. `None` means that nobody else wants the nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchQueue>,
+}
+
+/// A batch queue that never runs empty, on the pool's own nodes. Pilots go before its jobs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BatchQueue {
+    /// GPUs of each job.
+    pub gpus: u16,
+    /// How long a job runs; seconds.
+    pub run: Dist,
+    /// Time for which GPUs are free before a job starts on them.
+    #[serde(rename = "starts_after_s", with = "duration")]
+    pub starts_after: Span,
+    /// Time after which a job has left, once a pilot wants its GPUs. `None` means that jobs aren't stopped.
+    #[serde(rename = "yields_s", with = "maybe", skip_serializing_if = "Option::is_none")]
+    pub yields: Option<Span>,
+    /// A stopped job has to do again at most so much. `None` means all.
+    #[serde(
+        rename = "checkpoint_s",
+        with = "maybe",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub checkpoint: Option<Span>,
+}
+
+impl BatchQueue {
+    fn in_range(&self, gpus_per_node: u16) -> Result<(), ClusterError> {
+        let bad = |what, value, must| Err(ClusterError::Range { what, value, must });
+        if self.gpus == 0 || self.gpus > gpus_per_node {
+            return bad("batch.gpus", self.gpus.into(), "from 1 to gpus_per_node");
+        }
+        for value in [self.run.p50, self.run.p99] {
+            // Shorter jobs would make up the whole simulation.
+            if !(60.0..=864_000.0).contains(&value) {
+                return bad("batch.run", value, "from 60 to 864000");
+            }
+        }
+        let spans = [
+            ("batch.starts_after_s", Some(self.starts_after)),
+            ("batch.yields_s", self.yields),
+            ("batch.checkpoint_s", self.checkpoint),
+        ];
+        for (what, span) in spans {
+            let value = span.unwrap_or_default().as_secs_f64();
+            if !(0.0..=86_400.0).contains(&value) {
+                return bad(what, value, "from 0 to 86400");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Default for BatchQueue {
+    fn default() -> Self {
+        Self {
+            gpus: 1,
+            run: Dist::new(3600.0, 43_200.0),
+            starts_after: Span::from_secs(30),
+            yields: None,
+            checkpoint: None,
+        }
+    }
+}
+
+/// A duration in seconds that may be missing.
+mod maybe {
+    use super::{Span, duration};
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[derive(Deserialize)]
+    struct Seconds(#[serde(with = "duration")] Span);
+
+    pub(super) fn serialize<S: Serializer>(span: &Option<Span>, to: S) -> Result<S::Ok, S::Error> {
+        duration::serialize(&span.unwrap_or_default(), to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Span>, D::Error> {
+        Seconds::deserialize(from).map(|s| Some(s.0))
+    }
 }
 
 /// A partition of nodes that are off until a pilot is submitted to them.
@@ -55,6 +137,7 @@ impl Default for Cluster {
             idle_cull_min: 30,
             warm_per_node: 1,
             burst: Vec::new(),
+            batch: None,
         }
     }
 }
@@ -323,6 +406,24 @@ impl Cluster {
         Self::parse(&toml::to_string(&file).expect("it was read from TOML just now"))
     }
 
+    fn burst_in_range(&self) -> Result<(), ClusterError> {
+        let bad = |what, value, must| Err(ClusterError::Range { what, value, must });
+        let day = |x: f64| (0.0..=86_400.0).contains(&x);
+        for b in &self.burst {
+            if !day(b.boot.p50) || !day(b.boot.p99) {
+                let value = if day(b.boot.p50) { b.boot.p99 } else { b.boot.p50 };
+                return bad("burst.boot", value, "from 0 to 86400");
+            }
+            if !(0.0..1e9).contains(&b.price) {
+                return bad("burst.price", b.price, "from 0 to 1e9");
+            }
+            if b.nodes > 100_000 {
+                return bad("burst.nodes", b.nodes.into(), "at most 100000");
+            }
+        }
+        Ok(())
+    }
+
     fn in_range(&self) -> Result<(), ClusterError> {
         let l = &self.latency;
         let spans = [
@@ -369,17 +470,9 @@ impl Cluster {
             }
         }
         self.policy.in_range()?;
-        for b in &self.burst {
-            if !day(b.boot.p50) || !day(b.boot.p99) {
-                let value = if day(b.boot.p50) { b.boot.p99 } else { b.boot.p50 };
-                return bad("burst.boot", value, "from 0 to 86400");
-            }
-            if !(0.0..1e9).contains(&b.price) {
-                return bad("burst.price", b.price, "from 0 to 1e9");
-            }
-            if b.nodes > 100_000 {
-                return bad("burst.nodes", b.nodes.into(), "at most 100000");
-            }
+        self.burst_in_range()?;
+        if let Some(batch) = &self.batch {
+            batch.in_range(self.gpus_per_node)?;
         }
         if self.nodes > 100_000 {
             return bad("nodes", self.nodes.into(), "at most 100000");

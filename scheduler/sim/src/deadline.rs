@@ -2,6 +2,7 @@
 
 use crate::metrics::CellResult;
 use crate::rng::Rng;
+use crate::session::LeftOut;
 use crate::trace::{Session, Trace};
 use hop_words::time::{Span, Timestamp};
 
@@ -44,6 +45,7 @@ pub fn notebooks(trace: &Trace, count: usize, over: Span, seed: u64) -> Trace {
     Trace {
         name: format!("{}, {count} notebooks with deadlines", trace.name),
         sessions,
+        left_out: LeftOut::default(),
     }
 }
 

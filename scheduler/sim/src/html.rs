@@ -1,12 +1,17 @@
 //! The report: a single page with its plots inside, without anything to load.
 
+mod study;
+mod timeline;
+
 use crate::metrics::{CellResult, PolicyResult, PolicySummary, Summary};
 use crate::trace::Trace;
 use std::fmt::Write as _;
 
-const COLOURS: [&str; 10] = [
+pub use study::study_report;
+
+const COLOURS: [&str; 12] = [
     "#1b6ca8", "#c0392b", "#27864a", "#8e5ea2", "#b9770e", "#117a79", "#7f3b08", "#5d6d7e", "#d81b60",
-    "#3f51b5",
+    "#3f51b5", "#6b8e23", "#444444",
 ];
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 300.0;
@@ -59,6 +64,8 @@ pub fn report(
     );
     table(&mut page, summary);
     over_time(&mut page, results, trace);
+    timeline::waiting(&mut page, results, trace);
+    timeline::nodes(&mut page, results, summary);
     cdf(
         &mut page,
         "Interactivity delay (submission to code running with its GPU)",
@@ -105,7 +112,8 @@ td:first-child,th:first-child{text-align:left}svg{display:block;margin:.4em 0 1.
 </style></head><body>\n";
 
 fn escape(s: &str) -> String {
-    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    let s = s.replace('&', "&amp;").replace('<', "&lt;");
+    s.replace('>', "&gt;").replace('"', "&quot;")
 }
 
 /// In percent; a dash where there is nothing to have a share of.
@@ -198,27 +206,58 @@ impl Axis {
     }
 }
 
+/// A range at each point of a line: x, from, to.
+type Band = Vec<(f64, f64, f64)>;
+
 /// Lines over a frame with axes.
 fn plot(page: &mut String, title: &str, x_label: &str, series: &[Series], x: Scale, y: Scale) {
+    plot_with_bands(page, title, x_label, series, &[], x, y);
+}
+
+/// The same, with the range of each line behind it: as many bands as lines, or none.
+fn plot_with_bands(
+    page: &mut String,
+    title: &str,
+    x_label: &str,
+    series: &[Series],
+    bands: &[Band],
+    x: Scale,
+    y: Scale,
+) {
     let all = || series.iter().flat_map(|(_, p)| p.iter());
     if all().next().is_none() {
         return;
     }
     let x = Axis::over(x, all().map(|p| p.0));
-    let mut y = Axis::over(y, all().map(|p| p.1));
+    let ranges = bands.iter().flatten().flat_map(|&(_, from, to)| [from, to]);
+    let mut y = Axis::over(y, all().map(|p| p.1).chain(ranges));
     if y.scale == Scale::Linear {
         // Heights and shares begin at zero.
         (y.from, y.to) = (0.0, y.to.max(1e-9));
     }
+    let title = escape(title);
     let sx = |v: f64| LEFT + x.part(v) * (WIDTH - LEFT - 10.0);
     let sy = |v: f64| HEIGHT - BOTTOM - y.part(v) * (HEIGHT - BOTTOM - 14.0);
     let _ = write!(
         page,
-        "<h2>{}</h2><svg width=\"{WIDTH}\" height=\"{:.0}\">",
-        escape(title),
+        "<h2>{title}</h2><svg role=\"img\" aria-label=\"{title}\" width=\"{WIDTH}\" height=\"{:.0}\">",
         HEIGHT + 18.0 * (series.len() as f64 / 5.0).ceil()
     );
     axes(page, x, y, x_label);
+    for (i, band) in bands.iter().enumerate() {
+        let there = band.iter().map(|&(x, from, _)| (x, from));
+        let back = band.iter().rev().map(|&(x, _, to)| (x, to));
+        let path: Vec<String> = there
+            .chain(back)
+            .map(|(x, y)| format!("{:.1},{:.1}", sx(x), sy(y)))
+            .collect();
+        let _ = write!(
+            page,
+            "<polygon fill=\"{}\" fill-opacity=\"0.15\" points=\"{}\"/>",
+            COLOURS[i % COLOURS.len()],
+            path.join(" ")
+        );
+    }
     for (i, (name, points)) in series.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
         let path: Vec<String> = points

@@ -8,10 +8,12 @@ mod baselines;
 pub mod cluster;
 pub mod deadline;
 mod html;
+mod jobs;
 
 pub mod metrics;
 pub mod policy;
 pub mod rng;
+mod session;
 pub mod study;
 pub mod synth;
 
@@ -20,9 +22,10 @@ mod world;
 
 pub use cluster::{Cluster, Misfit};
 
-pub use html::{FrontierPoint, Turnaround, report};
+pub use html::{FrontierPoint, Turnaround, report, study_report};
 pub use metrics::{CellResult, PolicyResult, Summary, Why, csv};
 pub use policy::{Policy, run};
+pub use session::LeftOut;
 pub use study::{Point, Spread};
 pub use synth::Synth;
 pub use trace::{Trace, TraceError};

@@ -158,11 +158,24 @@ pub struct PolicyResult {
     pub spills: u64,
     /// Cells that wait.
     pub waiting: Steps,
+    /// Jobs of the batch queue beside the pool, if there is one.
+    pub batch: Option<BatchResult>,
     /// Reason of the wait, where the policy tells a reason.
     pub whys: Vec<Why>,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
     pub deadlines: Option<(u64, u64)>,
+}
+
+/// What the batch queue beside the pool got.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct BatchResult {
+    /// Jobs begun, and how many of these were stopped for a pilot.
+    pub jobs: u64,
+    pub requeued: u64,
+    /// Work done, and work that has to be done again.
+    pub gpu_hours_done: f64,
+    pub gpu_hours_lost: f64,
 }
 
 /// Order statistics of seconds.
@@ -245,6 +258,9 @@ pub struct PolicySummary {
     /// Median of |foretold - real| / real run times, where the policy foretells them.
     pub prediction_error: Option<f64>,
     pub predictions: Vec<Predictions>,
+    /// Left out without a batch queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<BatchResult>,
 }
 
 /// How well run times and needs were foretold, of one kind of cells.
@@ -399,6 +415,11 @@ impl PolicyResult {
             }),
             prediction_error: predictions.first().map(|p| p.error),
             predictions,
+            batch: self.batch.map(|b| BatchResult {
+                gpu_hours_done: round(b.gpu_hours_done),
+                gpu_hours_lost: round(b.gpu_hours_lost),
+                ..b
+            }),
         }
     }
 

@@ -3,6 +3,7 @@
 //! The parameters were measured on the traces; `docs/trace-format.md` names the unknown ones.
 
 use crate::rng::Rng;
+use crate::session::LeftOut;
 use crate::trace::{Cell, Session, Trace};
 use hop_words::time::{Span, Timestamp};
 use std::str::FromStr;
@@ -81,6 +82,7 @@ impl Synth {
         Trace {
             name: format!("synth:{family},sessions={},days={}", self.sessions, self.days),
             sessions,
+            left_out: LeftOut::default(),
         }
     }
 

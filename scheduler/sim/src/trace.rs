@@ -1,6 +1,10 @@
-//! Traces: submissions of cells and their run times. `docs/trace-format.md` describes both file forms.
+//! Traces: submissions of cells and their run times. `docs/trace-format.md` describes the forms of files. Traces of batch
+//! jobs are read in [`crate::jobs`].
 
+use crate::jobs::{self, Header};
 use crate::rng::Rng;
+pub use crate::session::{Cell, LeftOut, Session, TraceError};
+use crate::session::{OPENED_BEFORE, QUOTED, TEN_YEARS, session};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,37 +14,8 @@ use std::collections::BTreeMap;
 pub struct Trace {
     pub name: String,
     pub sessions: Vec<Session>,
-}
-
-/// One person's sitting with one kernel.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Session {
-    pub id: String,
-    pub user: String,
-    pub account: Option<String>,
-    /// When it was opened and closed.
-    pub open: Timestamp,
-    pub close: Timestamp,
-    /// Deadline of the last cell, for notebooks that run unattended.
-    pub deadline: Option<Timestamp>,
-    pub cells: Vec<Cell>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Cell {
-    pub submit: Timestamp,
-    pub run: Span,
-    pub gpus: u16,
-    pub cpus: u16,
-    /// Fingerprint of the cell's text, equal for equal texts; 0 means unknown.
-    pub print: u64,
-}
-
-impl Session {
-    /// Most GPUs that a cell of the session asks for.
-    pub fn gpus(&self) -> u16 {
-        self.cells.iter().map(|c| c.gpus).max().unwrap_or(0)
-    }
+    /// Jobs that no cell stands for, where the file is one of batch jobs.
+    pub left_out: LeftOut,
 }
 
 /// A line of our own form: a cell.
@@ -76,72 +51,36 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// Why a trace can't be read.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceError {
-    #[error("the trace is empty")]
-    Empty,
-    #[error("line {line} is longer than 1 MiB")]
-    Long { line: usize },
-    #[error(
-        "line {line} names no column {column}: a table's first line names num_gpu, submit_time and duration, separated \
-         by commas; JSON lines begin with a brace"
-    )]
-    Column { line: usize, column: &'static str },
-    #[error("line {line} names the column {column} twice")]
-    Twice { line: usize, column: &'static str },
-    #[error("line {line} has no field for the column {column}")]
-    Short { line: usize, column: &'static str },
-    #[error("line {line}: {what} is {value:?}; it must be a whole number, not negative")]
-    Number {
-        line: usize,
-        value: String,
-        what: &'static str,
-    },
-    #[error("line {line} is not a cell in JSON: {what}, in column {column} of the line")]
-    Json {
-        line: usize,
-        column: usize,
-        what: String,
-    },
-    #[error("line {line}: session {session:?} belonged to another user in a line before")]
-    OtherUser { line: usize, session: String },
-    #[error("line {line} is of version {version} of the form; this program reads version 1")]
-    Version { line: usize, version: u32 },
-    #[error("line {line}: {what} must not be negative")]
-    Negative { line: usize, what: &'static str },
-    #[error("line {line} asks for {gpus} GPUs; one cell gets at most 8")]
-    Gpus { line: usize, gpus: u64 },
-    #[error("line {line}: {what} lies more than ten years after the trace's start")]
-    TooLate { line: usize, what: &'static str },
-}
-
 /// No line of a trace is longer.
 const LINE: usize = 1 << 20;
-/// So much of a wrong value is repeated.
-const QUOTED: usize = 40;
-
-/// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
-pub(crate) const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
-
-/// Time for which a session is open before its first cell, if untold by the trace.
-const OPENED_BEFORE: Span = Span::from_secs(120);
-
 impl Trace {
-    /// Reads either form: JSON lines if the text begins with a brace, else the table of shared/data.
+    /// Reads any form: JSON lines if the text begins with a brace, a trace of batch jobs by its first line, else the
+    /// table of shared/data.
     ///
     /// # Errors
     /// The first line that can't be read, with its number.
     pub fn parse(name: &str, text: &str, seed: u64) -> Result<Self, TraceError> {
+        Self::parse_with(name, text, seed, 1)
+    }
+
+    /// The same, where so many processors of a trace in SWF stand for one GPU.
+    ///
+    /// # Errors
+    /// The first line that can't be read, with its number.
+    pub fn parse_with(name: &str, text: &str, seed: u64, procs_per_gpu: u32) -> Result<Self, TraceError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        if let Some(n) = text.lines().position(|l| l.len() > LINE) {
+        let first = text.trim_start();
+        // Philly's list may be one line.
+        let long = text.lines().position(|l| l.len() > LINE);
+        if let Some(n) = long.filter(|_| !first.starts_with('[')) {
             return Err(TraceError::Long { line: n + 1 });
         }
-        let first = text.trim_start();
-        let sessions = if first.starts_with('{') {
-            parse_lines(text)?
+        let (sessions, left_out) = if first.starts_with('{') {
+            (parse_lines(text)?, LeftOut::default())
+        } else if let Some(jobs) = jobs::parse(text, procs_per_gpu) {
+            jobs?
         } else {
-            parse_table(text, seed)?
+            (parse_table(text, seed)?, LeftOut::default())
         };
         if sessions.iter().all(|s| s.cells.is_empty()) {
             return Err(TraceError::Empty);
@@ -149,6 +88,7 @@ impl Trace {
         Ok(Self {
             name: name.to_owned(),
             sessions,
+            left_out,
         })
     }
 
@@ -260,6 +200,7 @@ impl Trace {
         Self {
             name: format!("{}+{:.0}h", self.name, from.0 as f64 / 3.6e9),
             sessions,
+            left_out: self.left_out,
         }
     }
 
@@ -284,6 +225,7 @@ impl Trace {
         Self {
             name: format!("{}~{gpus}", self.name),
             sessions: kept.into_iter().map(|i| self.sessions[i].clone()).collect(),
+            left_out: self.left_out,
         }
     }
 }
@@ -309,15 +251,8 @@ pub fn peak(sessions: &[&Session]) -> u32 {
 fn parse_table(text: &str, seed: u64) -> Result<Vec<Session>, TraceError> {
     let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
     let (first, header) = lines.next().ok_or(TraceError::Empty)?;
-    let (line, columns): (_, Vec<&str>) = (first + 1, header.split(',').map(str::trim).collect());
-    let find = |column: &'static str| {
-        let mut found = columns.iter().enumerate().filter(|(_, c)| **c == column);
-        let (at, _) = found.next().ok_or(TraceError::Column { line, column })?;
-        match found.next() {
-            Some(_) => Err(TraceError::Twice { line, column }),
-            None => Ok(at),
-        }
-    };
+    let (line, header) = (first + 1, Header::new(first + 1, header));
+    let find = |column| header.find(column)?.ok_or(TraceError::Column { line, column });
     let (gpus_at, submit_at, run_at) = (find("num_gpu")?, find("submit_time")?, find("duration")?);
     let mut sessions: Vec<Vec<(u64, u64, u16)>> = Vec::new();
     for (n, line) in lines {
@@ -365,22 +300,6 @@ fn minutes(i: usize, cells: &[(u64, u64, u16)], rng: &mut Rng) -> Session {
         })
         .collect();
     session(format!("s{i:04}"), format!("u{:03}", i % 97), None, cells)
-}
-
-fn session(id: String, user: String, account: Option<String>, mut cells: Vec<Cell>) -> Session {
-    cells.sort_by_key(|c| c.submit);
-    let first = cells.first().map_or(0, |c| c.submit.0);
-    let last = cells.iter().map(|c| c.submit + c.run).max().unwrap_or_default();
-    Session {
-        id,
-        user,
-        account,
-        open: Timestamp(first.saturating_sub(OPENED_BEFORE.0)),
-        // Every session lasts, if only for a microsecond.
-        close: last.max(Timestamp(first + 1)),
-        deadline: None,
-        cells,
-    }
 }
 
 fn gpus_of_cell(gpus: u64, line: usize) -> Result<u16, TraceError> {

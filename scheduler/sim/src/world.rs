@@ -3,6 +3,7 @@
 //! The world knows more than the core: submission times, run times, the places of GPU memory and the cost to restore
 //! it. The core is told what `hopd` would be told, and no more.
 
+mod batch;
 mod leases;
 mod memory;
 mod moves;
@@ -42,6 +43,12 @@ pub struct Without {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
+    /// Slurm looks whether a batch job fits on the node.
+    BatchLooks(usize),
+    BatchOver {
+        node: usize,
+        job: u64,
+    },
     Ended(LeaseId),
     CellDone {
         session: usize,
@@ -93,6 +100,8 @@ struct World<'a> {
     slurm: Slurm,
     /// GB of parked GPU memory on each node, by session in the order of parking.
     parked: Vec<memory::HostMemory>,
+    /// `None` means that nobody else wants the nodes.
+    batch: Option<batch::Batch>,
     leases: HashMap<LeaseId, Lease>,
     result: PolicyResult,
     check: bool,
@@ -205,6 +214,10 @@ impl<'a> World<'a> {
             sessions,
             by_node: names.iter().enumerate().map(|(i, n)| (n.clone(), i)).collect(),
             parked: vec![memory::HostMemory::default(); names.len()],
+            batch: cluster
+                .batch
+                .clone()
+                .map(|queue| batch::Batch::new(queue, cluster.nodes, seed)),
             slurm,
             leases: HashMap::new(),
             result: PolicyResult::default(),
@@ -240,6 +253,9 @@ impl<'a> World<'a> {
             self.at(open, Event::Open(i));
             self.at(close, Event::Close(i));
         }
+        for node in 0..self.cluster.nodes as usize {
+            self.offer_to_batch(node);
+        }
     }
 
     fn at(&mut self, when: Timestamp, event: Event) {
@@ -253,6 +269,10 @@ impl<'a> World<'a> {
 
     fn go(&mut self) {
         while let Some(Reverse((at, _, event))) = self.events.pop() {
+            if self.open == 0 && matches!(event, Event::BatchLooks(_) | Event::BatchOver { .. }) {
+                // Nobody is there any more whom batch jobs could hold up; their queue never ends.
+                continue;
+            }
             self.now = self.now.max(at);
             if let Event::Wake = event {
                 // A wake that an earlier one has replaced.
@@ -284,6 +304,7 @@ impl<'a> World<'a> {
     /// Counts the state at the end up to the end.
     fn wind_up(&mut self) {
         self.end_pilots();
+        self.end_batch();
         for l in self.leases.values() {
             self.result.held.span(l.ordered, self.now, i64::from(l.gpus));
         }
@@ -317,6 +338,8 @@ impl<'a> World<'a> {
             Event::Parked { session, lease } => self.parked(session, lease),
             Event::PilotReady { ticket } => self.pilot_ready(ticket),
             Event::PilotEnded(job) => self.pilot_ended(job),
+            Event::BatchLooks(node) => self.batch_looks(node),
+            Event::BatchOver { node, job } => self.batch_over(node, job),
             Event::Moved {
                 session,
                 victim,

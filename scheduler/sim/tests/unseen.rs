@@ -43,11 +43,41 @@ fn table() -> impl Strategy<Value = String> {
     })
 }
 
+/// Traces of batch jobs, with what hostile or broken ones have in them.
+fn jobs() -> impl Strategy<Value = String> {
+    let header = prop_oneof![
+        Just("job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"),
+        Just(
+            "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
+        ),
+        Just("JobID|User|Account|Submit|ElapsedRaw|AllocTRES"),
+        Just("JobID|User|Submit|Elapsed|ReqTRES"),
+        Just("; SWF"),
+        Just("duration,submit_time,user,gpu_num"),
+    ];
+    let field = prop_oneof![
+        8 => (-1i32..20).prop_map(|n| n.to_string()),
+        3 => (0u32..60).prop_map(|n| format!("2020-06-09 18:{n:02}:01")),
+        2 => Just("gres/gpu=1".to_owned()),
+        1 => Just("gres/gpu:a=18446744073709551615,gres/gpu:b=9".to_owned()),
+        1 => prop_oneof![Just(""), Just("1e308"), Just("-1e308"), Just("nan"), Just("inf"), Just("18446744073709551615"),
+                         Just("9999-12-31 23:59:59"), Just("None"), Just("Unknown"), Just("\"")].prop_map(str::to_owned),
+        1 => "\\PC{0,6}",
+    ];
+    let rows = prop::collection::vec(prop::collection::vec(field, 0..20), 0..12);
+    let separator = prop_oneof![Just(","), Just("|"), Just(" ")];
+    let end = prop_oneof![Just("\n"), Just("\r\n"), Just("\n\n")];
+    (header, rows, separator, end).prop_map(|(header, rows, separator, end)| {
+        let rows: Vec<String> = rows.iter().map(|r| r.join(separator)).collect();
+        format!("{header}{end}{}{end}", rows.join(end))
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_text_makes_the_parser_panic(text in prop_oneof!["\\PC{0,200}", table(), "\\{.{0,100}"]) {
+    fn no_text_makes_the_parser_panic(text in prop_oneof!["\\PC{0,200}", table(), jobs(), "[\\{\\[].{0,100}"]) {
         if let Err(e) = Trace::parse("t", &text, 1) {
             prop_assert!(!e.to_string().is_empty());
         }
@@ -162,7 +192,7 @@ fn what_is_wrong_with_a_trace_is_told_with_its_line() {
         (
             told("1,5,2\n"),
             "line 1 names no column num_gpu: a table's first line names num_gpu, submit_time and duration, separated by \
-             commas; JSON lines begin with a brace"
+             commas; JSON lines begin with a brace; docs/trace-format.md has the other forms"
                 .to_owned(),
         ),
         (

@@ -52,6 +52,17 @@ impl Slurm {
         self.burst.len()
     }
 
+    /// GPUs of the node that pilots have, or will have in a moment.
+    pub(super) fn gpus_used(&self, node: usize) -> u16 {
+        self.used[node]
+    }
+
+    /// GPUs that pilots wait for on the node.
+    pub(super) fn gpus_queued(&self, node: usize) -> u16 {
+        let queued = self.tickets.values().filter(|t| t.node == node && !t.runs);
+        queued.map(|t| t.gpus).sum()
+    }
+
     pub(super) fn burst_of(&self, node: usize) -> Option<usize> {
         self.burst[node]
     }
@@ -102,21 +113,25 @@ impl World<'_> {
     }
 
     /// Starts queued pilots of the node that now fit, first come, first served.
-    fn run_queued(&mut self, n: usize) {
+    pub(super) fn run_queued(&mut self, n: usize) {
         let queued = self.slurm.tickets.iter();
         let queued = queued.filter(|(_, t)| t.node == n && !t.runs);
         let queued: Vec<u64> = queued.map(|(&t, _)| t).collect();
         for ticket in queued {
-            let asked = self.slurm.tickets.get_mut(&ticket).expect("it was just found");
-            if self.slurm.used[n] + asked.gpus > self.cluster.gpus_per_node {
+            let gpus = self.slurm.tickets[&ticket].gpus;
+            if self.slurm.used[n] + gpus > self.cluster.gpus_per_node {
                 return;
             }
+            if self.slurm.used[n] + gpus + self.batch_gpus_on(n) > self.cluster.gpus_per_node {
+                return self.stop_batch_for(n);
+            }
+            let asked = self.slurm.tickets.get_mut(&ticket).expect("it was just found");
             asked.runs = true;
             let takes = match self.slurm.burst[n].filter(|_| self.slurm.used[n] == 0) {
                 Some(b) => self.cluster.burst[b].boot,
                 None => self.cluster.latency.pilot,
             };
-            self.slurm.used[n] += asked.gpus;
+            self.slurm.used[n] += gpus;
             let takes = takes.draw(&mut self.rng);
             self.after(takes, Event::PilotReady { ticket });
         }
@@ -139,6 +154,7 @@ impl World<'_> {
             self.provisioned(asked.node, asked.at, self.now, asked.gpus);
             self.slurm.used[asked.node] -= asked.gpus;
             self.run_queued(asked.node);
+            self.offer_to_batch(asked.node);
         }
     }
 
@@ -197,6 +213,7 @@ impl World<'_> {
         self.provisioned(p.node, p.submitted, self.now, gpus);
         self.slurm.used[p.node] -= gpus;
         self.run_queued(p.node);
+        self.offer_to_batch(p.node);
         self.tell(Input::PilotLost {
             pilot: job,
             cause: EndCause::Done,
