@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -504,3 +505,15 @@ def test_a_node_that_was_silent_for_long_is_a_replicas_home_again(cluster: Clust
             cluster.devcluster("resume-node", silent[-1])
     assert silent[0] in now
     assert stream(alice.execute("print(seen)", timeout=60), "stdout").strip() == "[0, 1]"
+
+
+def test_a_restart_while_slurmctld_is_away_waits_for_it(cluster: Cluster, alice: Notebook) -> None:
+    """Neither a seat nor a step is to be had meanwhile."""
+    cluster.devcluster("stop-slurmctld")
+    back = threading.Timer(8, lambda: cluster.devcluster("start-slurmctld"))
+    back.start()
+    try:
+        alice.restart()
+    finally:
+        back.join()
+    assert stream(alice.execute("print('x' in globals())", timeout=90), "stdout").strip() == "False"

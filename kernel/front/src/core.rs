@@ -6,6 +6,7 @@ mod before;
 mod seating;
 
 use self::before::Before;
+pub(crate) use self::seating::NO_SLURMCTLD;
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 use bytes::Bytes;

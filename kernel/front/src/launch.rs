@@ -1,7 +1,7 @@
 //! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of ours (`local`) or a step in a seat
 //! of the user's, on the node that `hopd` names. All of Slurm is asked under the user's own identity.
 
-use crate::core::SeatWaits;
+use crate::core::{NO_SLURMCTLD, SeatWaits};
 use crate::owner::Start;
 use anyhow::{Context, Result, bail};
 use hop_api::client;
@@ -29,6 +29,15 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Limit on one call of Slurm's commands; slurmctld may be away for a while.
 const SLURM_CALL: Duration = Duration::from_secs(60);
+
+/// A kernel's start waits so long for a slurmctld that is away, as while it is restarted or fails over.
+const SLURMCTLD_AWAY: Duration = Duration::from_secs(300);
+
+/// What Slurm's commands say then. Nothing was asked of slurmctld, so asking again asks once.
+const CONNECT_FAILED: &str = "Unable to contact slurm controller";
+
+/// Between two tries.
+const SLURMCTLD_AGAIN: Duration = Duration::from_secs(1);
 
 /// Between two looks at a waiting seat: short at first, since a free node starts the seat at once.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -221,7 +230,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     }
     if node.is_err() && !member {
         let program = config.prefix.join("bin/hop-replica");
-        job = submit_seat(plan, &config.seat, &bill, &program).await?;
+        job = submit_seat(plan, &config.seat, &bill, &program, None).await?;
         submitted = Submitted(Some(job));
         node = wait_for_seat(job, NODE_AWAY, None, None)
             .await
@@ -583,7 +592,7 @@ async fn take_seat(
     } else {
         NODE_AWAY
     };
-    let job = submit_seat(plan, seat, bill, program).await?;
+    let job = submit_seat(plan, seat, bill, program, told).await?;
     match wait_for_seat(job, patience, None, told).await {
         Ok(node) => Ok((job, node)),
         Err(SeatError::NodeAway { .. }) => {
@@ -596,7 +605,7 @@ async fn take_seat(
                 node: "".into(),
                 ..plan.clone()
             };
-            let job = submit_seat(&anywhere, seat, bill, program).await?;
+            let job = submit_seat(&anywhere, seat, bill, program, told).await?;
             Ok((job, wait_for_seat(job, Duration::MAX, None, told).await?))
         }
         Err(error) => Err(error.into()),
@@ -756,6 +765,33 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// Like [`call`], again and again while slurmctld is away. Clients are `told`.
+async fn call_patiently(
+    command: impl Fn() -> Command,
+    input: &str,
+    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
+) -> Result<String> {
+    let (since, mut said) = (Instant::now(), false);
+    loop {
+        let error = match call(command(), input).await {
+            Ok(output) => return Ok(output),
+            Err(error) => error,
+        };
+        let away = format!("{error:#}").contains(CONNECT_FAILED);
+        if !away || since.elapsed() >= SLURMCTLD_AWAY {
+            return Err(error);
+        }
+        if since.elapsed() > TOLD_AFTER && !said {
+            said = true;
+            eprintln!("hop-front: the kernel's start waits: {NO_SLURMCTLD}");
+            let reason = NO_SLURMCTLD.to_owned();
+            // The front may have ended first.
+            let _ = told.map(|told| told.send(SeatWaits { reason, start: None }));
+        }
+        sleep(SLURMCTLD_AGAIN).await;
+    }
+}
+
 /// Account of the seat's job. Slurm checks it, and `hopd` takes the leases' account from the job.
 struct Bill {
     /// Options of sbatch.
@@ -811,7 +847,13 @@ async fn seat_log() -> String {
     made.unwrap_or_else(|| "/dev/null".to_owned())
 }
 
-async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) -> Result<JobId> {
+async fn submit_seat(
+    plan: &SeatPlan,
+    seat: &Seat,
+    bill: &Bill,
+    program: &Path,
+    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
+) -> Result<JobId> {
     let mut command = slurm("sbatch");
     command
         .args([
@@ -852,7 +894,14 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) 
     .collect();
     command.arg(format!("--export={}", kept.join(",")));
     let script = format!("#!/bin/sh\nexec '{}' seat\n", program.display());
-    let id = call(command, &script).await.context("can't submit the seat")?;
+    let args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
+    let submit = || {
+        let mut command = slurm("sbatch");
+        command.args(&args);
+        command
+    };
+    let id = call_patiently(submit, &script, told).await;
+    let id = id.context("can't submit the seat")?;
     let id = id.split(';').next().unwrap_or_default();
     Ok(JobId(id.parse().with_context(|| {
         format!("sbatch said {id:?} instead of a job id")
@@ -893,12 +942,15 @@ async fn wait_for_seat(
     let (mut pause, since) = (POLL.0, Instant::now());
     let mut last = None;
     loop {
-        let mut command = slurm("squeue");
-        command
-            .env("SLURM_TIME_FORMAT", "%s")
-            .args(["-h", "-o", "%T|%N|%r|%S|%k"])
-            .arg(format!("--jobs={job}"));
-        let line = call(command, "").await;
+        let look = || {
+            let mut command = slurm("squeue");
+            command
+                .env("SLURM_TIME_FORMAT", "%s")
+                .args(["-h", "-o", "%T|%N|%r|%S|%k"])
+                .arg(format!("--jobs={job}"));
+            command
+        };
+        let line = call_patiently(look, "", told).await;
         let line = line.map_err(|source| SeatError::Queue { job, source })?;
         let mut fields = line.splitn(5, '|');
         let mut field = || fields.next().unwrap_or_default().to_owned();

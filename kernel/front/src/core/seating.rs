@@ -23,6 +23,9 @@ pub struct SeatWaits {
     pub start: Option<Time>,
 }
 
+/// The reason where Slurm can't say one.
+pub(crate) const NO_SLURMCTLD: &str = "slurmctld doesn't answer";
+
 impl SeatWaits {
     /// Slurm's reason as a person would say it.
     pub fn sentence(&self) -> String {
@@ -37,6 +40,7 @@ impl SeatWaits {
             "AssocMaxJobsLimit" => "your account has as many jobs as it may",
             "AssocGrpCpuLimit" => "your account uses as many cores as it may",
             "None" | "BeginTime" | "" => "Slurm is about to start it",
+            NO_SLURMCTLD => NO_SLURMCTLD,
             other => return format!("Slurm's reason is {other}"),
         };
         said.to_owned()
