@@ -19,8 +19,11 @@ pub(super) fn seconds(text: &str) -> Option<f64> {
         && hour < 24
         && minute < 60
         && (0.0..61.0).contains(&second);
-    let whole = days(year, month, day) * 86_400 + i64::from(hour * 3600 + minute * 60);
-    in_range.then_some(whole as f64 + second)
+    // Nothing is computed of a date that is none: a year of ten digits would take seconds.
+    in_range.then(|| {
+        let whole = days(year, month, day) * 86_400 + i64::from(hour * 3600 + minute * 60);
+        whole as f64 + second
+    })
 }
 
 /// Seconds of `[days-][hours:]minutes:seconds`, as Slurm writes durations.
@@ -64,6 +67,18 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_date_that_is_none_costs_nothing() {
+        for text in [
+            "2000000024-05-01T12:00:00",
+            "9223372036854775807-01-01 00:00:00",
+            "2024-05-9223372036854775807 00:00:00",
+            "2024-05-01 4294967295:00:00",
+        ] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn dates_count_from_1970() {
