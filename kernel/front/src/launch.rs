@@ -557,7 +557,7 @@ pub async fn end_step(job: JobId, step: u32) {
     let mut command = slurm("scancel");
     command.arg("--signal=KILL").arg(format!("{job}.{step}"));
     // The step is over, or slurmctld is away: the replica then ends by itself for lack of a front.
-    if let Err(error) = call(command, "").await {
+    if let Err(error) = call(&mut command, "").await {
         tracing::info!(%error, "the old replica's step was not ended");
     }
 }
@@ -600,7 +600,9 @@ async fn take_seat(
                 "hop-front: Slurm can't reach {}; the kernel's seat goes to another node",
                 plan.node
             );
-            call(scancel(job), "").await.context("can't withdraw the seat")?;
+            call(&mut scancel(job), "")
+                .await
+                .context("can't withdraw the seat")?;
             let anywhere = SeatPlan {
                 node: "".into(),
                 ..plan.clone()
@@ -741,7 +743,7 @@ fn slurm(program: &str) -> Command {
 }
 
 /// Runs a command to the end; returns its output, or its error message.
-async fn call(mut command: Command, input: &str) -> Result<String> {
+async fn call(command: &mut Command, input: &str) -> Result<String> {
     let what = format!("{:?}", command.as_std().get_program());
     let mut child = command
         .stdin(Stdio::piped())
@@ -767,13 +769,13 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
 
 /// Like [`call`], again and again while slurmctld is away. Clients are `told`.
 async fn call_patiently(
-    command: impl Fn() -> Command,
+    command: &mut Command,
     input: &str,
     told: Option<&mpsc::UnboundedSender<SeatWaits>>,
 ) -> Result<String> {
     let (since, mut said) = (Instant::now(), false);
     loop {
-        let error = match call(command(), input).await {
+        let error = match call(command, input).await {
             Ok(output) => return Ok(output),
             Err(error) => error,
         };
@@ -894,13 +896,7 @@ async fn submit_seat(
     .collect();
     command.arg(format!("--export={}", kept.join(",")));
     let script = format!("#!/bin/sh\nexec '{}' seat\n", program.display());
-    let args: Vec<_> = command.as_std().get_args().map(ToOwned::to_owned).collect();
-    let submit = || {
-        let mut command = slurm("sbatch");
-        command.args(&args);
-        command
-    };
-    let id = call_patiently(submit, &script, told).await;
+    let id = call_patiently(&mut command, &script, told).await;
     let id = id.context("can't submit the seat")?;
     let id = id.split(';').next().unwrap_or_default();
     Ok(JobId(id.parse().with_context(|| {
@@ -941,16 +937,12 @@ async fn wait_for_seat(
 ) -> Result<String, SeatError> {
     let (mut pause, since) = (POLL.0, Instant::now());
     let mut last = None;
+    let mut look = slurm("squeue");
+    look.env("SLURM_TIME_FORMAT", "%s")
+        .args(["-h", "-o", "%T|%N|%r|%S|%k"])
+        .arg(format!("--jobs={job}"));
     loop {
-        let look = || {
-            let mut command = slurm("squeue");
-            command
-                .env("SLURM_TIME_FORMAT", "%s")
-                .args(["-h", "-o", "%T|%N|%r|%S|%k"])
-                .arg(format!("--jobs={job}"));
-            command
-        };
-        let line = call_patiently(look, "", told).await;
+        let line = call_patiently(&mut look, "", told).await;
         let line = line.map_err(|source| SeatError::Queue { job, source })?;
         let mut fields = line.splitn(5, '|');
         let mut field = || fields.next().unwrap_or_default().to_owned();
