@@ -4,6 +4,7 @@ use crate::election::{self, View};
 use crate::event::{Event, Need};
 use crate::hearing::Heard;
 use crate::links::{Links, Wire, lock};
+use crate::wire::Frame;
 use hop_log::steward::{self, Deed};
 use hop_log::{Entry, State};
 use hop_protocol::wait;
@@ -149,7 +150,7 @@ impl Group {
         memory.parted.retain(|left, seat| {
             let has_left = self.member.has_left(*left);
             if has_left {
-                self.links.tell_left(*seat, &self.name, *left);
+                self.send(*seat, |group| Frame::Left { group, member: *left });
             }
             !has_left
         });
@@ -159,8 +160,16 @@ impl Group {
     fn ask_whether_a_member(&self) {
         let others = lock(&self.seats).clone().into_values();
         for seat in others.filter(|seat| *seat != self.links.me()) {
-            self.links.ask_whether(seat, &self.name, self.me);
+            self.send(seat, |group| Frame::Asks {
+                group,
+                member: self.me,
+            });
         }
+    }
+
+    /// Sends a frame about this group.
+    fn send(&self, seat: JobId, frame: impl FnOnce(String) -> Frame) {
+        self.links.send(seat, &frame(self.name.clone()));
     }
 
     fn follow_seats(&self, memory: &Memory) {
@@ -271,7 +280,7 @@ impl Group {
             }
             Deed::Lead(to) => {
                 let seat = state.members().get(&to)?.seat;
-                self.links.ask_to_stand(seat, &self.name, to);
+                self.send(seat, |group| Frame::Stand { group, to });
                 Some(Box::pin(tokio::time::sleep(AGAIN_AFTER)))
             }
             Deed::Grow(count) => {

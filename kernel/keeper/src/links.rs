@@ -331,10 +331,10 @@ impl Links {
     /// Tells the seats that share the group of its end.
     pub(crate) fn tell_closed(&self, group: &str) {
         let seats = lock(&self.shared).get(group).cloned().unwrap_or_default();
-        for link in seats.into_iter().filter_map(|seat| self.link(seat)) {
-            link.send(&Frame::Close {
-                group: group.to_owned(),
-            });
+        let group = group.to_owned();
+        let close = Frame::Close { group };
+        for seat in seats {
+            self.send(seat, &close);
         }
     }
 
@@ -342,33 +342,10 @@ impl Links {
         lock(&self.table).get(&seat)?.last().cloned()
     }
 
-    /// Asks a member's seat to have the member stand for election.
-    pub(crate) fn ask_to_stand(&self, seat: JobId, group: &str, to: Incarnation) {
+    /// Sends a frame that nobody answers, if there is a link with the seat.
+    pub(crate) fn send(&self, seat: JobId, frame: &Frame) {
         if let Some(link) = self.link(seat) {
-            link.send(&Frame::Stand {
-                group: group.to_owned(),
-                to,
-            });
-        }
-    }
-
-    /// Asks a seat whether this member is still one of the group.
-    pub(crate) fn ask_whether(&self, seat: JobId, group: &str, member: Incarnation) {
-        if let Some(link) = self.link(seat) {
-            link.send(&Frame::Asks {
-                group: group.to_owned(),
-                member,
-            });
-        }
-    }
-
-    /// Tells a member's seat that the member has left the group.
-    pub(crate) fn tell_left(&self, seat: JobId, group: &str, member: Incarnation) {
-        if let Some(link) = self.link(seat) {
-            link.send(&Frame::Left {
-                group: group.to_owned(),
-                member,
-            });
+            link.send(frame);
         }
     }
 
@@ -404,7 +381,7 @@ impl Links {
                 tracing::debug!(%seat, %error, "the link to a seat ended");
                 let confirms = links.hear(|hearing| match error.kind() {
                     io::ErrorKind::ConnectionRefused => hearing.refused(seat),
-                    // A keeper that ends strikes its address; one that begins has none yet.
+                    // An ending keeper strikes its address. A keeper that begins has entered none yet.
                     io::ErrorKind::NotFound => hearing.had_link(seat) && hearing.refused(seat),
                     _ => false,
                 });
