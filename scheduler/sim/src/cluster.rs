@@ -44,12 +44,16 @@ pub struct BatchQueue {
     #[serde(rename = "starts_after_s", with = "duration")]
     pub starts_after: Span,
     /// Time after which a job has left, once a pilot wants its GPUs. `None` means that jobs aren't stopped.
-    #[serde(rename = "yields_s", with = "maybe", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        rename = "yields_s",
+        with = "duration::option",
+        skip_serializing_if = "Option::is_none"
+    )]
     pub yields: Option<Span>,
     /// A stopped job has to do again at most so much. `None` means all.
     #[serde(
         rename = "checkpoint_s",
-        with = "maybe",
+        with = "duration::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub checkpoint: Option<Span>,
@@ -91,23 +95,6 @@ impl Default for BatchQueue {
             yields: None,
             checkpoint: None,
         }
-    }
-}
-
-/// A duration in seconds that may be missing.
-mod maybe {
-    use super::{Span, duration};
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    #[derive(Deserialize)]
-    struct Seconds(#[serde(with = "duration")] Span);
-
-    pub(super) fn serialize<S: Serializer>(span: &Option<Span>, to: S) -> Result<S::Ok, S::Error> {
-        duration::serialize(&span.unwrap_or_default(), to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Span>, D::Error> {
-        Seconds::deserialize(from).map(|s| Some(s.0))
     }
 }
 

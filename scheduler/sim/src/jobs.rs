@@ -39,7 +39,7 @@ struct Jobs {
     left_out: LeftOut,
 }
 
-/// Reads the text if it is a trace of jobs. `None` means that it is in none of these forms.
+/// Reads the text if it is a trace of jobs. `None` means that the text is in none of these forms.
 ///
 /// # Errors
 /// The first line that can't be read.

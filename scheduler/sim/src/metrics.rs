@@ -167,7 +167,7 @@ pub struct PolicyResult {
     pub deadlines: Option<(u64, u64)>,
 }
 
-/// What the batch queue beside the pool got.
+/// Work of the batch queue beside the pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct BatchResult {
     /// Jobs begun, and how many of these were stopped for a pilot.

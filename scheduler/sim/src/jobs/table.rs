@@ -5,6 +5,9 @@ use super::{Job, Jobs, time};
 use crate::session::TraceError;
 use std::borrow::Cow;
 
+/// A column's place, and its name for messages.
+type Column = (usize, &'static str);
+
 /// A table's first line.
 pub(crate) struct Header<'a> {
     line: usize,
@@ -38,24 +41,19 @@ impl<'a> Header<'a> {
         }
     }
 
-    fn column(&self, column: &'static str, form: &'static str) -> Result<usize, TraceError> {
-        let line = self.line;
-        self.find(column)?.ok_or(TraceError::Lacks { line, column, form })
-    }
-
-    /// The first of these columns that there is.
-    fn either(
+    /// The first of the columns that the table has.
+    fn column<const N: usize>(
         &self,
-        columns: [&'static str; 2],
+        names: [&'static str; N],
         form: &'static str,
-    ) -> Result<(usize, &'static str), TraceError> {
-        match self.find(columns[0])? {
-            Some(at) => Ok((at, columns[0])),
-            None => match self.find(columns[1])? {
-                Some(at) => Ok((at, columns[1])),
-                None => self.column(columns[0], form).map(|at| (at, columns[0])),
-            },
+    ) -> Result<Column, TraceError> {
+        for name in names {
+            if let Some(at) = self.find(name)? {
+                return Ok((at, name));
+            }
         }
+        let (line, column) = (self.line, names[0]);
+        Err(TraceError::Lacks { line, column, form })
     }
 }
 
@@ -90,20 +88,25 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    fn text(&self, (at, column): (usize, &'static str)) -> Result<&str, TraceError> {
+    fn text(&self, (at, column): Column) -> Result<&str, TraceError> {
         let line = self.line;
         let field = self.fields.get(at).ok_or(TraceError::Short { line, column })?;
         Ok(field.as_ref())
     }
 
-    fn number(&self, column: (usize, &'static str)) -> Result<f64, TraceError> {
+    /// What may be missing from the table as a whole.
+    fn maybe(&self, column: Option<Column>) -> Result<Option<String>, TraceError> {
+        column.map(|c| self.text(c).map(str::to_owned)).transpose()
+    }
+
+    fn number(&self, column: Column) -> Result<f64, TraceError> {
         let text = self.text(column)?;
         let value = text.parse::<f64>().ok();
         let value = value.filter(|v| v.is_finite() && *v >= 0.0);
         value.ok_or_else(|| TraceError::value(self.line, column.1, text, "a number, not negative"))
     }
 
-    fn moment(&self, column: (usize, &'static str)) -> Result<f64, TraceError> {
+    fn moment(&self, column: Column) -> Result<f64, TraceError> {
         let text = self.text(column)?;
         let must = "a date and a time, such as 2020-06-09 18:41:01";
         time::seconds(text).ok_or_else(|| TraceError::value(self.line, column.1, text, must))
@@ -152,22 +155,20 @@ fn rows<'a>(
 
 fn helios(header: &Header<'_>) -> Result<Reader, TraceError> {
     const FORM: &str = "Helios's cluster_log.csv has";
-    let column = |name| header.column(name, FORM).map(|at| (at, name));
+    let column = |name| header.column([name], FORM);
     let (user, gpus, submit, run) = (
         column("user")?,
         column("gpu_num")?,
         column("submit_time")?,
         column("duration")?,
     );
-    let account = header.find("vc")?;
+    let account = header.find("vc")?.map(|at| (at, "vc"));
     Ok(Box::new(move |row: &Row<'_>, jobs: &mut Jobs| {
         let gpus = row.number(gpus)?;
         jobs.add(Job {
             place: row.place(),
             user: row.text(user)?.to_owned(),
-            account: account
-                .map(|at| row.text((at, "vc")).map(str::to_owned))
-                .transpose()?,
+            account: row.maybe(account)?,
             submit: row.moment(submit)?,
             run: row.number(run)?,
             gpus: gpus.ceil() as u64,
@@ -178,7 +179,7 @@ fn helios(header: &Header<'_>) -> Result<Reader, TraceError> {
 
 fn openb(header: &Header<'_>) -> Result<Reader, TraceError> {
     const FORM: &str = "openb's pod lists have";
-    let column = |name| header.column(name, FORM).map(|at| (at, name));
+    let column = |name| header.column([name], FORM);
     let (name, gpus) = (column("name")?, column("num_gpu")?);
     let (created, scheduled, deleted) = (
         column("creation_time")?,
@@ -211,12 +212,12 @@ fn openb(header: &Header<'_>) -> Result<Reader, TraceError> {
 
 fn sacct(header: &Header<'_>) -> Result<Reader, TraceError> {
     const FORM: &str = "sacct --parsable2 writes";
-    let column = |name| header.column(name, FORM).map(|at| (at, name));
+    let column = |name| header.column([name], FORM);
     let (user, submit) = (column("User")?, column("Submit")?);
-    let id = header.either(["JobID", "JobIDRaw"], FORM)?;
-    let run = header.either(["ElapsedRaw", "Elapsed"], FORM)?;
-    let gpus = header.either(["AllocTRES", "ReqTRES"], FORM)?;
-    let account = header.find("Account")?;
+    let id = header.column(["JobID", "JobIDRaw"], FORM)?;
+    let run = header.column(["ElapsedRaw", "Elapsed"], FORM)?;
+    let gpus = header.column(["AllocTRES", "ReqTRES"], FORM)?;
+    let account = header.find("Account")?.map(|at| (at, "Account"));
     Ok(Box::new(move |row: &Row<'_>, jobs: &mut Jobs| {
         // A step of a job.
         if row.text(id)?.contains('.') {
@@ -238,9 +239,7 @@ fn sacct(header: &Header<'_>) -> Result<Reader, TraceError> {
         jobs.add(Job {
             place: row.place(),
             user: row.text(user)?.to_owned(),
-            account: account
-                .map(|at| row.text((at, "Account")).map(str::to_owned))
-                .transpose()?,
+            account: row.maybe(account)?,
             submit: row.moment(submit)?,
             run: elapsed,
             gpus: gpus_of(tres).ok_or_else(|| {

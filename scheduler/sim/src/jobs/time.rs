@@ -1,67 +1,23 @@
 //! Dates and durations as the traces write them.
 
+use hop_slurm::span::parse_span;
+use jiff::civil::{DateTime, date};
+
 /// Seconds since 1970 of a date and a time, such as `2020-06-09 18:41:01` or `2020-06-09T18:41:01Z`. A zone is passed
 /// over: times are only compared with those of the same trace.
 pub(super) fn seconds(text: &str) -> Option<f64> {
-    let (date, clock) = text.trim().split_once([' ', 'T'])?;
-    let mut parts = date.split('-').map(str::parse::<i64>);
-    let (year, month, day) = (parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
+    let (day, clock) = text.trim().split_once([' ', 'T'])?;
     let clock = clock.split(['Z', '+', ' ']).next()?;
-    let mut parts = clock.split(':');
-    let (hour, minute) = (
-        parts.next()?.parse::<u32>().ok()?,
-        parts.next()?.parse::<u32>().ok()?,
-    );
-    let second: f64 = parts.next()?.parse().ok()?;
-    let in_range = (1970..2200).contains(&year)
-        && (1..=12).contains(&month)
-        && (1..=days_of(year, month)).contains(&day)
-        && hour < 24
-        && minute < 60
-        && (0.0..61.0).contains(&second);
-    // Nothing is computed of a date that is none: a year of ten digits would take seconds.
-    in_range.then(|| {
-        let whole = days(year, month, day) * 86_400 + i64::from(hour * 3600 + minute * 60);
-        whole as f64 + second
-    })
+    let at: DateTime = format!("{day}T{clock}").parse().ok()?;
+    let since = at.duration_since(date(1970, 1, 1).at(0, 0, 0, 0));
+    ((1970..2200).contains(&at.year())).then(|| since.as_secs_f64())
 }
 
-/// Seconds of `[days-][hours:]minutes:seconds`, as Slurm writes durations.
+/// Seconds of `[days-][hours:]minutes:seconds`, as `sacct` writes what has elapsed.
 pub(super) fn duration(text: &str) -> Option<f64> {
-    let (days, clock) = match text.trim().split_once('-') {
-        Some((days, clock)) => (days.parse::<u32>().ok()?, clock),
-        None => (0, text.trim()),
-    };
-    let parts: Vec<f64> = clock
-        .split(':')
-        .map(|p| p.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0))
-        .collect::<Option<_>>()?;
-    let clock = match parts[..] {
-        [h, m, s] => h * 3600.0 + m * 60.0 + s,
-        [m, s] => m * 60.0 + s,
-        _ => return None,
-    };
-    Some(f64::from(days) * 86_400.0 + clock)
-}
-
-fn is_leap(year: i64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
-}
-
-fn days_of(year: i64, month: i64) -> i64 {
-    match month {
-        2 if is_leap(year) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days from 1970 on.
-fn days(year: i64, month: i64, day: i64) -> i64 {
-    let years: i64 = (1970..year).map(|y| 365 + i64::from(is_leap(y))).sum();
-    let months: i64 = (1..month.clamp(1, 12)).map(|m| days_of(year, m)).sum();
-    years + months + day - 1
+    // A number alone would be minutes.
+    let span = parse_span(text.trim()).ok().filter(|_| text.contains(':'))?;
+    Some(span.as_secs_f64())
 }
 
 #[cfg(test)]

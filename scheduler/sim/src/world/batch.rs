@@ -1,7 +1,7 @@
 //! A batch queue beside the pool: jobs of Slurm's other users, always enough of them, which take what pilots leave.
 //!
-//! A pilot has priority over these jobs. Where its GPUs are taken, jobs are stopped for it, the youngest first, or it
-//! waits until enough of them have ended. Burst nodes have no such jobs.
+//! A pilot has priority over these jobs. Jobs that have the pilot's GPUs are stopped, the youngest first; where the site
+//! stops no jobs, the pilot waits until enough jobs have ended. Burst nodes have no such jobs.
 
 use super::{Event, World};
 use crate::cluster::BatchQueue;
