@@ -52,7 +52,10 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
 
 
 def grown(cluster: Cluster, without: str = "") -> set[str]:
-    """The nodes of the kernel's three replicas, once all of them count. A silent one is replaced after half a minute, one whose seat ended after some seconds."""
+    """The nodes of the kernel's three replicas, once all of them count.
+
+    A silent replica is replaced after half a minute, a replica whose seat ended after some seconds.
+    """
 
     def whole() -> bool:
         return is_grown(cluster) and without not in kernel_row(cluster)["nodes"].split(",")

@@ -201,8 +201,8 @@ impl Core {
         due.into_iter().map(|(_, c)| c).collect()
     }
 
-    /// A due cell over a limit, or whose kernel has no process, would hold in vain. So would a cell that waits for
-    /// something of its own.
+    /// A due cell over a limit, or whose kernel has no process, would hold in vain. A cell that waits for its own
+    /// move, boot or lease would as well.
     fn may_hold(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
