@@ -3,6 +3,7 @@
 use crate::election::{self, View};
 use crate::event::{Event, Need};
 use crate::hearing::Heard;
+use crate::keeper::Patience;
 use crate::links::{Links, Wire, lock};
 use crate::wire::Frame;
 use hop_log::steward::{self, Deed};
@@ -24,12 +25,6 @@ const AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// Time without an entry after which the voters accept another leader: their lease is 500 ms (docs/replication.md).
 const QUIET: Duration = Duration::from_millis(700);
 
-/// Time after which a new member that has not got near the log's end is replaced: its seat doesn't take it.
-const LAGS: Duration = Duration::from_secs(60);
-
-/// Time of standing for election in vain after which the host looks whether the group is over.
-const VAIN: Duration = Duration::from_secs(30);
-
 type Doing = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A group that this seat keeps.
@@ -41,7 +36,7 @@ pub(crate) struct Group {
     pub(crate) seats: Arc<Mutex<BTreeMap<Incarnation, JobId>>>,
     pub(crate) wanted: usize,
     pub(crate) events: mpsc::UnboundedSender<Event>,
-    pub(crate) abandoned_after: Duration,
+    pub(crate) patience: Patience,
 }
 
 /// What the task remembers between two wakings.
@@ -94,7 +89,7 @@ impl Group {
             self.act(&mut memory, &standing, &now_heard).await;
             self.notice_abandonment(&mut memory, &now_heard);
             let (stands_at, leaves_at, leads_at) = (memory.stands_at, memory.leaves_at, memory.leads_at);
-            let lags_at = memory.lags_at();
+            let lags_at = memory.lags_at(self.patience.lags);
             let mut done = false;
             tokio::select! {
                 item = news.recv() => match item {
@@ -193,7 +188,7 @@ impl Group {
         memory.leaves_at = match abandoned {
             true => memory
                 .leaves_at
-                .or_else(|| Some(Instant::now() + self.abandoned_after)),
+                .or_else(|| Some(Instant::now() + self.patience.abandoned)),
             false => None,
         };
     }
@@ -243,7 +238,7 @@ impl Group {
             self.member.campaign().await;
             self.ask_whether_a_member();
             memory.stands_at = Some(now + duration(again));
-            if now.duration_since(*memory.vain_since.get_or_insert(now)) >= VAIN {
+            if now.duration_since(*memory.vain_since.get_or_insert(now)) >= self.patience.vain {
                 memory.vain_since = Some(now);
                 let group = self.name.clone();
                 // Without a listening host, the seat ends by its job's limit.
@@ -261,7 +256,7 @@ impl Group {
             }));
         }
         let state = memory.state.as_ref()?;
-        let late = memory.late();
+        let late = memory.late(self.patience.lags);
         let deed = self.deed(state, standing, heard, &late)?;
         match deed {
             Deed::Propose(entry) => Some(Box::pin(
@@ -354,14 +349,14 @@ impl Memory {
         }
     }
 
-    fn late(&self) -> BTreeSet<Incarnation> {
-        let late = self.lagging.iter().filter(|(_, since)| since.elapsed() >= LAGS);
+    fn late(&self, after: Duration) -> BTreeSet<Incarnation> {
+        let late = self.lagging.iter().filter(|(_, since)| since.elapsed() >= after);
         late.map(|(member, _)| *member).collect()
     }
 
     /// The next time at which a new member is late.
-    fn lags_at(&self) -> Option<Instant> {
-        let times = self.lagging.values().map(|since| *since + LAGS);
+    fn lags_at(&self, after: Duration) -> Option<Instant> {
+        let times = self.lagging.values().map(|since| *since + after);
         times.filter(|at| *at > Instant::now()).min()
     }
 

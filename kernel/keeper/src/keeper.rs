@@ -31,8 +31,28 @@ pub struct Settings<'a> {
     pub log: &'a Path,
     pub wal: Options,
     pub book: Book,
-    /// Time for which a member stays whose others have all gone: its kernel runs elsewhere, from the store, or is over.
-    pub abandoned_after: Duration,
+    pub patience: Patience,
+}
+
+/// Times after which a group's task gives up waiting.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// A member whose others have all gone leaves then: its kernel runs elsewhere, from the store, or is over.
+    pub abandoned: Duration,
+    /// A new member that has not got near the log's end is replaced then: its seat doesn't take it.
+    pub lags: Duration,
+    /// After so long without success in elections, the host looks whether the group is over.
+    pub vain: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            abandoned: Duration::from_secs(600),
+            lags: Duration::from_secs(60),
+            vain: Duration::from_secs(30),
+        }
+    }
 }
 
 /// The keeper can't be started.
@@ -83,7 +103,7 @@ pub struct Keeper {
     wal: Wal,
     address: SocketAddr,
     events: mpsc::UnboundedSender<Event>,
-    abandoned_after: Duration,
+    patience: Patience,
 }
 
 impl Keeper {
@@ -99,7 +119,7 @@ impl Keeper {
             log,
             wal,
             book,
-            abandoned_after,
+            patience,
         } = settings;
         let wal = Wal::open(log, wal)?;
         let (events, happened) = mpsc::unbounded_channel();
@@ -123,7 +143,7 @@ impl Keeper {
             wal,
             address,
             events,
-            abandoned_after,
+            patience,
         };
         Ok((keeper, happened))
     }
@@ -184,7 +204,7 @@ impl Keeper {
             seats,
             wanted,
             events: self.events.clone(),
-            abandoned_after: self.abandoned_after,
+            patience: self.patience,
         };
         Ok((group, member))
     }

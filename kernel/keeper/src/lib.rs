@@ -20,5 +20,5 @@ mod wire;
 
 pub use book::Book;
 pub use event::{Event, Need};
-pub use keeper::{Keeper, Kernel, KernelError, Settings, StartError};
+pub use keeper::{Keeper, Kernel, KernelError, Patience, Settings, StartError};
 pub use links::Wire;

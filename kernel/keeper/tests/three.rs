@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
 use bytes::Bytes;
-use hop_keeper::{Book, Event, Keeper, Kernel, Need, Settings, Wire};
+use hop_keeper::{Book, Event, Keeper, Kernel, Need, Patience, Settings, Wire};
 use hop_log::{Act, Entry, Index, Payload, Record, RecordNumber, Sequence, State};
 use hop_raft::{Feed, Group, Member, News};
 use hop_wal::Options;
@@ -59,7 +59,8 @@ fn kernel(id: u32) -> Kernel {
     }
 }
 
-async fn host(dir: &Path, id: u32) -> Host {
+/// A seat without groups.
+async fn seated(dir: &Path, id: u32) -> (Keeper, mpsc::UnboundedReceiver<Event>) {
     let log = dir.join(format!("log-{id}"));
     let settings = Settings {
         me: seat(id),
@@ -68,9 +69,17 @@ async fn host(dir: &Path, id: u32) -> Host {
         log: &log,
         wal: Options::default(),
         book: Book::open(&dir.join("seats")).unwrap(),
-        abandoned_after: Duration::from_millis(300),
+        patience: Patience {
+            abandoned: Duration::from_millis(300),
+            lags: Duration::from_secs(2),
+            vain: Duration::from_millis(600),
+        },
     };
-    let (keeper, events) = Keeper::start(settings).await.unwrap();
+    Keeper::start(settings).await.unwrap()
+}
+
+async fn host(dir: &Path, id: u32) -> Host {
+    let (keeper, events) = seated(dir, id).await;
     let member = match id {
         1 => keeper.found(kernel(1), &first_state()).await.unwrap(),
         _ => keeper.join(kernel(id)).await.unwrap(),
@@ -128,12 +137,12 @@ impl Host {
 
     /// Waits until the keeper says that the group is over here.
     async fn closed(&mut self) {
-        loop {
-            let event = timeout(LONG, self.events.recv()).await.unwrap().unwrap();
-            if matches!(event, Event::Closed { group } if group == GROUP) {
-                return;
-            }
-        }
+        self.told(|event| matches!(event, Event::Closed { group } if group == GROUP))
+            .await;
+    }
+
+    async fn told(&mut self, wanted: impl Fn(&Event) -> bool) {
+        while !wanted(&timeout(LONG, self.events.recv()).await.unwrap().unwrap()) {}
     }
 
     /// Runs a cell: proposes its end until it is applied here.
@@ -282,6 +291,47 @@ async fn a_member_that_was_replaced_hears_so_and_its_seat_takes_another() {
     let fifth = second.keeper.join(kernel(5)).await.unwrap();
     assert!(fifth.subscribe().state.is_none());
     drop((third, fourth));
+}
+
+/// As a seat that is up, but can't read how the kernel was started.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_member_whose_seat_does_not_take_it_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = host(dir.path(), 1).await;
+    first.need(&[]).await;
+    let (second, third) = (host(dir.path(), 2).await, seated(dir.path(), 3).await);
+    for id in [2, 3] {
+        first.member.propose(join(id)).await.unwrap();
+    }
+    first
+        .wait("the end of patience", |s| s.has_left(Incarnation(3)))
+        .await;
+    assert_eq!(first.need(&[]).await.replicas, 1, "the seat is not gone");
+    let fourth = host(dir.path(), 4).await;
+    first.member.propose(join(4)).await.unwrap();
+    first.wait_voters(3).await;
+    assert!(
+        first
+            .member
+            .standing()
+            .voters
+            .into_iter()
+            .eq([1, 2, 4].map(Incarnation))
+    );
+    drop((second, third, fourth));
+}
+
+/// As a seat that stood still while the others ended their part of the group, of which nobody tells it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_is_never_elected_has_its_host_look() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second, mut third] = grown(dir.path()).await;
+    second.keeper.leave(GROUP).await;
+    drop(first);
+    third
+        .told(|event| matches!(event, Event::Vain { group } if group == GROUP))
+        .await;
+    drop(second);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -3,12 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
 use hop_keeper::visit::visit;
-use hop_keeper::{Book, Event, Keeper, Settings};
+use hop_keeper::{Book, Event, Keeper, Patience, Settings};
 use hop_wal::Options;
 use hop_words::id::JobId;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
@@ -21,7 +20,7 @@ async fn seat(home: &Path, id: u32) -> (Keeper, mpsc::UnboundedReceiver<Event>) 
         log: &home.join(format!("log-{id}")),
         wal: Options::default(),
         book: Book::open(&home.join("seats")).unwrap(),
-        abandoned_after: Duration::from_secs(1),
+        patience: Patience::default(),
     };
     Keeper::start(settings).await.unwrap()
 }

@@ -15,6 +15,9 @@
 
 mod world;
 
+use hop_log::Entry;
+use hop_raft::{Feed, Group as _, News};
+use hop_words::id::Incarnation;
 use world::{Faults, World};
 
 /// Virtual tenths of a second with faults, and then without.
@@ -22,21 +25,26 @@ const STEPS: usize = 150;
 const HEALING: usize = 300;
 
 fn run(seed: u64, faults: Faults) -> u64 {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    let acknowledged = runtime.block_on(async {
+    paused(async {
         let mut world = World::new(seed, faults).await;
         for _ in 0..STEPS {
             world.step().await;
         }
         world.heal(HEALING).await;
         world.acknowledged()
-    });
+    })
+}
+
+/// Runs under a clock that stands while anybody has work.
+fn paused<R>(work: impl Future<Output = R>) -> R {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    let result = runtime.block_on(work);
     runtime.shutdown_background();
-    acknowledged
+    result
 }
 
 fn run_all(seeds: impl Iterator<Item = u64>, faults: Faults) -> u64 {
@@ -60,6 +68,29 @@ fn count(default: u64) -> u64 {
 fn without_faults_all_is_committed_at_once() {
     let acknowledged = run(1, Faults::NONE);
     assert!(acknowledged > 60, "{acknowledged} acknowledged");
+}
+
+/// The seat of a member that hears that it has left throws its log away: its vote would be one for a log that is gone.
+#[test]
+fn a_member_has_not_left_while_it_has_a_vote() {
+    paused(async {
+        let world = World::new(1, Faults::NONE).await;
+        let founder = world.member(1).unwrap();
+        let Feed { mut news, .. } = founder.subscribe();
+        let incarnation = Incarnation(1);
+        founder.propose(Entry::Left { incarnation }).await.unwrap();
+        let shown = news.recv().await.unwrap();
+        assert!(matches!(
+            shown,
+            News::Applied {
+                entry: Entry::Left { .. },
+                effect: Ok(_),
+                ..
+            }
+        ));
+        assert!(founder.standing().voters.contains(&incarnation));
+        assert!(!founder.has_left(incarnation));
+    });
 }
 
 #[test]

@@ -65,7 +65,7 @@ struct Net {
 }
 
 #[derive(Clone)]
-struct Wire {
+pub struct Wire {
     me: u32,
     net: Arc<Mutex<Net>>,
 }
@@ -281,7 +281,7 @@ impl World {
         host.wal = None;
     }
 
-    fn member(&self, id: u32) -> Option<Arc<Member<Wire>>> {
+    pub fn member(&self, id: u32) -> Option<Arc<Member<Wire>>> {
         self.hosts.get(&id)?.member.clone()
     }
 

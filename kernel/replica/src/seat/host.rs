@@ -5,7 +5,7 @@ use super::Seat;
 use super::spares::Spares;
 use super::wire::{FromSeat, Lack};
 use hop_api::config::Config;
-use hop_keeper::{Book, Event, Keeper, Settings, StartError, Wire};
+use hop_keeper::{Book, Event, Keeper, Patience, Settings, StartError, Wire};
 use hop_log::{Entry, Generation};
 use hop_protocol::file::seats_dir;
 use hop_words::id::{Incarnation, KernelId};
@@ -17,15 +17,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 
 /// Groups of a user in one seat. Beyond them a kernel stays with its present replicas.
 pub(super) const GROUPS_MAX: usize = 1024;
-
-/// How long a seat keeps its part of a group whose other seats have all gone.
-const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 
 /// Why a seat keeps no groups.
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +135,7 @@ impl Host {
             log: log.path(),
             wal: hop_wal::Options::default(),
             book,
-            abandoned_after: ABANDONED_AFTER,
+            patience: Patience::default(),
         };
         let (keeper, events) = Keeper::start(settings).await?;
         let host = Self {
