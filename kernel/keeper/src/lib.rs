@@ -14,6 +14,7 @@ mod event;
 mod group;
 pub mod hearing;
 mod keeper;
+mod link;
 mod links;
 pub mod visit;
 mod wire;

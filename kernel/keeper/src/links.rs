@@ -3,6 +3,7 @@
 use crate::book::Book;
 use crate::event::Event;
 use crate::hearing::{Heard, Hearing, PING_EVERY};
+use crate::link::Link;
 use crate::visit::Visitor;
 use crate::wire::{Frame, Hello, PATIENCE, VERSION, greeted};
 use bytes::Bytes;
@@ -10,14 +11,13 @@ use hop_protocol::tls::{KernelKeys, TlsError, front_name};
 use hop_raft::{Member, Transport, Unreachable};
 use hop_words::id::{Incarnation, JobId};
 use hop_words::time::Timestamp;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -28,8 +28,6 @@ const REDIAL_AFTER: Duration = Duration::from_millis(200);
 const CONFIRMS_AFTER: Duration = Duration::from_millis(50);
 /// Links with a seat: both sides may dial at once, beside a link fallen silent. Beyond them the oldest ends.
 const LINKS_MAX: usize = 3;
-/// Bytes that may wait on a link, but for a single message: the other side may not listen.
-const WAITING_MAX: usize = 16 << 20;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -68,18 +66,6 @@ impl std::fmt::Debug for Links {
             .field("me", &self.me)
             .finish_non_exhaustive()
     }
-}
-
-/// One connection.
-#[derive(Debug)]
-struct Link {
-    out: mpsc::UnboundedSender<Bytes>,
-    /// Bytes in `out`.
-    waiting: AtomicUsize,
-    /// There are newer ones.
-    superseded: Notify,
-    asked: Mutex<HashMap<u64, oneshot::Sender<Bytes>>>,
-    last: AtomicU64,
 }
 
 impl Links {
@@ -230,28 +216,9 @@ impl Links {
         stream: S,
         seat: JobId,
     ) -> io::Result<()> {
-        let (read, mut write) = tokio::io::split(stream);
-        let (out, mut queue) = mpsc::unbounded_channel::<Bytes>();
-        let link = Arc::new(Link {
-            out,
-            waiting: AtomicUsize::new(0),
-            superseded: Notify::new(),
-            asked: Mutex::default(),
-            last: AtomicU64::new(0),
-        });
+        let (read, write) = tokio::io::split(stream);
+        let link = Arc::new(Link::default());
         let _table = InTable::enter(self, seat, &link);
-        let writing = async {
-            while let Some(bytes) = queue.recv().await {
-                let mut next = Some(bytes);
-                while let Some(bytes) = next {
-                    write.write_all(&bytes).await?;
-                    link.waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
-                    next = queue.try_recv().ok();
-                }
-                write.flush().await?;
-            }
-            Ok(())
-        };
         let reading = async {
             let mut read = BufReader::new(read);
             loop {
@@ -259,7 +226,7 @@ impl Links {
             }
         };
         tokio::select! {
-            ended = writing => ended,
+            ended = link.write(write) => ended,
             ended = reading => ended,
             () = link.superseded.notified() => Ok(()),
         }
@@ -293,13 +260,8 @@ impl Links {
                     });
                 });
             }
-            Frame::Answer { number, message } => {
-                if let Some(asker) = lock(&link.asked).remove(&number) {
-                    // The asker may have lost its patience.
-                    let _ = asker.send(message);
-                }
-            }
-            Frame::Refused { number } => drop(lock(&link.asked).remove(&number)),
+            Frame::Answer { number, message } => link.answered(number, Some(message)),
+            Frame::Refused { number } => link.answered(number, None),
             Frame::Stand { group, to } => {
                 let hosted = lock(&self.hosted).get(&group).filter(|h| h.me == to).cloned();
                 if let Some(hosted) = hosted {
@@ -393,20 +355,6 @@ impl Links {
     }
 }
 
-impl Link {
-    fn send(&self, frame: &Frame) {
-        let bytes = frame.encode();
-        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
-        // The task of a broken link removes it.
-        let _ = self.out.send(bytes);
-    }
-
-    fn has_room_for(&self, bytes: usize) -> bool {
-        let waiting = self.waiting.load(Ordering::Relaxed);
-        waiting == 0 || waiting + bytes <= WAITING_MAX
-    }
-}
-
 /// The link's place in the table, until it breaks or its task is ended.
 struct InTable {
     links: Arc<Links>,
@@ -446,8 +394,7 @@ impl Drop for InTable {
         if let Some(of_seat) = lock(&self.links.table).get_mut(&self.seat) {
             of_seat.retain(|l| !Arc::ptr_eq(l, &self.link));
         }
-        // Askers learn that no answer comes.
-        lock(&self.link.asked).clear();
+        self.link.broken();
         let now = self.links.now();
         self.links.hear(|hearing| hearing.unlinked(self.seat, now));
         // The seat is dialled at once, and the others hear of the missing seat: voters wait for the news.
@@ -464,35 +411,17 @@ pub struct Wire {
     pub(crate) seats: Arc<Mutex<BTreeMap<Incarnation, JobId>>>,
 }
 
-/// A question without an answer yet. Dropping forgets it.
-struct Asked {
-    link: Arc<Link>,
-    number: u64,
-}
-
-impl Drop for Asked {
-    fn drop(&mut self) {
-        lock(&self.link.asked).remove(&self.number);
-    }
-}
-
 impl Transport for Wire {
     async fn ask(&self, to: Incarnation, message: Bytes) -> Result<Bytes, Unreachable> {
         let seat = lock(&self.seats).get(&to).copied().ok_or(Unreachable)?;
         let link = self.links.link(seat).ok_or(Unreachable)?;
-        if !link.has_room_for(message.len()) {
-            return Err(Unreachable);
-        }
-        let number = link.last.fetch_add(1, Ordering::Relaxed);
-        let (tell, told) = oneshot::channel();
-        lock(&link.asked).insert(number, tell);
-        let asked = Asked { link, number };
-        asked.link.send(&Frame::Ask {
+        let group = self.group.clone();
+        link.ask(message.len(), |number| Frame::Ask {
             number,
-            group: self.group.clone(),
+            group,
             to,
             message,
-        });
-        told.await.map_err(|_| Unreachable)
+        })
+        .await
     }
 }
