@@ -56,6 +56,8 @@ const CONNECTS_OR_AGAIN: Span = Span::from_secs(30);
 
 /// Number of replicas in a row with an end before their connection, from which on the kernel is given up.
 const STILLBORN: u32 = 5;
+/// The same for a kernel that begins: its seat may end under it, and the seat after that, but a client waits for a word.
+const STILLBORN_FIRST: u32 = 3;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,8 +153,6 @@ pub struct Life {
     /// Starts that came to nothing since the last connection.
     failed: u32,
     pause: Span,
-    /// The first start is under way in a seat that may be ending.
-    may_retry: bool,
 }
 
 impl Life {
@@ -168,7 +168,6 @@ impl Life {
             lived: false,
             failed: 0,
             pause: FIRST_PAUSE,
-            may_retry: !local,
         }
     }
 
@@ -187,7 +186,6 @@ impl Life {
             },
             tenure,
             lived: true,
-            may_retry: false,
             ..Self::new(durable, local)
         }
     }
@@ -196,7 +194,6 @@ impl Life {
     pub fn left(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
         Self {
             lived: false,
-            may_retry: !local,
             ..Self::resumed(durable, local, tenure, now)
         }
     }
@@ -287,9 +284,7 @@ impl Life {
     /// The replica ended before its connection: the seat may have ended under the replica.
     fn stillborn(&mut self) -> Vec<Act> {
         self.failed += 1;
-        let again = self.tries_again(self.failed);
-        self.may_retry = false;
-        if again {
+        if self.tries_again(self.failed) {
             return self.start(true, None);
         }
         self.die("the kernel's supervisor never came up".into())
@@ -297,7 +292,12 @@ impl Life {
 
     /// Whether another replica is started after this many without a connection.
     fn tries_again(&self, failed: u32) -> bool {
-        self.may_retry || (self.durable && self.lived && failed < STILLBORN)
+        let most = match self.lived {
+            true if self.durable => STILLBORN,
+            false if !self.local => STILLBORN_FIRST,
+            _ => 1,
+        };
+        failed < most
     }
 
     fn connects_within(&self) -> Span {
@@ -321,7 +321,7 @@ impl Life {
         let process = !matches!(self.stage, Stage::Down { gone: Some(_), .. });
         self.stage = Stage::Up { process };
         self.node = Some(node);
-        (self.lived, self.failed, self.pause, self.may_retry) = (true, 0, FIRST_PAUSE, false);
+        (self.lived, self.failed, self.pause) = (true, 0, FIRST_PAUSE);
         Vec::new()
     }
 
@@ -505,20 +505,24 @@ mod tests {
     }
 
     #[test]
-    fn the_first_seat_may_end_under_the_kernel_once() {
+    fn the_first_seat_may_end_under_the_kernel_and_the_next_one() {
         let mut life = Life::new(true, false);
-        life.handle(Input::Started { tenure: Tenure(1) }, at(0));
-        let fresh = Act::Start {
-            fresh_seat: true,
-            avoid: None,
-            old: None,
-        };
-        assert_eq!(life.handle(Input::ProcessGone, at(1)), [fresh]);
-        life.handle(Input::Started { tenure: Tenure(2) }, at(2));
-        assert!(matches!(
-            &life.handle(Input::ProcessGone, at(3))[..],
-            [Act::Die { .. }]
-        ));
+        for n in [0, 2] {
+            life.handle(Input::Started { tenure: Tenure(n) }, at(n));
+            let fresh = Act::Start {
+                fresh_seat: true,
+                avoid: None,
+                old: None,
+            };
+            assert_eq!(life.handle(Input::ProcessGone, at(n + 1)), [fresh]);
+        }
+        life.handle(Input::Started { tenure: Tenure(4) }, at(4));
+        let acts = life.handle(Input::ProcessGone, at(5));
+        assert!(matches!(acts[..], [Act::Die { .. }]), "{acts:?}");
+        let mut local = Life::new(true, true);
+        local.handle(Input::Started { tenure: Tenure(1) }, at(0));
+        let acts = local.handle(Input::ProcessGone, at(1));
+        assert!(matches!(acts[..], [Act::Die { .. }]), "no seat ends there: {acts:?}");
     }
 
     #[test]
@@ -580,7 +584,7 @@ mod tests {
 
     #[test]
     fn a_replica_that_does_not_connect_is_soon_tried_elsewhere_while_tries_are_left() {
-        for (lived, tries) in [(true, STILLBORN - 1), (false, 1)] {
+        for (lived, tries) in [(true, STILLBORN - 1), (false, STILLBORN_FIRST - 1)] {
             let mut life = if lived { up(true) } else { Life::new(true, false) };
             if lived {
                 life.handle(
