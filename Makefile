@@ -49,10 +49,11 @@ browser: install
 fidelity: install
 	tests/setup/checks.sh fidelity
 
-## Notebooks whose kernel loses its node after every third cell, on a real Slurm (half an hour and more; NAMES: only those).
+## Notebooks whose kernel loses its node after every third cell, on a real Slurm (an hour and more; NAMES: only those;
+## HOP_E2E_REPLICAS=3; RESULTS: a file of verdicts, with which a run that was broken off goes on).
 notebooks-lost: install
 	cargo build --locked --workspace
-	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/lost_notebooks.py $(NAMES)
+	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/lost_notebooks.py $(if $(RESULTS),--json $(RESULTS)) $(NAMES)
 
 ## Seeded chaos beside notebooks with three replicas, on a real Slurm (SEED, MINUTES; half an hour).
 chaos: install

@@ -1,13 +1,16 @@
 """Notebooks whose kernel loses its node after every third cell, on a real Slurm. By hand: `make notebooks-lost`.
 
-    lost_notebooks.py [--by node|seat] [--every 3] [--json FILE] [NAME..]
+    lost_notebooks.py [--by node|seat] [--every 3] [--replicas N] [--json FILE] [NAME..]
 
 NAME is a notebook of `tests/notebooks/books` (those of the table of peers) or of `tests/notebooks/unseen`, in which cells
-begin with `# %%`; without any, all run. Each runs twice undisturbed, in a kernel of its own, and once with losses. A cell
-on which the undisturbed runs agree has to show the same in the third, unless its user was told of a loss that explains the
-difference: a variable by name, or the cell itself. Prints a line for each notebook, then those cells, then the share of
-looks at which policy might have moved the kernel (`movable_share`). The exit status is 1 after a difference that was not
-told.
+begin with `# %%`; without any, all run, the shortest first. Each runs twice undisturbed, in a kernel of its own, and once
+with losses. A cell on which the undisturbed runs agree has to show the same in the third, unless its user was told of a loss
+that explains the difference: a variable by name, or the cell itself. Prints a line for each notebook, then those cells, then
+the share of looks at which policy might have moved the kernel (`movable_share`). The exit status is 1 after a difference
+that was not told.
+
+With three replicas the executor's node is lost, and the next loss waits until three replicas count again: half a minute.
+A run that was broken off goes on with the same FILE: the notebooks in it aren't run again, and count.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import REPO, Cluster, Failed, Notebook, until
+from harness import REPLICAS, REPO, Cluster, Failed, Notebook, until
 
 HOME = REPO / "tests/notebooks"
 #: What differs between two runs by chance.
@@ -34,6 +37,8 @@ CHANCE = re.compile(r"0x[0-9a-f]{6,}|ipykernel_\d+/\d+|IPY_MODEL_\w+|\b[0-9a-f]{
 #: Seconds within which the effects of a cell that was answered are on disk.
 SAVED = 1.5
 CELL = 300.0
+#: Seconds within which a lost replica is replaced: it is waited for half a minute, and a new seat has to start.
+WHOLE_WITHIN = 120.0
 LOST = ("CellLost", "LostError", "KernelDied")
 
 
@@ -53,7 +58,8 @@ class Run:
 
 
 def all_names() -> list[str]:
-    return sorted(p.stem for p in [*(HOME / "unseen").glob("*.py"), *(HOME / "books").glob("*.ipynb")])
+    names = sorted(p.stem for p in [*(HOME / "unseen").glob("*.py"), *(HOME / "books").glob("*.ipynb")])
+    return sorted(names, key=lambda name: len(cells_of(name)))
 
 
 def cells_of(name: str) -> list[str]:
@@ -81,8 +87,8 @@ def shown(got: dict[str, Any]) -> list[str]:
 class Place:
     """The cluster, and the folder in which each run begins anew."""
 
-    def __init__(self, cluster: Cluster, by: str, every: int) -> None:
-        self.cluster, self.by, self.every = cluster, by, every
+    def __init__(self, cluster: Cluster, by: str, every: int, replicas: int) -> None:
+        self.cluster, self.by, self.every, self.replicas = cluster, by, every, replicas
         self.folder = cluster.base / "home/alice/lost"
         self.lost: str | None = None
 
@@ -97,7 +103,7 @@ class Place:
         run, book = Run(), Notebook(self.cluster, "alice")
         try:
             # A display that a test's user has set makes matplotlib choose another backend.
-            book.start(cwd=str(self.folder), env={"JPY_SESSION_NAME": f"{name}.ipynb"})
+            self.open(book, name)
             cells = cells_of(name)
             for n, source in enumerate(cells):
                 begin = time.monotonic()
@@ -109,7 +115,7 @@ class Place:
                 if not got["done"]:
                     break
                 if disturbed and (n + 1) % self.every == 0 and n + 1 < len(cells):
-                    self.lose(self.look(run, name))
+                    self.lose(name, self.look(run, name))
                     run.losses += 1
         except Failed as error:
             run.outputs.append([f"broken off: {error}"])
@@ -118,18 +124,38 @@ class Place:
             self.bring_back()
         return run
 
-    def look(self, run: Run, name: str) -> dict[str, Any]:
-        """The kernel's row, which says whether policy might move it now."""
-        time.sleep(SAVED)
+    def open(self, book: Notebook, name: str, **more: str) -> None:
+        env = {"JPY_SESSION_NAME": f"{name}.ipynb", "GRESSHOPPER_REPLICAS": str(self.replicas), **more}
+        book.start(cwd=str(self.folder), env=env)
+
+    def row(self, name: str) -> dict[str, Any] | None:
         rows = self.cluster.hop("kernels", user="alice")["rows"]
         # One that another run closed is known for a while, and starts for ever.
         states = ("ASLEEP", "STARTING")
-        ours: dict[str, Any] = next(r for r in rows if r["name"] == f"{name}.ipynb" and r["state"] not in states)
+        return next((r for r in rows if r["name"] == f"{name}.ipynb" and r["state"] not in states), None)
+
+    def look(self, run: Run, name: str) -> dict[str, Any]:
+        """The kernel's row, which says whether policy might move it now."""
+        time.sleep(SAVED)
+        ours: dict[str, Any] = until("the kernel is known", lambda: self.row(name))
         run.looks += 1
         run.movable += ours["captured"] == "yes" and not ours["reason"]
         return ours
 
-    def lose(self, row: dict[str, Any]) -> None:
+    def wait_until_whole(self, name: str) -> dict[str, Any]:
+        """The kernel's row, once all its replicas count, and none on the node that was lost before."""
+
+        def whole() -> dict[str, Any] | None:
+            row = self.row(name) or {"replicas": 0}
+            is_whole = int(row["replicas"]) == self.replicas and self.lost not in row["nodes"].split(",")
+            return row if is_whole else None
+
+        found: dict[str, Any] = until("all replicas count", whole, WHOLE_WITHIN, every=0.3)
+        return found
+
+    def lose(self, name: str, row: dict[str, Any]) -> None:
+        if self.replicas > 1:
+            row = self.wait_until_whole(name)
         node = row["node"]
         seats = self.cluster.run("root", "squeue", "-h", "-u", "alice", "-t", "R", "-w", node, "-o", "%i").split()
         if self.by == "seat":
@@ -182,7 +208,7 @@ def names_in(source: str, *, assigned: bool) -> set[str]:
     return found
 
 
-def judge(name: str, first: Run, second: Run, third: Run) -> Verdict:
+def judge(name: str, every: int, first: Run, second: Run, third: Run) -> Verdict:
     verdict = Verdict(name, third)
     #: Names that were told to be gone, and what was computed from them.
     gone: set[str] = set()
@@ -206,7 +232,7 @@ def judge(name: str, first: Run, second: Run, third: Run) -> Verdict:
         else:
             verdict.silent.append(text)
     for n, seconds in enumerate(third.seconds):
-        if n and n % 3 == 0 and n < len(first.seconds):
+        if n and n % every == 0 and n < len(first.seconds):
             third.delays.append(seconds - first.seconds[n])
     return verdict
 
@@ -228,40 +254,65 @@ def report(verdict: Verdict, took: float) -> None:
         print(f"   said at {text[:400]}", flush=True)
 
 
+class Book:
+    """The verdicts of a run, in a file if it has one."""
+
+    def __init__(self, path: str | None, **settings: Any) -> None:
+        self.path, self.settings = Path(path) if path else None, settings
+        self.verdicts: dict[str, Verdict] = {}
+        if self.path and self.path.exists():
+            for line in self.path.read_text().splitlines():
+                kept = json.loads(line)
+                if all(kept.pop(key) == value for key, value in settings.items()):
+                    self.verdicts[kept["name"]] = Verdict(**{**kept, "run": Run(**kept["run"])})
+
+    def add(self, verdict: Verdict) -> None:
+        self.verdicts[verdict.name] = verdict
+        if self.path:
+            with self.path.open("a") as file:
+                file.write(json.dumps({**dataclasses.asdict(verdict), **self.settings}) + "\n")
+
+    def sum_up(self) -> int:
+        """Prints the sums. Returns the number of silent differences."""
+        all_of = self.verdicts.values()
+        looks, movable = sum(v.run.looks for v in all_of), sum(v.run.movable for v in all_of)
+        always = sum(v.run.movable == v.run.looks for v in all_of)
+        silent = sum(len(v.silent) for v in all_of)
+        print(
+            f"\n{len(all_of)} notebooks, {sum(v.run.losses for v in all_of)} losses: "
+            f"equal {sum(v.equal for v in all_of)}, by chance {sum(v.unstable for v in all_of)}, "
+            f"told {sum(len(v.told) for v in all_of)}, silent {silent}; "
+            f"movable_share {movable / max(looks, 1):.3f} of {looks} looks, {always} notebooks at each"
+        )
+        return silent
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--by", choices=["node", "seat"], default="node")
     parser.add_argument("--every", type=int, default=3)
-    parser.add_argument("--json", metavar="FILE", help="also writes each verdict there, a line each")
+    parser.add_argument("--replicas", type=int, default=REPLICAS)
+    parser.add_argument(
+        "--json", metavar="FILE", help="also writes each verdict there, a line each, and leaves those out"
+    )
     args = parser.parse_args()
     base = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-lost")
     cluster = Cluster(base, int(os.environ.get("HOP_E2E_INDEX", "8")), os.environ.get("HOP_E2E_VARIANT", "auto"))
-    verdicts = []
+    book = Book(args.json, by=args.by, every=args.every, replicas=args.replicas)
     try:
         cluster.up()
-        place = Place(cluster, args.by, args.every)
-        for name in args.names or all_names():
+        place = Place(cluster, args.by, args.every, args.replicas)
+        for name in [name for name in args.names or all_names() if name not in book.verdicts]:
             begin = time.monotonic()
             runs = [place.run(name, disturbed=disturbed) for disturbed in (False, False, True)]
-            verdicts.append(judge(name, *runs))
-            report(verdicts[-1], time.monotonic() - begin)
-            if args.json:
-                with Path(args.json).open("a") as file:
-                    file.write(json.dumps({**dataclasses.asdict(verdicts[-1]), "by": args.by}) + "\n")
+            book.add(judge(name, args.every, *runs))
+            report(book.verdicts[name], time.monotonic() - begin)
     finally:
         if not os.environ.get("HOP_E2E_KEEP"):
             with contextlib.suppress(Failed):
                 cluster.down()
-    looks = sum(v.run.looks for v in verdicts)
-    movable = sum(v.run.movable for v in verdicts)
-    always = sum(v.run.movable == v.run.looks for v in verdicts)
-    silent = sum(len(v.silent) for v in verdicts)
-    print(
-        f"\n{len(verdicts)} notebooks, {sum(v.run.losses for v in verdicts)} losses: "
-        f"equal {sum(v.equal for v in verdicts)}, told {sum(len(v.told) for v in verdicts)}, silent {silent}; "
-        f"movable_share {movable / max(looks, 1):.3f} of {looks} looks, {always} notebooks at each"
-    )
+        silent = book.sum_up()
     return 1 if silent else 0
 
 

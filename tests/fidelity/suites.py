@@ -3,20 +3,27 @@
 kernel under the same name.
 
     suites.py BIN [SUITE..]     BIN: the folder of hop, hop-front and hop-replica; SUITE: nbclient, papermill, ipykernel
+    suites.py --replicas N [SUITE..]
 
 Their tests are in their source packages, which pip fetches in the versions that are installed here; what the tests import
-comes into a folder of its own. No Slurm is asked: our kernelspec is a local one. The exit status is 1 where a test passes
-against plain ipykernel and fails against ours, twice in a row, and isn't one of `BY_DESIGN`.
+comes into a folder of its own. The first form asks no Slurm: our kernelspec is a local one. The second one runs them as a
+user of a dev cluster of its own (as the end-to-end tests do: PROFILE, HOP_E2E_INDEX, HOP_E2E_BASE), with kernels of so many
+replicas. The exit status is 1 where a test passes against plain ipykernel and fails against ours, twice in a row, and isn't
+one of `BY_DESIGN`.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
@@ -87,8 +94,25 @@ def source(suite: Suite, place: Path) -> Path:
     return place / archive.name.removesuffix(".tar.gz")
 
 
-def ours(binaries: Path, place: Path) -> tuple[Path, dict[str, str]]:
-    """The Python and the environment in which `python3` is our kernel."""
+#: Runs a command in a folder with an environment.
+Runner = Callable[[list[str], Path, dict[str, str]], None]
+
+
+def here(argv: list[str], folder: Path, env: dict[str, str]) -> None:
+    subprocess.run(argv, cwd=folder, env=os.environ | env, stdout=sys.stderr, check=False)
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Where `python3` is our kernel."""
+
+    python: Path
+    env: dict[str, str]
+    run: Runner = here
+
+
+def local(binaries: Path, place: Path) -> Ours:
+    """On this machine, without Slurm."""
     overlay = place / "venv"
     subprocess.run([str(REPO / "tests/setup/overlay.sh"), sys.prefix, str(overlay)], check=True, stdout=sys.stderr)
     env = {
@@ -99,17 +123,63 @@ def ours(binaries: Path, place: Path) -> tuple[Path, dict[str, str]]:
     hop = [str(binaries / "hop"), "kernelspec", "install", "--prefix", str(place), "--local"]
     spec = [*hop, "--python", sys.executable, "--name", "python3"]
     subprocess.run(spec, check=True, env=os.environ | env, stdout=sys.stderr)
-    return overlay / "bin/python", env
+    return Ours(overlay / "bin/python", env)
+
+
+@contextlib.contextmanager
+def clustered(replicas: int) -> Iterator[Callable[[Path], Ours]]:
+    """On a dev cluster, as alice, whose kernels have so many replicas."""
+    sys.path.insert(0, str(REPO / "tests/e2e"))
+    from harness import Cluster  # type: ignore[import-not-found]
+
+    base = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-suites")
+    index = int(os.environ.get("HOP_E2E_INDEX", "8"))
+    cluster = Cluster(base, index, os.environ.get("HOP_E2E_VARIANT", "auto"), REPLICAS=str(replicas))
+
+    def run(argv: list[str], folder: Path, env: dict[str, str]) -> None:
+        subprocess.run(["chown", "-R", "alice", str(folder), str(Path(env["IPYTHONDIR"]).parent)], check=True)
+        process = cluster.popen("alice", ["env", "-C", str(folder), *argv], env=env, stdout=sys.stderr)
+        process.wait()
+
+    def ours(place: Path) -> Ours:
+        prefix = cluster.base / "opt/suites"
+        shutil.rmtree(prefix, ignore_errors=True)
+        cluster.run(
+            "root",
+            "hop",
+            "kernelspec",
+            "install",
+            "--prefix",
+            str(prefix),
+            "--python",
+            sys.executable,
+            "--name",
+            "python3",
+        )
+        path = f"{cluster.base}/opt/bin:{sys.prefix}/bin:{os.environ['PATH']}"
+        below = f"{place.parent}:{cluster.base}/opt/jupyter"
+        env = {"JUPYTER_PATH": f"{prefix}/share/jupyter", "PATH": path, "PYTHONPATH": below}
+        # Seats look for the user's kernels in the home that Slurm knows.
+        env["HOME"] = str(cluster.base / "home/alice")
+        return Ours(Path(sys.executable), env, run)
+
+    try:
+        cluster.up()
+        yield ours
+    finally:
+        cluster.down()
 
 
 PYTEST = "-m pytest -q -p no:cacheprovider -o addopts= -o asyncio_default_fixture_loop_scope=function --timeout 120 --tb short"
 
 
-def outcomes(python: Path, folder: Path, tests: Iterable[str], env: dict[str, str]) -> dict[str, bool]:
+def outcomes(
+    python: Path, folder: Path, tests: Iterable[str], env: dict[str, str], run: Runner = here
+) -> dict[str, bool]:
     """Which tests passed, by their names. Skipped ones are left out."""
     report = folder / "report.xml"
-    argv = [str(python), *PYTEST.split(), f"--junitxml={report}", *tests]
-    subprocess.run(argv, cwd=folder, env=os.environ | env, stdout=sys.stderr, check=False)
+    report.unlink(missing_ok=True)
+    run([str(python), *PYTEST.split(), f"--junitxml={report}", *tests], folder, env)
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
@@ -127,7 +197,7 @@ def node(name: str) -> str:
     return "::".join([f"{'/'.join(modules)}.py", *below, test])
 
 
-def compare(suite: Suite, binaries: Path, place: Path) -> list[str]:
+def compare(suite: Suite, make_ours: Callable[[Path], Ours], place: Path) -> list[str]:
     """Runs a suite against both kernels. Returns what fails with ours alone."""
     folder = source(suite, place)
     needs = place / "needs"
@@ -144,9 +214,9 @@ def compare(suite: Suite, binaries: Path, place: Path) -> list[str]:
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
     }
     plain = outcomes(Path(sys.executable), folder, suite.tests, common)
-    python, env = ours(binaries, place / "ours")
-    env = common | env
-    with_ours = outcomes(python, folder, suite.tests, env)
+    ours = make_ours(place / "ours")
+    env = common | ours.env
+    with_ours = outcomes(ours.python, folder, suite.tests, env, ours.run)
 
     def worse(found: dict[str, bool]) -> list[str]:
         return sorted(name for name, passed in plain.items() if passed and not found.get(name, False))
@@ -154,7 +224,7 @@ def compare(suite: Suite, binaries: Path, place: Path) -> list[str]:
     again = worse(with_ours)
     if again:
         # Some of these tests are about time.
-        with_ours |= outcomes(python, folder, [node(name) for name in again], env)
+        with_ours |= outcomes(ours.python, folder, [node(name) for name in again], env, ours.run)
     print(
         f"{suite.name} {version(suite.name)}: {len(plain)} tests; {sum(plain.values())} pass against plain ipykernel, "
         f"{sum(with_ours.values())} against ours"
@@ -163,12 +233,22 @@ def compare(suite: Suite, binaries: Path, place: Path) -> list[str]:
 
 
 def main() -> int:
-    binaries, names = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--replicas", type=int, help="on a dev cluster, with so many of each kernel")
+    parser.add_argument("words", nargs="*", metavar="[BIN] SUITE")
+    args = parser.parse_args()
     lost = []
-    for suite in SUITES:
-        if not names or suite.name in names:
-            with tempfile.TemporaryDirectory() as place:
-                lost += compare(suite, binaries, Path(place))
+    with contextlib.ExitStack() as stack:
+        if args.replicas:
+            names, make = args.words, stack.enter_context(clustered(args.replicas))
+        else:
+            names, make = args.words[1:], partial(local, Path(args.words[0]).resolve())
+        for suite in SUITES:
+            if not names or suite.name in names:
+                with tempfile.TemporaryDirectory() as place:
+                    # The cluster's user reads it.
+                    os.chmod(place, 0o755)
+                    lost += compare(suite, make, Path(place))
     for name in lost:
         how = ", by design" if name in BY_DESIGN else ""
         print(f"passes against plain ipykernel alone{how}: {name}")
