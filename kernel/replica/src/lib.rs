@@ -19,6 +19,7 @@ pub mod need;
 pub mod oom;
 pub mod place;
 mod process;
+mod progress;
 mod run;
 pub mod scratch;
 pub mod seat;

@@ -12,6 +12,7 @@ use crate::link::{self, FrontLink};
 use crate::log::Log;
 use crate::place::Place;
 use crate::process::end_children;
+use crate::progress::Progress;
 use crate::seat::wire::FromSeat;
 use crate::sockets::FromKernel;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
@@ -61,6 +62,7 @@ pub(crate) struct Replica {
     /// Sender for the dialler's events, until the dialler is started.
     pub(crate) dialler: Option<mpsc::Sender<LinkEvent>>,
     pub(crate) leaving: bool,
+    pub(crate) progress: Progress,
 }
 
 /// The ends of channels on which things come in.
@@ -187,12 +189,12 @@ impl Replica {
 
     async fn decide(&mut self, input: Input) {
         let was_starting = self.core.is_starting();
-        if matches!(input, Input::KernelUp { .. }) {
-            tracing::info!("the kernel's process is heard");
-        }
+        self.progress.before(&input);
         for output in self.core.handle(input, self.clock.now()) {
+            self.progress.carries_out(&output, &self.core);
             self.carry_out(output).await;
         }
+        self.progress.after(&self.core);
         if was_starting && !self.core.is_starting() {
             tracing::info!("the kernel takes cells");
         }

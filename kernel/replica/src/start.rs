@@ -9,6 +9,7 @@ use crate::leases::Leases;
 use crate::link::FrontLink;
 use crate::log::{Log, SeatLink};
 use crate::place::{Place, tenure_of};
+use crate::progress::Progress;
 use crate::run::{Inputs, LAST_WORDS, Replica};
 use crate::seat::wire::FromSeat;
 use crate::spare::Spare;
@@ -199,6 +200,7 @@ async fn serve(
         log,
         dialler,
         leaving: false,
+        progress: Progress::default(),
         file,
     };
     if is_elected {

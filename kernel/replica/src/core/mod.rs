@@ -40,7 +40,7 @@ use durable::Durable;
 use hop_api::message::{
     Bound, EndedCell, Event, Outcome, ReplicaRole, ReplicaUp, Request as ToHopd, SeatStep, WaitingCell,
 };
-use hop_log::{Entry, Index, RecordNumber, Settled, State};
+use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
@@ -440,6 +440,13 @@ impl Core {
     /// The last entry of the log that was applied.
     pub fn applied_index(&self) -> Index {
         self.durable.as_ref().map_or(Index(0), Durable::applied_index)
+    }
+
+    /// The last cell whose effects can't be lost; zero without a log.
+    pub fn durable_through(&self) -> CellNumber {
+        self.durable
+            .as_ref()
+            .map_or(CellNumber(0), |d| d.journal.state().durable_through())
     }
 
     /// Whether the kernel's sockets are still being listened for.
