@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from . import (
     yielding,
 )
 from . import restore as restoring
-from .lost import Pending
+from .lost import Lost, Pending
 from .records import Outcome, Ran
 from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
@@ -129,6 +129,8 @@ class Agent:
         self.rates: tuple[float, float] | None = None
         #: Unread parts of a restored state.
         self.later: later.Later | None = None
+        #: Lost variables of which the user was told, once while their placeholders stand, and the ids of their values.
+        self.told: dict[str, int] = {}
         #: In a standby, the follower keeping its variables equal to the executor's.
         self._follower: follow.Follower | None = None
         #: Reports the progress of a restore beside the notebook.
@@ -391,6 +393,9 @@ class Agent:
             return
         anew, self._anew = self._anew, True
         head, body = self._writer.record(delta, cells, full=anew)
+        self._forget_told()
+        if self.told:
+            head["told"] = sorted(self.told)
         took = time.perf_counter() - started
         self.journal.add(records.Record(head, body, tuple(ran), cause, took, self._reply_waits))
         self._anew = False
@@ -750,9 +755,25 @@ class Agent:
         self._tell(told.lost, told.notices)
         return told
 
+    def news(self, lost: Mapping[str, str]) -> dict[str, str]:
+        """The lost variables of which the user has not been told. It is done now."""
+        new = {name: why for name, why in lost.items() if name not in self.told}
+        self._note_told(new)
+        return new
+
+    def _note_told(self, names: Iterable[str]) -> None:
+        space = self.shell.user_ns
+        self.told.update({name: id(space[name]) for name in names if name in space})
+
+    def _forget_told(self) -> None:
+        """A variable that was set anew is told of again, should it be lost again."""
+        space = self.shell.user_ns
+        stands = {n: type(space[n]) is Lost or id(space[n]) == was for n, was in self.told.items() if n in space}
+        self.told = {n: self.told[n] for n, still in stands.items() if still}
+
     def _tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
         """Tell the user which variables came back changed, or not at all."""
-        if self.journal is not None and self.journal.notice(lost, notices):
+        if self.journal is not None and self.journal.notice(self.news(lost), notices):
             return
         for text in notices:
             print(f"Gresshopper: {text}", file=sys.stderr)
@@ -801,6 +822,9 @@ class Agent:
             self.notes = redo.notes_of(snapshot, self.store)
             self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
             self._last = self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
+        space = self.shell.user_ns
+        self.told = {}
+        self._note_told(n for n in snapshot.told if n in told.lost or isinstance(space.get(n), Pending))
         self._settle(snapshot)
         _sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
         return told._replace(notices=[*differences, *told.notices])
@@ -856,6 +880,8 @@ class Agent:
         self._read_all()
         told = self._follower.apply(record)
         snapshot = self._follower.snapshot
+        self.told = {n: was for n, was in self.told.items() if n not in told.names}
+        self._note_told(snapshot.told)
         self._settle(snapshot)
         cells = _cells_of(record)
         _sources(cells)

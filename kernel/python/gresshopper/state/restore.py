@@ -59,6 +59,8 @@ class Snapshot:
         self.shown: Mapping[str, int] = {}
         #: The variables in the namespace's order, as far as known.
         self.order: list[str] = []
+        #: Variables that are lost, as their user knows.
+        self.told: list[str] = []
         #: Cells to run again for groups with `redo`, and the record with these cells.
         self.redo: Mapping[str, Any] = {"cells": []}
         self._redo_record: form.Record | None = None
@@ -85,6 +87,7 @@ class Snapshot:
         self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
         self.count = head.get("count", self.count)
         self.shown = head.get("shown", self.shown)
+        self.told = head.get("told", [])
         if head.get("redo"):
             self.redo, self._redo_record = head["redo"], record
 

@@ -171,7 +171,7 @@ class Supervised:
         groups, nbytes = of.later.size() if of.later is not None else (0, 0)
         return {
             "names": told.names,
-            "lost": told.lost,
+            "lost": of.news(told.lost),
             "notices": told.notices,
             "pending": {"groups": groups, "bytes": nbytes},
             "seq": of.seq,
@@ -193,7 +193,7 @@ class Supervised:
             except follow.RebuildError as e:
                 raise OperationError("rebuild", f"{e}: restore it anew") from e
             lost = {name: why for name, why in lost.items() if name not in told.names}
-            lost.update(told.lost)
+            lost.update(of.news(told.lost))
             names.update(told.names)
             notices += [notice for notice in told.notices if notice not in notices]
             self._applied, number = number, number + 1

@@ -451,6 +451,36 @@ def test_sets_of_strings_keep_their_order(start: Callable[..., Kernel], tmp_path
     assert fresh.printed("print(list(s), list(t))") == want
 
 
+def test_a_loss_is_told_once_while_its_placeholder_stands(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    """In a row of processes, as a kernel's that moves: nobody wants to read at each move what they know."""
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    records: list[bytes] = []
+
+    def goes_on() -> tuple[Kernel, list[str]]:
+        kernel = start()
+        kernel.begin(capture="nothing")
+        told = kernel.ask("restore", {"folder": str(empty), "lazy": True}, records)
+        kernel.begin(record=len(records) // 2 + 1)
+        return kernel, sorted(told["lost"])
+
+    kernel = start()
+    kernel.begin()
+    opened = f"open({str(tmp_path / 'file')!r}, 'w')"
+    kernel.run(f"f = {opened}; g = {opened}; x = 1")
+    records += kernel.attachments()
+    told = []
+    for cell in ("x += 1", "x += 1", f"f = {opened}", "del g", "x"):
+        kernel, lost = goes_on()
+        told.append(lost)
+        kernel.run(cell)
+        kernel.ask("flush")
+        records += kernel.attachments()
+    assert told == [["f", "g"], [], [], ["f"], []]
+    kernel, _ = goes_on()
+    assert kernel.run("f.name")[1] == "error", "it is still lost"
+
+
 def test_what_is_lost_later_is_told_later(start: Callable[..., Kernel], tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     kernel = start()
