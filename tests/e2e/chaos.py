@@ -221,7 +221,7 @@ class Person:
         there = json.loads(stream(got, "stdout"))
         should = list(self.kept.values())
         if missing := [n for n in should if n not in there]:
-            self.fault(f"answered cells are gone, and nobody was told: {missing}")
+            self.fault(f"answered cells are gone, and nobody was told: {missing}\n{self.evidence(got, missing)}")
         if strange := [n for n in there if n not in should and n not in self.maybe]:
             self.fault(f"cells that were told to be lost have left effects: {strange}")
         if len(set(there)) != len(there):
@@ -229,6 +229,12 @@ class Person:
         # From here on the oracle knows what the kernel has.
         self.kept = {count: n for count, n in self.kept.items() if n in there}
         self.maybe = {n for n in self.maybe if n in there}
+
+    def evidence(self, looked: dict[str, Any], missing: list[int]) -> str:
+        """What the kernel knows of cells that are gone: of a cell among its inputs the record is there."""
+        counts = [count for count, n in self.kept.items() if n in missing]
+        got = self.execute(f"print(len(In), [(n, In[n]) for n in {counts} if n < len(In)], In[-4:], seen[-4:])")
+        return f"counts {counts}; {stream(looked, 'stderr')!r}; {got and stream(got, 'stdout')}"
 
     def restart(self) -> None:
         self.book.restart()

@@ -245,6 +245,7 @@ e2e() {
 tried() {
 	packaged
 	demo
+	chaos
 }
 
 packages() {
@@ -277,6 +278,13 @@ demo() {
 		step "make demo" twice ended tests/demo/run
 }
 
+# A short run of `make chaos`.
+chaos() {
+	CARGO_TARGET_DIR=$(deployed_on "${runnable[0]}") HOP_E2E_VARIANT=${runnable[0]} HOP_E2E_INDEX=13 \
+		HOP_E2E_BASE=/srv/gresshopper-chaos-13 \
+		step "two minutes of chaos" twice ended "$dev/hub/bin/python" tests/e2e/chaos.py --seed 1 --minutes 2
+}
+
 # What docs/conformance.md compares, with all notebooks.
 fidelity() {
 	step "build" build || return
@@ -286,15 +294,18 @@ fidelity() {
 	step "nbclient's and papermill's own tests" "$dev/hub/bin/python" tests/fidelity/suites.py "$target"
 }
 
-# What is lost, or moves.
-losses=(tests/e2e/test_{chaos,durable,hibernate,moves,replicas,scale}.py)
+# What is lost, or moves; and what other lanes have time for.
+losses=(tests/e2e/test_{chaos,durable,moves,replicas}.py)
+comings=(tests/e2e/test_{hibernate,scale}.py)
+plain_clients=(tests/e2e/test_plain_clients.py)
 
 e2e_losses() {
 	e2e_on "${runnable[0]}" "losses and moves" 8 "${losses[@]}"
 }
 
 e2e_rest() {
-	e2e_on "${runnable[0]}" "all else" 9 tests/e2e "${losses[@]/#/--ignore=}"
+	local elsewhere=("${losses[@]}" "${comings[@]}" "${plain_clients[@]}")
+	e2e_on "${runnable[0]}" "all else" 9 tests/e2e "${elsewhere[@]/#/--ignore=}"
 }
 
 e2e_others() {
@@ -307,6 +318,7 @@ e2e_others() {
 	for variant in "${runnable[@]:2}"; do
 		step "the plugin on $variant" plugin_on "$variant" 11
 	done
+	e2e_on "${runnable[0]}" "hibernation and bursts" 10 "${comings[@]}"
 }
 
 plugin() {
@@ -314,15 +326,19 @@ plugin() {
 	for variant in "${runnable[@]:0:2}"; do
 		step "the plugin on $variant" plugin_on "$variant" 12
 	done
+	e2e_on "${runnable[0]}" "plain clients" 12 "${plain_clients[@]}"
+}
+
+# The target folder with the binaries for a variant.
+deployed_on() {
+	if [ "$1" = trixie ]; then echo "$trixie"; else dirname "$target"; fi
 }
 
 # e2e_on VARIANT WHAT INDEX TESTS..
 e2e_on() {
-	local variant=$1 what=$2 index=$3 target_dir
+	local variant=$1 what=$2 index=$3
 	shift 3
-	target_dir=$(dirname "$target")
-	[ "$variant" != trixie ] || target_dir=$trixie
-	CARGO_TARGET_DIR=$target_dir HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
+	CARGO_TARGET_DIR=$(deployed_on "$variant") HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
 		HOP_E2E_BASE=/srv/gresshopper-e2e-$index \
 		step "end to end on $variant: $what" again pytest_e2e "$@"
 }
