@@ -4,13 +4,16 @@
 
 mod before;
 mod seating;
+mod unseen;
 
 use self::before::Before;
 pub(crate) use self::seating::NO_SLURMCTLD;
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
+use self::unseen::Unseen;
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
+use hop_protocol::comm::CommContent;
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
 use hop_protocol::link::Item;
 use hop_protocol::meanwhile::{self, Meanwhile};
@@ -87,6 +90,8 @@ pub struct Front {
     before: Before,
     /// What is known and told while the kernel has no node.
     seating: Seating,
+    /// What cells showed, for pages that may be away.
+    unseen: Unseen,
     /// The server has gone: what cells show from now on is kept for the notebook's next opening.
     meanwhile: Option<Meanwhile>,
     /// Replies on the kernel's death, sent a little after the death was told.
@@ -155,6 +160,7 @@ impl Front {
             notices: Vec::new(),
             before: Before::default(),
             seating: Seating::default(),
+            unseen: Unseen::default(),
             meanwhile: None,
             obituaries: Vec::new(),
             end: None,
@@ -217,16 +223,22 @@ impl Front {
             tracing::info!("dropped a request to shut down the kernel that was here before");
             return false;
         }
-        if header.msg_type.starts_with("comm_") {
-            self.seating.comm(identity, &header, &envelope, &message);
+        if header.msg_type.starts_with("comm_")
+            && let Ok(content) = serde_json::from_slice::<CommContent>(&envelope.content)
+        {
+            if self.page_says(&header, &envelope, &content, at, wire) {
+                return false;
+            }
+            self.seating.comm(identity, &header, &envelope, content, &message);
         }
         if header.msg_type == INFO && self.is_informed((channel, identity), &envelope.header, at, wire) {
             return true;
         }
         let is_cell = header.msg_type == "execute_request";
         if is_cell || is_question(&header.msg_type) {
-            let id = CellId::from(header.msg_id);
+            let id = CellId::from(header.msg_id.as_str());
             if is_cell {
+                self.cell_asked(&header, &envelope, at, wire);
                 self.before.asked(&id);
                 self.tell_notices(&envelope.header, at, wire);
                 // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the
@@ -433,7 +445,7 @@ impl Front {
                     .author
                     .publish(&o.msg_type, header, &o.metadata, &o.content, at),
             };
-            wire.publish(&message, None);
+            self.publish(&message, None, at, wire);
         }
     }
 
@@ -486,7 +498,7 @@ impl Front {
 
     fn error_reply(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) -> Message {
         let message = self.author.publish("error", &open.header, &json!({}), &shown, at);
-        wire.publish(&message, None);
+        self.publish(&message, None, at, wire);
         let mut content = shown;
         content["status"] = "error".into();
         content["execution_count"] = 0.into();
@@ -495,13 +507,15 @@ impl Front {
 
     fn final_reply(&mut self, open: &Open, content: &Value, at: Time, wire: &mut impl Wire) -> Message {
         let idle = self.author.status(&open.header, "idle", &json!({}), at);
-        wire.publish(&idle, None);
+        self.publish(&idle, None, at, wire);
         let metadata =
             json!({"started": date(at), "dependencies_met": true, "engine": "", "status": content["status"]});
         let reply = self
             .author
             .write("execute_reply", &open.header, &metadata, content, at);
-        reply.message()
+        let reply = reply.message();
+        self.has_answered(&reply, at, wire);
+        reply
     }
 
     /// Something came from the replica.
@@ -515,13 +529,16 @@ impl Front {
                 if self.show_before(&message, at, wire) {
                     return wire.done(seq);
                 }
-                self.output(seq, message, wire);
+                self.output(seq, message, at, wire);
             }
             Item::Jupyter {
                 channel,
                 identity,
                 message,
             } => {
+                if channel == Channel::Shell {
+                    self.has_answered(&message, at, wire);
+                }
                 let answered = channel != Channel::Stdin && !self.close(&message);
                 let of_before = self.before.is_of(&message);
                 if answered || of_before {
@@ -616,11 +633,11 @@ impl Front {
         }
     }
 
-    fn output(&mut self, seq: u64, message: Message, wire: &mut impl Wire) {
+    fn output(&mut self, seq: u64, message: Message, at: Time, wire: &mut impl Wire) {
         if let Some(meanwhile) = &mut self.meanwhile {
             meanwhile.keep(&message);
         }
-        if wire.publish(&message, Some(seq)) {
+        if self.publish(&message, Some(seq), at, wire) {
             return;
         }
         if !is_worth_keeping(&message) {
@@ -695,6 +712,7 @@ impl Front {
         assert_eq!(self.kept, outputs + replies);
         assert!(self.obituaries.is_empty() || self.end.is_some());
         self.seating.check();
+        self.unseen.check();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The comm by which a client announces itself and gets notices (docs/wiring.md, "Notices").
 
+use hop_words::id::CellId;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,4 +27,25 @@ impl CommContent {
     pub fn announces(&self) -> bool {
         self.target_name == TARGET
     }
+
+    /// The message of a notebook's page on its cells' outputs. `None` means that the message is about other things.
+    pub fn of_page(&self) -> Option<PageWord> {
+        PageWord::deserialize(self.data.get("outputs")?).ok()
+    }
+}
+
+/// What a notebook's page says of its cells' outputs (docs/wiring.md, "A page that was away").
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct PageWord {
+    /// The notebook's path.
+    pub notebook: String,
+    /// Cells that are in the notebook's file as they ended.
+    #[serde(default)]
+    pub seen: Vec<CellId>,
+    /// The page asks for the outputs that it may lack.
+    #[serde(default)]
+    pub wanted: bool,
+    /// Cells that the page has shown to their end, and lacks nothing of.
+    #[serde(default)]
+    pub shown: Vec<CellId>,
 }

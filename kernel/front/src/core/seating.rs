@@ -115,10 +115,14 @@ impl Seating {
     }
 
     /// A client announces itself, or changes what it said, or leaves.
-    pub(super) fn comm(&mut self, identity: &Bytes, header: &Header, envelope: &Envelope, message: &Message) {
-        let Ok(content) = serde_json::from_slice::<CommContent>(&envelope.content) else {
-            return;
-        };
+    pub(super) fn comm(
+        &mut self,
+        identity: &Bytes,
+        header: &Header,
+        envelope: &Envelope,
+        content: CommContent,
+        message: &Message,
+    ) {
         let known = self.announced.iter().position(|a| a.comm == content.comm_id);
         match (header.msg_type.as_str(), known) {
             ("comm_open", _) if content.announces() => {
@@ -323,7 +327,7 @@ impl Front {
         });
         let (header, cell) = (open.header.clone(), open.id.clone());
         let message = self.author.publish(kind, &header, &json!({}), &content, at);
-        wire.publish(&message, None);
+        self.publish(&message, None, at, wire);
         self.seating.shown = Some(Shown { header, cell });
     }
 
@@ -334,7 +338,7 @@ impl Front {
             let cleared = self
                 .author
                 .publish("clear_output", &shown.header, &json!({}), &content, at);
-            wire.publish(&cleared, None);
+            self.publish(&cleared, None, at, wire);
         }
     }
 }

@@ -1,0 +1,401 @@
+//! Outputs that the notebook's file may lack (docs/wiring.md, "A page that was away").
+//!
+//! A notebook's page may be closed, or lose its connection, while its cells run. The outputs of each cell are kept until a
+//! page says that they are in the notebook's file. The notebook's next page asks for them, replaces the cell's outputs, and
+//! goes on with the messages that follow.
+
+mod outputs;
+
+use self::outputs::Outputs;
+use super::{Front, Wire};
+use bytes::Bytes;
+use hop_protocol::comm::{ANNOUNCED_MAX, CommContent, PageWord};
+use hop_protocol::jupyter::{Envelope, Header};
+use hop_words::id::CellId;
+use hop_words::time::Timestamp as Time;
+use hop_zmtp::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::{HashSet, VecDeque};
+
+/// Bytes of outputs and code that are kept for one kernel. Beyond them the oldest outputs go first.
+const KEEP: usize = 8 << 20;
+
+/// Cells that are kept for one kernel. Beyond them the oldest cells go first.
+const CELLS_MAX: usize = 1000;
+
+/// Bytes of a notebook's path. A page with a longer one is not served.
+const PATH_MAX: usize = 4096;
+
+#[derive(Debug, Default)]
+pub(super) struct Unseen {
+    /// The notebooks' pages, the newest last.
+    pages: Vec<Page>,
+    /// In the order of their requests.
+    cells: VecDeque<Cell>,
+    kept: usize,
+}
+
+/// A page that says which cells are in its notebook's file.
+#[derive(Debug)]
+struct Page {
+    session: String,
+    notebook: String,
+}
+
+/// A page that goes on with a cell of another page, or with a cell whose messages it may have missed.
+#[derive(Debug, Clone)]
+struct Follower {
+    session: String,
+    comm: String,
+    /// The header of its question.
+    header: Bytes,
+}
+
+/// A message to one page.
+type Told = (Follower, Value);
+
+/// One execution of a notebook's cell.
+#[derive(Debug)]
+struct Cell {
+    id: CellId,
+    header: Bytes,
+    notebook: String,
+    /// The notebook's id of the cell.
+    cell_id: String,
+    code: String,
+    /// Messages that were published for it: a page that has heard as many lacks none.
+    heard: u64,
+    outputs: Outputs,
+    is_busy: bool,
+    is_idle: bool,
+    /// The content of its reply.
+    reply: Option<Bytes>,
+    followers: Vec<Follower>,
+}
+
+impl Unseen {
+    /// A page names its notebook.
+    fn page(&mut self, session: &str, notebook: &str) {
+        let known = self.pages.iter().position(|p| p.session == session);
+        let known = known.map(|at| self.pages.remove(at));
+        if let Some(old) = known.filter(|p| p.notebook != notebook) {
+            for cell in self.cells.iter_mut().filter(|c| c.notebook == old.notebook) {
+                notebook.clone_into(&mut cell.notebook);
+            }
+        }
+        if self.pages.len() == ANNOUNCED_MAX {
+            self.pages.remove(0);
+        }
+        let (session, notebook) = (session.to_owned(), notebook.to_owned());
+        self.pages.push(Page { session, notebook });
+    }
+
+    /// A client asks for a cell. Its outputs are kept if the client is a page. Pages that follow the cell's execution before
+    /// go on with this one.
+    fn asked(&mut self, header: &Header, request: &Envelope) -> Vec<Told> {
+        let Some(page) = self.pages.iter().find(|p| p.session == header.session) else {
+            return Vec::new();
+        };
+        let notebook = page.notebook.clone();
+        let Some(mut cell) = Cell::of(header, request, notebook) else {
+            return Vec::new();
+        };
+        // A cell shows its last execution alone.
+        for old in &mut self.cells {
+            if old.is_before(&cell) {
+                let others = old.followers.drain(..).filter(|f| f.session != header.session);
+                others.for_each(|page| cell.follow(page));
+            }
+        }
+        self.forget(|c| c.is_before(&cell));
+        let told = cell.followers.iter().cloned();
+        let told = told.map(|f| (f, cell.told())).collect();
+        self.kept += cell.size();
+        self.cells.push_back(cell);
+        if self.cells.len() > CELLS_MAX {
+            self.forget_oldest();
+        }
+        self.enforce();
+        told
+    }
+
+    /// Something is published on iopub. Returns the news of the cell's end, if it has ended by this.
+    fn heard(&mut self, message: &Message) -> Vec<Told> {
+        if self.cells.is_empty() {
+            return Vec::new();
+        }
+        let Ok(envelope) = Envelope::parse(message) else {
+            return Vec::new();
+        };
+        self.changes(&envelope, |cell| {
+            cell.heard += 1;
+            if let Ok(header) = envelope.header() {
+                cell.shows(header.msg_type, &envelope.content);
+            }
+        })
+    }
+
+    /// A request is answered. Returns the news of the cell's end, if it has ended by this.
+    fn answered(&mut self, reply: &Message) -> Vec<Told> {
+        if self.cells.is_empty() {
+            return Vec::new();
+        }
+        let Ok(envelope) = Envelope::parse(reply) else {
+            return Vec::new();
+        };
+        self.changes(&envelope, |cell| {
+            cell.reply = Some(Bytes::copy_from_slice(&envelope.content));
+        })
+    }
+
+    /// The cell that a message belongs to changes, if it is kept.
+    fn changes(&mut self, message: &Envelope, change: impl FnOnce(&mut Cell)) -> Vec<Told> {
+        let Some(parent) = message.parent() else {
+            return Vec::new();
+        };
+        // The newest ones have the most messages.
+        let mut cells = self.cells.iter_mut().rev();
+        let Some(cell) = cells.find(|c| c.id.as_str() == parent.msg_id) else {
+            return Vec::new();
+        };
+        let (before, ended) = (cell.size(), cell.has_ended());
+        change(cell);
+        self.kept = self.kept + cell.size() - before;
+        let mut told = Vec::new();
+        if cell.has_ended() && !ended {
+            let end = json!({"ended": {"id": cell.id, "reply": cell.reply_value()}});
+            let followers = std::mem::take(&mut cell.followers);
+            told.extend(followers.into_iter().map(|f| (f, end.clone())));
+        }
+        self.enforce();
+        told
+    }
+
+    /// These cells are in the notebook's file as they ended.
+    fn seen(&mut self, seen: &[CellId]) {
+        if !seen.is_empty() {
+            let seen: HashSet<&CellId> = seen.iter().collect();
+            self.forget(|c| c.has_ended() && seen.contains(&c.id));
+        }
+    }
+
+    /// The notebook's cells for a page that asks and has not `shown` them to their end. It will hear of the end of those that
+    /// run.
+    fn wanted(&mut self, notebook: &str, shown: &[CellId], page: &Follower) -> Vec<Told> {
+        let shown: HashSet<&CellId> = shown.iter().collect();
+        let mut wanted = Vec::new();
+        for cell in self.cells.iter_mut().filter(|c| c.notebook == notebook) {
+            if cell.has_ended() && shown.contains(&cell.id) {
+                continue;
+            }
+            wanted.push((page.clone(), cell.told()));
+            if !cell.has_ended() {
+                cell.follow(page.clone());
+            }
+        }
+        wanted
+    }
+
+    fn forget(&mut self, which: impl Fn(&Cell) -> bool) {
+        let kept = &mut self.kept;
+        self.cells.retain(|cell| {
+            let goes = which(cell);
+            if goes {
+                *kept -= cell.size();
+            }
+            !goes
+        });
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(cell) = self.cells.pop_front() {
+            self.kept -= cell.size();
+        }
+    }
+
+    fn enforce(&mut self) {
+        while self.kept > KEEP {
+            match self.cells.iter_mut().find_map(|c| c.outputs.drop_oldest()) {
+                Some(size) => self.kept -= size,
+                None => self.forget_oldest(),
+            }
+        }
+    }
+
+    pub(super) fn check(&self) {
+        assert_eq!(self.kept, self.cells.iter().map(Cell::size).sum::<usize>());
+        assert!(self.kept <= KEEP && self.cells.len() <= CELLS_MAX);
+        assert!(self.pages.len() <= ANNOUNCED_MAX);
+        for cell in &self.cells {
+            assert!(cell.followers.is_empty() || !cell.has_ended());
+            assert!(cell.followers.len() <= ANNOUNCED_MAX);
+            cell.outputs.check();
+        }
+    }
+}
+
+impl Cell {
+    /// `None` means that the request is not one of a notebook's cell.
+    fn of(header: &Header, request: &Envelope, notebook: String) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Metadata {
+            #[serde(rename = "cellId")]
+            cell_id: String,
+        }
+        #[derive(Deserialize)]
+        struct Content {
+            code: String,
+            #[serde(default)]
+            silent: bool,
+        }
+        let Metadata { cell_id } = serde_json::from_slice(&request.metadata).ok()?;
+        let Content { code, silent } = serde_json::from_slice(&request.content).ok()?;
+        (!silent).then(|| Self {
+            id: header.msg_id.as_str().into(),
+            header: Bytes::copy_from_slice(&request.header),
+            notebook,
+            cell_id,
+            code,
+            heard: 0,
+            outputs: Outputs::default(),
+            is_busy: false,
+            is_idle: false,
+            reply: None,
+            followers: Vec::new(),
+        })
+    }
+
+    /// Whether the other one is a later execution of the same cell.
+    fn is_before(&self, other: &Self) -> bool {
+        self.notebook == other.notebook && self.cell_id == other.cell_id
+    }
+
+    fn has_ended(&self) -> bool {
+        self.is_idle && self.reply.is_some()
+    }
+
+    fn size(&self) -> usize {
+        let reply = self.reply.as_ref().map_or(0, Bytes::len);
+        self.header.len() + self.cell_id.len() + self.code.len() + self.outputs.size() + reply
+    }
+
+    fn follow(&mut self, page: Follower) {
+        self.followers.retain(|f| f.session != page.session);
+        if self.followers.len() == ANNOUNCED_MAX {
+            self.followers.remove(0);
+        }
+        self.followers.push(page);
+    }
+
+    fn shows(&mut self, msg_type: String, content: &Bytes) {
+        #[derive(Deserialize)]
+        struct Status {
+            execution_state: String,
+        }
+        if msg_type != "status" {
+            self.outputs.take(msg_type, content);
+        } else if let Ok(Status { execution_state }) = serde_json::from_slice(content) {
+            self.is_busy |= execution_state == "busy";
+            self.is_idle |= execution_state == "idle";
+        }
+    }
+
+    fn reply_value(&self) -> Option<Value> {
+        let reply = self.reply.as_ref().filter(|_| self.has_ended())?;
+        serde_json::from_slice(reply).ok()
+    }
+
+    /// What a page is told of it.
+    fn told(&self) -> Value {
+        json!({"cell": {
+            "id": self.id, "cell_id": self.cell_id, "code": self.code, "heard": self.heard,
+            "dropped": self.outputs.dropped(), "outputs": self.outputs.values(), "reply": self.reply_value(),
+        }})
+    }
+}
+
+impl Front {
+    /// Publishes a message, and keeps it for the notebook's next page if it is an output of a cell.
+    pub(super) fn publish(
+        &mut self,
+        message: &Message,
+        seq: Option<u64>,
+        at: Time,
+        wire: &mut impl Wire,
+    ) -> bool {
+        let heard = wire.publish(message, seq);
+        let told = self.unseen.heard(message);
+        self.tell_pages(told, at, wire);
+        heard
+    }
+
+    /// A reply goes to its client, who may be away.
+    pub(super) fn has_answered(&mut self, reply: &Message, at: Time, wire: &mut impl Wire) {
+        let told = self.unseen.answered(reply);
+        self.tell_pages(told, at, wire);
+    }
+
+    /// A client asks for a cell.
+    pub(super) fn cell_asked(&mut self, header: &Header, request: &Envelope, at: Time, wire: &mut impl Wire) {
+        let told = self.unseen.asked(header, request);
+        self.tell_pages(told, at, wire);
+    }
+
+    /// Takes a page's word on its cells' outputs. Returns whether the message is nothing else: then no replica needs it.
+    pub(super) fn page_says(
+        &mut self,
+        header: &Header,
+        message: &Envelope,
+        content: &CommContent,
+        at: Time,
+        wire: &mut impl Wire,
+    ) -> bool {
+        let is_opening = header.msg_type == "comm_open";
+        let Some(word) = content.of_page().filter(|_| !is_opening || content.announces()) else {
+            return false;
+        };
+        let PageWord {
+            notebook,
+            seen,
+            wanted,
+            shown,
+        } = word;
+        if notebook.len() > PATH_MAX {
+            return !is_opening;
+        }
+        self.unseen.page(&header.session, &notebook);
+        self.unseen.seen(&seen);
+        if wanted {
+            let page = Follower {
+                session: header.session.clone(),
+                comm: content.comm_id.clone(),
+                header: Bytes::copy_from_slice(&message.header),
+            };
+            let told = self.unseen.wanted(&notebook, &shown, &page);
+            self.tell_pages(told, at, wire);
+            self.say_busy(&notebook, at, wire);
+        }
+        !is_opening
+    }
+
+    /// A new page doesn't know that the kernel is busy.
+    fn say_busy(&mut self, notebook: &str, at: Time, wire: &mut impl Wire) {
+        let runs = |c: &&Cell| c.notebook == notebook && c.is_busy && !c.is_idle;
+        if let Some(header) = self.unseen.cells.iter().find(runs).map(|c| c.header.clone()) {
+            let busy = self.author.status(&header, "busy", &json!({}), at);
+            self.publish(&busy, None, at, wire);
+        }
+    }
+
+    fn tell_pages(&mut self, told: Vec<Told>, at: Time, wire: &mut impl Wire) {
+        for (Follower { comm, header, .. }, what) in told {
+            let content = json!({"comm_id": comm, "data": {"outputs": what}});
+            let said = self.author.publish("comm_msg", &header, &json!({}), &content, at);
+            wire.publish(&said, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
