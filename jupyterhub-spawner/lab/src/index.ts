@@ -19,6 +19,7 @@ import { showDetails } from "./details.js";
 import { DoneNotice } from "./done.js";
 import iconSvg from "./icon.js";
 import { KernelPanelWidget } from "./panel.js";
+import { Rejoined } from "./rejoined.js";
 import { WalltimeNotice } from "./walltime.js";
 import type { Watcher } from "./watcher.js";
 import { isKernelPanel, Watchers } from "./watchers.js";
@@ -123,6 +124,7 @@ function watchNotebook(panel: NotebookPanel, shared: IShared): void {
   const watcher = shared.watchers.of(panel);
   const lines = new CellLines(panel, watcher, shared.trans);
   const done = new DoneNotice(panel, watcher, shared.trans);
+  Rejoined.serve(panel, watcher, shared.trans);
   shared.onSettings((settings) => {
     lines.enabled = settings.cellLine;
     done.afterS = settings.doneAfter;

@@ -4,6 +4,7 @@
  * Messages come from another program, perhaps of another release. Keys of a wrong type are left out, and a notice with
  * an unknown state is no notice. What a notice means for the kernel is `kernel.ts`'s matter.
  */
+import { isObject, type JsonObject } from "./json.js";
 
 /** What a cell asks for. Zero and absent mean that the cell doesn't say. */
 export interface Need {
@@ -64,8 +65,6 @@ export interface Notice {
   readonly away?: string;
 }
 
-type Wire = Record<string, unknown>;
-
 /** The notice in a message's `metadata`, or `null` when there is none. */
 export function ofMetadata(metadata: unknown): Notice | null {
   return isObject(metadata) ? parse(metadata.gresshopper) : null;
@@ -110,7 +109,7 @@ export function needOf(value: unknown): Need | undefined {
   };
 }
 
-function standingOf(wire: Wire): Standing | null {
+function standingOf(wire: JsonObject): Standing | null {
   const reason = text(wire.reason);
   switch (wire.state) {
     case "cpu":
@@ -132,7 +131,7 @@ function standingOf(wire: Wire): Standing | null {
   }
 }
 
-function waitOf(wire: Wire): Wait {
+function waitOf(wire: JsonObject): Wait {
   return {
     position: number(wire.position),
     reason: text(wire.reason),
@@ -142,7 +141,7 @@ function waitOf(wire: Wire): Wait {
   };
 }
 
-function grantOf(wire: Wire): Grant {
+function grantOf(wire: JsonObject): Grant {
   return {
     node: text(wire.node) ?? "",
     gpus: list(wire.gpus, number),
@@ -151,10 +150,6 @@ function grantOf(wire: Wire): Grant {
     lease: number(wire.lease),
     waitedMs: number(wire.waited_ms),
   };
-}
-
-function isObject(value: unknown): value is Wire {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 function text(value: unknown): string | undefined {

@@ -8,6 +8,7 @@ import { type Kernel, KernelMessage } from "@jupyterlab/services";
 import { type JSONObject, UUID } from "@lumino/coreutils";
 import type { IDisposable } from "@lumino/disposable";
 import { type ISignal, Signal } from "@lumino/signaling";
+import { isObject, type JsonObject } from "./json.js";
 import { fresh, type Input, type KernelState, type Output, step } from "./kernel.js";
 import { grantOfReply, ofMetadata, parse } from "./notice.js";
 
@@ -24,6 +25,7 @@ export class Watcher implements IDisposable {
     context.connectionStatusChanged.connect(this._connection, this);
     context.statusChanged.connect(this._status, this);
     context.specsManager.specsChanged.connect(this._specs, this);
+    context.propertyChanged.connect(this._property, this);
     this._attach(context.session?.kernel ?? null);
   }
 
@@ -52,6 +54,36 @@ export class Watcher implements IDisposable {
   /** Emitted for what is worth telling: a new standing, or a cell that ran. */
   get told(): ISignal<this, Output> {
     return this._told;
+  }
+
+  /** Emitted for each message of the kernel, before it is handled. */
+  get message(): ISignal<this, Kernel.IAnyMessageArgs> {
+    return this._messages;
+  }
+
+  /** Emitted for what the kernel's front tells of the outputs of cells. */
+  get outputs(): ISignal<this, JsonObject> {
+    return this._outputs;
+  }
+
+  /**
+   * Emitted once after each announcement, with the first notice. From then on it is certain that this client hears what the
+   * kernel publishes.
+   */
+  get hears(): ISignal<this, void> {
+    return this._hears;
+  }
+
+  /** Emitted when the kernel restarted, ended or was exchanged. */
+  get gone(): ISignal<this, void> {
+    return this._gone;
+  }
+
+  /** Tells the kernel's front about the outputs of the notebook's cells. A console keeps none. */
+  sayOutputs(word: { seen?: string[]; wanted?: boolean; shown?: string[] }): void {
+    if (this._isNotebook) {
+      this._send("comm_msg", { outputs: { notebook: this._context.path, ...word } });
+    }
   }
 
   /** The notebook's default need, for cells that don't say what they need. */
@@ -87,7 +119,7 @@ export class Watcher implements IDisposable {
     this._comm = null;
     kernel?.anyMessage.connect(this._message, this);
     this._ours = false;
-    this._input({ kind: "gone" });
+    this._lost();
     this._specs();
   }
 
@@ -115,17 +147,37 @@ export class Watcher implements IDisposable {
   private _status(_: unknown, status: Kernel.Status): void {
     if (status === "restarting" || status === "autorestarting" || status === "dead") {
       this._restarted = true;
-      this._input({ kind: "gone" });
+      this._lost();
     } else if (this._restarted && (status === "idle" || status === "busy")) {
       this._restarted = false;
       this._announce();
     }
   }
 
+  private _property(_: unknown, property: "path" | "name" | "type"): void {
+    if (property === "path" && this._comm) {
+      this.sayOutputs({});
+    }
+  }
+
+  private _lost(): void {
+    this._input({ kind: "gone" });
+    this._gone.emit();
+  }
+
+  private get _isNotebook(): boolean {
+    return this._context.type === "notebook";
+  }
+
   private _announce(): void {
     if (this._ours && this._kernel) {
       this._comm = UUID.uuid4();
-      this._send("comm_open", { version: VERSION });
+      this._heard = false;
+      const data: JSONObject = { version: VERSION };
+      if (this._isNotebook) {
+        data.outputs = { notebook: this._context.path };
+      }
+      this._send("comm_open", data);
       if (this._defaultNeed) {
         this._send("comm_msg", { default_need: this._defaultNeed });
       }
@@ -156,6 +208,7 @@ export class Watcher implements IDisposable {
   private _message(_: unknown, { msg, direction }: Kernel.IAnyMessageArgs): void {
     const type = msg.header.msg_type;
     const parent = (msg.parent_header as { msg_id?: string }).msg_id ?? "";
+    this._messages.emit({ msg, direction });
     if (direction === "send") {
       if (type === "execute_request") {
         const cellId = (msg.metadata as { cellId?: string }).cellId;
@@ -187,10 +240,17 @@ export class Watcher implements IDisposable {
       this._comm = null;
       return;
     }
+    if (isObject(data.outputs)) {
+      this._outputs.emit(data.outputs);
+    }
     const notice = parse(data);
     if (notice) {
       this._mine();
       this._input({ kind: "notice", notice, by: "comm" });
+      if (!this._heard) {
+        this._heard = true;
+        this._hears.emit();
+      }
     }
   }
 
@@ -219,10 +279,16 @@ export class Watcher implements IDisposable {
   private _restarted = false;
   /** The id of the comm that announced us, or `null` where nobody answers one. */
   private _comm: string | null = null;
+  /** Whether a notice came since the announcement. */
+  private _heard = false;
   private _defaultNeed: JSONObject | null = null;
   private _disposed = false;
   private readonly _changed = new Signal<this, void>(this);
   private readonly _told = new Signal<this, Output>(this);
+  private readonly _messages = new Signal<this, Kernel.IAnyMessageArgs>(this);
+  private readonly _outputs = new Signal<this, JsonObject>(this);
+  private readonly _hears = new Signal<this, void>(this);
+  private readonly _gone = new Signal<this, void>(this);
 }
 
 /** Whether a kernelspec's metadata names our provisioner, or says so itself. */

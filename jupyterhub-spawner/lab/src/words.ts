@@ -106,6 +106,15 @@ export function ranLine(ran: Ran, trans: Translation): string {
     : trans.__("Ran %1, waited %2, on %3.", span(ran.ranMs / 1000, trans), waited, on);
 }
 
+/** What a cell has in place of its oldest outputs, where they were too many to keep. */
+export function droppedLine(dropped: number, trans: Translation): string {
+  return trans._n(
+    "gresshopper: the oldest output of this cell was too large to keep while the page was away",
+    "gresshopper: the oldest %1 outputs of this cell were too many to keep while the page was away",
+    dropped,
+  );
+}
+
 /** Node and GPUs of a grant, as "n3, GPU 1 (H200)". */
 export function where(grant: Grant, trans: Translation): string {
   if (grant.gpus.length === 0) {

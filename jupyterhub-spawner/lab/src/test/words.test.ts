@@ -2,7 +2,17 @@ import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { fresh, type KernelState, step } from "../kernel.js";
 import { parse } from "../notice.js";
-import { aboutText, badge, gpuText, ranLine, span, type Translation, undisturbed, waitLine } from "../words.js";
+import {
+  aboutText,
+  badge,
+  droppedLine,
+  gpuText,
+  ranLine,
+  span,
+  type Translation,
+  undisturbed,
+  waitLine,
+} from "../words.js";
 
 /** As JupyterLab's bundle does it for a language without a translation. */
 const trans: Translation = {
@@ -129,4 +139,9 @@ it("says what the lent GPUs do, as far as they say it", () => {
   assert.equal(gpuText(37.4, 3277, 40960, trans), "GPU 37 %, 3.2 of 40.0 GiB");
   assert.equal(gpuText(0, null, null, trans), "GPU 0 %");
   assert.equal(gpuText(null, 512, null, trans), "GPU, 0.5 GiB");
+});
+
+it("says how many outputs were not kept", () => {
+  assert.match(droppedLine(1, trans), /^gresshopper: the oldest output of this cell was too large/);
+  assert.match(droppedLine(12, trans), /^gresshopper: the oldest 12 outputs of this cell were too many/);
 });
