@@ -301,6 +301,12 @@ impl Front {
             self.dropped = 0;
             wire.publish(&self.author.stderr(&parent, &text, at), None);
         }
+        self.flush(wire);
+    }
+
+    /// Sends the outputs that found no subscriber. A client may be subscribed before the news of it is here, so they also
+    /// go before each later message: a client that has heard `idle` waits for no more outputs.
+    fn flush(&mut self, wire: &mut impl Wire) {
         while let Some(waiting) = self.outputs.pop_front() {
             if !wire.publish(&waiting.message, Some(waiting.seq)) {
                 self.outputs.push_front(waiting);

@@ -193,6 +193,25 @@ fn what_nobody_was_there_for_is_delivered_on_return() {
 }
 
 #[test]
+fn no_later_message_overtakes_an_output_that_found_no_subscriber() {
+    let (mut front, mut wire) = (Front::new(b"key", "front".into()), Recorder::default());
+    let mut author = Author::new(b"key", "client".into());
+    let cell = request(&mut author);
+    asks(&mut front, &mut wire, &mut author);
+    let text = author.publish("stream", &cell.header, &json!({}), &json!({}), Time(0));
+    front.item(1, from_kernel(Channel::Iopub, text), Time(0), &mut wire);
+    wire.take();
+    // The client's subscription is there, and the news of it is not.
+    wire.subscribed = true;
+    let idle = author.status(&cell.header, "idle", &json!({}), Time(0));
+    front.item(2, from_kernel(Channel::Iopub, idle), Time(0), &mut wire);
+    front.sanity_check();
+    assert_eq!(wire.take(), ["publish stream Some(1)", "publish status Some(2)"]);
+    front.subscribed(&Bytes::new(), Time(0), &mut wire);
+    assert_eq!(wire.take(), ["publish iopub_welcome None"]);
+}
+
+#[test]
 fn too_much_is_dropped_from_the_oldest_and_said() {
     let (mut front, mut wire, mut author) = (
         Front::new(b"key", "front".into()),

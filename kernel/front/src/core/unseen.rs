@@ -316,7 +316,8 @@ impl Cell {
 }
 
 impl Front {
-    /// Publishes a message, and keeps it for the notebook's next page if it is an output of a cell.
+    /// Publishes a message after those that found no subscriber, and keeps it for the notebook's next page if it is an
+    /// output of a cell.
     pub(super) fn publish(
         &mut self,
         message: &Message,
@@ -324,6 +325,7 @@ impl Front {
         at: Time,
         wire: &mut impl Wire,
     ) -> bool {
+        self.flush(wire);
         let heard = wire.publish(message, seq);
         let told = self.unseen.heard(message);
         self.tell_pages(told, at, wire);
