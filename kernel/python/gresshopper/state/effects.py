@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -194,6 +195,12 @@ def _stamp(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+def _by_kernel() -> bool:
+    """Whether a thread of the kernel's own raised the event: it writes what was captured while the next cell runs."""
+    thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined] # without a lock
+    return thread is not None and thread.name.startswith(("gresshopper", "IPython"))
+
+
 #: Whether an event of this name counts. An import raises thousands that don't.
 _counts: dict[str, bool] = {}
 
@@ -205,7 +212,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     if not counts:
         return
     watching = Effects._installed
-    if watching is not None and watching._on:
+    if watching is not None and watching._on and not _by_kernel():
         with contextlib.suppress(Exception):
             watching.event(event, args)
 

@@ -1,0 +1,39 @@
+"""Effects of cells outside the process, and those of the kernel's own threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from gresshopper.state import effects
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Iterator[effects.Effects]:
+    assert tmp_path.is_dir()  # made before
+    watching = effects.Effects()
+    watching.start()
+    yield watching
+    watching.stop()
+
+
+def write_and_remove(path: Path) -> None:
+    path.write_text("a")
+    path.unlink()
+
+
+@pytest.mark.parametrize(("name", "seen"), [("gresshopper-op", []), ("mine", ["open for writing", "os.remove"])])
+def test_threads_of_the_kernel_have_no_effects_of_a_cell(
+    watching: effects.Effects, tmp_path: Path, name: str, seen: list[str]
+) -> None:
+    thread = threading.Thread(target=write_and_remove, args=(tmp_path / "a",), name=name)
+    thread.start()
+    thread.join()
+    assert watching.stop()["did"] == seen
+
+
+def test_a_cells_own_effects_are_seen(watching: effects.Effects, tmp_path: Path) -> None:
+    write_and_remove(tmp_path / "a")
+    assert watching.stop()["did"] == ["open for writing", "os.remove"]
