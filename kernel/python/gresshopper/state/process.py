@@ -132,7 +132,8 @@ def _hung_in() -> dict[str, str]:
     for cls, how in list(copyreg.dispatch_table.items()):
         _by_notebook(found, f"copyreg.dispatch_table[{cls.__qualname__}]", how)
     for name, value in vars(builtins).items():
-        if name not in _BUILTINS and name != "_":
+        ours = name in _BUILTINS or name == "_" or (name[:2] == "__" and not settings.is_mine(value))
+        if not ours:
             found[f"builtins.{name}"] = type(value).__name__
     for logger in loggers.known().values():
         if logger.handlers:
@@ -332,7 +333,16 @@ def _set_hung_in(state: dict[str, str]) -> None:
 
 
 #: IPython takes some away while a cell runs and adds others: what is there at this import says nothing about these.
-_BUILTINS = frozenset(dir(builtins)) | {"exit", "quit", "get_ipython", "display"}
+#: The kernel's debugger adds two after it in one process, and before it in another; so do libraries in C, with names
+#: that begin with two underscores.
+_BUILTINS = frozenset(dir(builtins)) | {
+    "exit",
+    "quit",
+    "get_ipython",
+    "display",
+    "execfile",
+    "runfile",
+}
 _SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
 
 

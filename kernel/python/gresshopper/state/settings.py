@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import functools
 import io
 import numbers
 import os
@@ -56,6 +57,28 @@ def of_notebook(value: Any) -> bool:
     if type(value) is types.FunctionType:
         return value.__globals__ is scope()
     return isinstance(value, type) and value.__module__ == MAIN
+
+
+#: Types of which no instance is the notebook's doing.
+_PLAIN = frozenset(
+    {str, int, float, bool, bytes, type(None), dict, list, types.BuiltinFunctionType, types.ModuleType}
+)
+
+
+def is_mine(value: Any) -> bool:
+    """Whether a value is a function, a class or an object of the notebook, or made of one."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return False
+    if kind is types.FunctionType:
+        return value.__globals__ is scope()
+    if kind is tuple:
+        return len(value) < 10 and any(map(is_mine, value))
+    if kind is types.MethodType:
+        return is_mine(value.__func__) or is_mine(value.__self__)
+    if kind is functools.partial:
+        return is_mine(value.func)
+    return (value if issubclass(kind, type) else kind).__module__ == MAIN
 
 
 def dump(value: Any) -> bytes:
