@@ -158,12 +158,12 @@ class Rules(Writing):
     # --- functions and classes ---
 
     def _function(self, f: types.FunctionType) -> Any:
-        if importable(f):
+        scope = f.__globals__
+        live = scope is self.session.namespace
+        if not live and importable(f):  # a notebook's may stand in a library's place under its name: `json.dumps`
             return NotImplemented
         self.seen.add(_FunctionType)
         self.functions.append(f)
-        scope = f.__globals__
-        live = scope is self.session.namespace
         if not live:
             module = sys.modules.get(str(scope.get("__name__")))
             if module is not None and vars(module) is scope and module.__name__ != MAIN:

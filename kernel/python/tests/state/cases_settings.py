@@ -91,6 +91,12 @@ case(
     check="out=fractions.Fraction(3,4).limit_denominator(2)",
 )
 case(
+    "settings/a function in a library's place, under that one's name",
+    "import json, functools\nplain=json.dumps",
+    "@functools.wraps(plain)\ndef dumps(*a,**k): return plain(*a,**{'sort_keys':True,**k})\njson.dumps=dumps",
+    check="out=json.dumps({'b':1,'a':2}),json.dumps is dumps,dumps.__wrapped__ is plain\njson.dumps=plain",
+)
+case(
     "settings/the exception that was shown last",
     "import sys\nclass Mine(Exception): pass",
     "try: raise Mine('a',3)\nexcept Mine as e: sys.last_type,sys.last_value=Mine,e",
