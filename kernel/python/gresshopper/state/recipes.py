@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
-from . import adapters
+from . import adapters, singles
 from .lost import Lost, LostError, stands_still
 
 
@@ -166,6 +166,16 @@ def module_value(module: str, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
+
+
+def set_single(made: Any, state: singles.State) -> None:
+    """Attributes of an object of which a library has one. A difference that can't be mended is told."""
+    differ = singles.set_state(made, state)
+    if differ:
+        which = f"{type(made).__module__}.{type(made).__qualname__}"
+        current().notice(
+            f"a library's {which}: cells may have changed its {', '.join(differ)}, which isn't saved, run them again"
+        )
 
 
 def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:

@@ -29,7 +29,7 @@ from typing import Any, Callable, TypeVar
 
 import cloudpickle
 
-from . import adapters, iterators, names, native, recipes
+from . import adapters, iterators, names, native, recipes, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, bound_kind
 from .lost import Lost, Pending, parts
@@ -85,7 +85,7 @@ class Rules(Writing):
             return rule(self, obj)
         held = _SINGLETONS.get(id(obj))
         if held is not None and held[0] is obj:
-            return recipes.module_value, held[1]
+            return _by_place(obj)
         if t in self.ordinary:
             self.seen.add(t)
             return NotImplemented
@@ -115,9 +115,10 @@ class Rules(Writing):
         if why is not None:
             return self.lose(obj, why)
         if not self.session.by_value(t):
-            single = _SINGLETONS.get(id(obj)) if _stateless(t) and _find_singles(t) else None
-            if single is not None:
-                return recipes.module_value, single[1]
+            if _may_be_single(t):
+                _find_singles(t)
+                if id(obj) in _SINGLETONS:
+                    return _by_place(obj)
             if not ruled and not issubclass(t, (dict, TypeVar)):
                 self.ordinary.add(t)
                 if _has_plain_state(t):
@@ -526,23 +527,37 @@ def _bare(reduced: Any) -> Any:
 _NEWOBJ: Any = copyreg.__newobj__  # type: ignore[attr-defined]
 
 
-def _stateless(t: Any) -> bool:
-    return (
-        t.__basicsize__ <= _LARGEST and t.__reduce_ex__ is object.__reduce_ex__ and t.__reduce__ is object.__reduce__
-    )
+def _may_be_single(t: Any) -> bool:
+    if t.__reduce_ex__ is not object.__reduce_ex__ or t.__reduce__ is not object.__reduce__:
+        return False
+    return bool(t.__basicsize__ <= _LARGEST or t.__dictoffset__ != 0)
 
 
 #: Bytes of an instance without slots of its own.
 _LARGEST = _Probe.__basicsize__
 
 
-def _find_singles(t: type) -> bool:
-    """Attribute-free instances of a library's class, held by variables of its module: markers for comparisons."""
+#: The types whose single objects were looked for, with that number of modules.
+_searched: tuple[int, set[type]] = (-1, set())
+
+
+def _find_singles(t: type) -> None:
+    """Instances of a library's class that variables of its module hold: markers for comparisons, and objects that are the
+    library's only one."""
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
         if type(value) is t and not getattr(value, "__dict__", None):
             _keep_single(value, (t.__module__, name))
-    return True
+    for value, where in singles.find(t):
+        _keep_single(value, where)
+        _STATEFUL.add(id(value))
+
+
+def _by_place(obj: Any) -> tuple[Any, ...]:
+    where = _SINGLETONS[id(obj)][1]
+    if id(obj) not in _STATEFUL:
+        return recipes.module_value, where
+    return recipes.module_value, where, singles.state_of(obj), None, None, recipes.set_single
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:
@@ -738,6 +753,8 @@ def library_rules() -> list[tuple[Any, Rule]]:
 #: Objects held by a module for the whole process: id -> (object, its place).
 _SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
 _SINGLE_TYPES: set[type] = set()
+#: The ids of those among them that cells may have changed, and no section of the process tells it.
+_STATEFUL: set[int] = set()
 
 
 def _keep_single(value: Any, where: tuple[str, str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import collections.abc
+import contextlib
 import functools
 import io
 import numbers
@@ -40,6 +41,8 @@ _ELSEWHERE = frozenset(
         ("matplotlib", "rcParams"),
         ("matplotlib.pyplot", "rcParams"),
         ("warnings", "filters"),
+        ("logging", "level"),
+        ("logging", "handlers"),
     }
 )
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
@@ -142,24 +145,25 @@ def set_function(made: types.FunctionType, state: dict[str, Any]) -> None:
 
 # --- attributes of libraries ---
 
-#: Module, class in it (or nothing) and attribute, for all that a cell's code may have set.
+#: Module, class or object in it (or nothing) and attribute, for all that a cell's code may have set.
 _places: set[tuple[str, str, str]] = set()
 
 
 def see(stored: Iterable[str]) -> None:
-    """Remember which of these dotted names are attributes of libraries' modules or classes."""
+    """Remember which of these dotted names are attributes of libraries' modules or classes, or of objects in them."""
     space = scope()
     for path in stored:
         first, *middle, attr = path.split(".")
         base = space.get(first)
         for part in middle:
-            base = _held(base).get(part)
+            base = held_by(base).get(part)
         where = _where(base)
         if where is not None and (where[0], attr) not in _ELSEWHERE:
             _places.add((*where, attr))
 
 
-def _held(base: Any) -> Any:
+def held_by(base: Any) -> Any:
+    """What a module or a class holds itself."""
     if isinstance(base, types.ModuleType):
         return vars(base)
     return type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else {}
@@ -169,15 +173,28 @@ def _where(base: Any) -> tuple[str, str] | None:
     if isinstance(base, types.ModuleType):
         name = vars(base).get("__name__")
         return (name, "") if isinstance(name, str) and name != MAIN and sys.modules.get(name) is base else None
-    if isinstance(base, type) and importable(base):
-        return base.__module__, base.__qualname__
+    if isinstance(base, type):
+        return (base.__module__, base.__qualname__) if importable(base) else None
+    return library_object(base)
+
+
+def library_object(value: Any) -> tuple[str, str] | None:
+    """The place of an object that the module of its class holds, or the library's first module: `mpmath.mp`."""
+    of = type(value).__module__
+    if type(value).__dictoffset__ == 0 or not isinstance(of, str) or of in (MAIN, "builtins"):
+        return None
+    for name in dict.fromkeys((of, of.partition(".")[0])):
+        for attr, held in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
+            if held is value and (name, "", attr) not in _places:
+                return name, attr
     return None
 
 
-def _base(module: str, path: str) -> Any:
+def base_of(module: str, path: str) -> Any:
+    """A module, or what a dotted path in it names."""
     found: Any = sys.modules.get(module)
     for part in path.split(".") if path else ():
-        found = _held(found).get(part)
+        found = held_by(found).get(part)
     return found
 
 
@@ -187,11 +204,11 @@ def assigned() -> dict[str, Any]:
     told: list[str] = []
     for place in sorted(_places):
         module, path, attr = place
-        base = _base(module, path)
-        if isinstance(base, types.ModuleType) and type(base) is not types.ModuleType:
-            value = getattr(base, attr, _places)  # as torch's backends, which ask the library
-        else:
-            value = _held(base).get(attr, _places)
+        base = base_of(module, path)
+        value = held_by(base).get(attr, _places)
+        if type(base) is not types.ModuleType and not isinstance(base, type):
+            with contextlib.suppress(Exception):  # as torch's backends, which ask the library
+                value = getattr(base, attr, _places)
         if value is _places:
             continue
         name = None if type(value) in _ATOMS else name_of(value)
@@ -220,7 +237,7 @@ def set_assigned(state: dict[str, Any]) -> list[str]:
         module, path, attr = place
         try:
             __import__(module)
-            base = _base(module, path)
+            base = base_of(module, path)
             value = named(what) if how == "named" else pickle.loads(what) if how == "pickled" else what
             if getattr(base, attr, _places) is not value:
                 setattr(base, attr, value)

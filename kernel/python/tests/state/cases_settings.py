@@ -91,6 +91,20 @@ case(
     check="out=fractions.Fraction(3,4).limit_denominator(2)",
 )
 case(
+    "settings/an object of which a library has one",
+    "import mpmath\nfrom mpmath import mp\nmp.dps=40",
+    "mp.pretty=True\nmp._aliases['hop']='sqrt'",
+    check="out=mp is mpmath.mp,mp.dps,mpmath.nstr(mpmath.pi,30),mp.pretty,mpmath.mp._aliases['hop']\nmp.dps,mp.pretty=15,False\ndel mp._aliases['hop']",
+    needs="mpmath",
+)
+case(
+    "told/what a cell put into an object of which a library has one",
+    "from mpmath import mp\ndef mine(): pass\nmp.hyp_summators['hop']=mine",
+    check="out='hop' in mp.hyp_summators\nmp.hyp_summators.clear()",
+    needs="mpmath",
+    reported=True,
+)
+case(
     "settings/a function in a library's place, under that one's name",
     "import json, functools\nplain=json.dumps",
     "@functools.wraps(plain)\ndef dumps(*a,**k): return plain(*a,**{'sort_keys':True,**k})\njson.dumps=dumps",

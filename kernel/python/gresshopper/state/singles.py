@@ -1,0 +1,112 @@
+"""Objects of which a library has one, held by a variable of its module: `mpmath.mp`.
+
+The library itself uses the object, so that a variable of the notebook which holds it is written as the object's place. Plain
+attributes are set again; of the others a fingerprint is compared, and a difference is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from . import settings
+
+#: An object's place: its module, and the path in it.
+Place = tuple[str, str]
+#: Plain attributes, and fingerprints of the others.
+State = tuple[dict[str, Any], dict[str, str]]
+
+_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
+#: Containers deeper than this, and more values, are not looked into.
+_DEPTH, _MOST = 4, 2000
+_CONTAINERS = frozenset({list, dict, set, tuple, frozenset})
+_missing = object()
+
+
+def find(t: type) -> Iterator[tuple[Any, Place]]:
+    """The instances of a library's class with attributes that the class's module holds, or the library's first."""
+    home: Any = t.__module__
+    for name in dict.fromkeys((home, home.partition(".")[0])) if isinstance(home, str) else ():
+        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
+            if type(value) is t and getattr(value, "__dict__", None):
+                where = settings.library_object(value)
+                if where is not None:
+                    yield value, (where[0], where[1])
+
+
+def state_of(single: Any) -> State:
+    """Attributes of a single object that cells may have changed."""
+    plain, prints = {}, {}
+    for name, value in list(vars(single).items()):
+        if not isinstance(name, str) or name.startswith("__") or "cache" in name:
+            continue
+        if _is_plain(value):
+            plain[name] = value
+        elif not callable(value) and not isinstance(value, types.ModuleType):
+            prints[name] = _print(value)
+    return plain, prints
+
+
+def set_state(single: Any, state: State) -> list[str]:
+    """Sets the plain attributes where they differ. Returns the names of other attributes that differ."""
+    plain, prints = state
+    held = vars(single)
+    for name, value in plain.items():
+        if held.get(name, _missing) != value:
+            _put(held, name, value)
+    return sorted(name for name, print in prints.items() if name not in held or _print(held[name]) != print)
+
+
+def _put(held: dict[str, Any], name: str, value: Any) -> None:
+    """A container keeps its identity: the library may hold it elsewhere, too."""
+    here: Any = held.get(name)
+    if type(here) is not type(value):
+        held[name] = value
+    elif type(value) is list:
+        here[:] = value
+    elif type(value) in (dict, set):
+        here.clear()
+        here.update(value)
+    else:
+        held[name] = value
+
+
+def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind not in _CONTAINERS or depth == 0 or len(value) > _MOST:
+        return False
+    if kind is dict and not all(_is_plain(key, depth - 1) for key in value):
+        return False
+    return all(_is_plain(item, depth - 1) for item in (value.values() if kind is dict else value))
+
+
+def _print(value: Any) -> str:
+    """Tells a value from another as far as it is plain, names of functions and classes, and attributes."""
+    left = [_MOST]
+    return hashlib.blake2b(_described(value, _DEPTH, left).encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+def _described(value: Any, depth: int, left: list[int]) -> str:
+    kind = type(value)
+    left[0] -= 1
+    if kind in _ATOMS:
+        return repr(value)
+    if depth == 0 or left[0] < 0:
+        return ""
+    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return f"{value.__module__}.{value.__qualname__}"
+    if kind is dict:
+        pairs = list(value.items())
+        return f"{{{','.join(_described(part, depth - 1, left) for pair in pairs for part in pair)}}}"
+    if kind in (set, frozenset):
+        return f"{{{','.join(sorted(_described(item, depth - 1, left) for item in value))}}}"
+    if kind in _CONTAINERS:
+        return f"[{','.join(_described(item, depth - 1, left) for item in value)}]"
+    inside = getattr(value, "__dict__", None)
+    below = _described(inside, depth - 1, left) if type(inside) is dict else ""
+    return f"{kind.__module__}.{kind.__qualname__}{below}"
