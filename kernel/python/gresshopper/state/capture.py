@@ -384,7 +384,8 @@ class Capture:
         #: Units that hold open files.
         self._outside: set[int] = set()
         self._process: dict[str, bytes] = {}
-        self._patched, self._modules = pickle.dumps([], protocol=5), pickle.dumps({}, protocol=5)
+        #: What the last audit found in libraries.
+        self._libraries: dict[str, bytes] = {}
         self._next = 1
         #: Units with unread parts: unchanged since their save.
         self.pending: Collection[int] = ()
@@ -545,9 +546,8 @@ class Capture:
         now = process.read()
         process.see_modules()
         if libraries:
-            self._patched = pickle.dumps(process.patched(self.namespace), protocol=5)
-            self._modules = pickle.dumps(process.own_modules(), protocol=5)
-        now["patched"], now["own modules"] = self._patched, self._modules
+            self._libraries = process.look_at_libraries(self.namespace)
+        now.update(self._libraries)
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now
         return changed

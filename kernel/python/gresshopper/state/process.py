@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
-from . import adapters, contexts, loggers, settings, unswept, yielding
+from . import adapters, contexts, libraries, loggers, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
 from .session import NotHereError, reason
 
@@ -93,7 +93,17 @@ def _interpreter() -> Any:
     net = sys.modules.get("socket")
     if net is not None and net.getdefaulttimeout() is not None:
         found["timeout"] = net.getdefaulttimeout()
+    children = sys.modules.get("multiprocessing")
+    if children is not None and (how := children.get_start_method(allow_none=True)) is not None:
+        found["children"] = how
+    table = sys.modules.get("csv")
+    if table is not None and (longest := table.field_size_limit()) != _FIELD:
+        found["field"] = longest
     return found
+
+
+#: The longest field of CSV without a word of the notebook's.
+_FIELD = 131_072
 
 
 _LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
@@ -112,6 +122,14 @@ def _set_interpreter(state: Any) -> None:
         import socket
 
         socket.setdefaulttimeout(state["timeout"])
+    if "children" in state:
+        import multiprocessing
+
+        multiprocessing.set_start_method(state["children"], force=True)
+    if "field" in state:
+        import csv
+
+        csv.field_size_limit(state["field"])
     for category, value in state["locale"].items():
         if locale.setlocale(getattr(locale, category)) != value:
             locale.setlocale(getattr(locale, category), value)
@@ -148,47 +166,6 @@ def _hung_in() -> dict[str, str]:
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
     if getattr(value, "__module__", None) == "__main__" or type(value).__module__ == "__main__":
         found[where] = str(getattr(value, "__qualname__", type(value).__qualname__))
-
-
-def patched(scope: dict[str, Any]) -> list[str]:
-    """Functions of the notebook that stand in a library's modules and classes: only named, not kept."""
-    found: list[str] = []
-    seen: set[int] = set()
-    for name, module in list(sys.modules.items()):
-        if type(module) is not types.ModuleType or name == "__main__" or vars(module) is scope:
-            continue
-        mine, held = _scanned(_modules, id(module), vars(module), scope)
-        found += [f"{name}.{attr}" for attr in mine]
-        for attr, kind in held:
-            if id(kind) not in seen:
-                seen.add(id(kind))
-                members = type.__dict__["__dict__"].__get__(kind)
-                found += [f"{name}.{attr}.{of}" for of in _scanned(_classes, id(kind), members, scope)[0]]
-    return sorted(found)
-
-
-#: The names of the notebook's functions, and the classes of a module.
-_Scan = tuple[list[str], list[tuple[str, Any]]]
-#: Findings in modules and classes, with a fingerprint of their content: a look at each value is slow.
-_modules: dict[int, tuple[int, _Scan]] = {}
-_classes: dict[int, tuple[int, _Scan]] = {}
-
-
-def _scanned(known: dict[int, tuple[int, _Scan]], key: int, members: Any, scope: dict[str, Any]) -> _Scan:
-    mark = hash((id(scope), *map(id, members.values())))
-    before = known.get(key)
-    if before is not None and before[0] == mark:
-        return before[1]
-    mine: list[str] = []
-    held: list[tuple[str, Any]] = []
-    for attr, value in list(members.items()):
-        if type(value) is types.FunctionType:
-            if value.__globals__ is scope:
-                mine.append(attr)
-        elif known is _modules and issubclass(type(value), type) and value.__module__ != "__main__":
-            held.append((attr, value))
-    known[key] = (mark, (mine, held))
-    return mine, held
 
 
 #: Folders of modules that aren't the user's own.
@@ -291,21 +268,6 @@ def _set_own_modules(state: dict[str, dict[str, Any]]) -> None:
         )
 
 
-def _set_patched(state: list[str]) -> None:
-    missing = [where for where in state if not settings.of_notebook(_found(where))]
-    if missing:
-        raise NotHereError(f"{', '.join(missing)}: the notebook put a function of its own there, run its cell again")
-
-
-def _found(where: str) -> Any:
-    """A module's value, or that of a class in a module."""
-    name, _, attr = where.rpartition(".")
-    if name in sys.modules:
-        return vars(sys.modules[name]).get(attr)
-    module, _, kind = name.rpartition(".")
-    return getattr(vars(sys.modules[module]).get(kind), attr, None) if module in sys.modules else None
-
-
 def _set_assigned(state: dict[str, Any]) -> None:
     missing = settings.set_assigned(state)
     if missing:
@@ -369,6 +331,13 @@ def read() -> dict[str, bytes]:
         if name in _ALWAYS or name in sys.modules:
             _add(sections, name, section.read)
     return sections
+
+
+def look_at_libraries(scope: dict[str, Any]) -> dict[str, bytes]:
+    """The sections that take a look at all modules."""
+    standard.find_codecs()
+    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": own_modules()}
+    return {name: pickle.dumps(content, protocol=5) for name, content in found.items()}
 
 
 def know() -> None:
@@ -499,18 +468,31 @@ _OWN: dict[str, Section] = {
     "logging": Section(loggers.levels, loggers.set_levels, soon=True),
     "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True),
     "interpreter": Section(_interpreter, _set_interpreter),
+    # A cell may have set `warnings.showwarning` afterwards, which comes next.
+    "logs": Section(standard.logs, standard.set_logs),
     "assigned": Section(settings.assigned, _set_assigned, soon=True),
     "registered": Section(settings.registered, settings.set_registered, soon=True),
     "csv": Section(settings.dialects, settings.set_dialects, soon=True),
+    "calendar": Section(standard.first_weekday, standard.set_first_weekday),
+    "xml.etree.ElementTree": Section(standard.prefixes, standard.set_prefixes),
+    "codecs": Section(standard.coding, standard.set_coding, know=standard.find_codecs),
     "last": Section(settings.last, _set_last, soon=True),
     "hung in": Section(_hung_in, _set_hung_in, soon=True),
-    "patched": Section(_elsewhere, _set_patched, soon=True),
+    "patched": Section(_elsewhere, libraries.set_patched, soon=True),
+    "lent functions": Section(_elsewhere, libraries.set_lent, soon=True),
+    "library tables": Section(_elsewhere, libraries.set_tables, soon=True),
+    "types of files": Section(_elsewhere, standard.set_types_of_files, soon=True),
     "own modules": Section(_elsewhere, _set_own_modules, soon=True),
     "decimal": Section(functools.partial(contexts.read, "decimal", _decimal), _set_decimal, in_context=_set_decimal),
     "random": Section(_random, _set_random, soon=True),
 }
 #: Those of them that are no module's.
-_ALWAYS = frozenset(_OWN) - {"csv", "decimal", "patched", "own modules"}
+_ALWAYS = frozenset(name for name, section in _OWN.items() if section.read is not _elsewhere) - {
+    "csv",
+    "calendar",
+    "xml.etree.ElementTree",
+    "decimal",
+}
 
 
 def _sections(of: Iterable[Adapter]) -> dict[str, Section]:

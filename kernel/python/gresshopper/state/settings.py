@@ -46,8 +46,8 @@ _ELSEWHERE = frozenset(
     }
 )
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
-#: Most bytes of an exception that is kept.
-_SHORT = 1 << 20
+#: Most bytes of an exception that is kept, and of an entry in a library's table.
+SHORT = 1 << 20
 
 
 def scope() -> dict[str, Any]:
@@ -84,26 +84,32 @@ def is_mine(value: Any) -> bool:
     return (value if issubclass(kind, type) else kind).__module__ == MAIN
 
 
-def dump(value: Any) -> bytes:
-    """A section with content that plain pickle can't write.
+def dump(value: Any, short: bool = False) -> bytes:
+    """Content that plain pickle can't write. `short`: refuses more than `SHORT` bytes.
 
     # Errors
     Whatever pickling raises.
     """
-    out = io.BytesIO()
+    out = _Short() if short else io.BytesIO()
     _Pickler(out, 5).dump(value)
     return out.getvalue()
 
 
 class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    @functools.cached_property
+    def held(self) -> dict[int, str]:
+        """Variables by the id of what they hold, the first of each."""
+        return {id(value): name for name, value in reversed(list(scope().items())) if name[:1] != "_"}
+
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not types.FunctionType and not isinstance(obj, type):
-            return NotImplemented
+            held = self.held.get(id(obj)) if type(obj).__module__ == MAIN else None
+            return NotImplemented if held is None else (named, (held,))
         if not of_notebook(obj):
             if importable(obj) or isinstance(obj, type):
                 return super().reducer_override(obj)
             raise pickle.PicklingError("a function of a library that its module doesn't hold")
-        name = name_of(obj)
+        name = self.held.get(id(obj))
         if name is not None:
             return named, (name,)
         if isinstance(obj, type):
@@ -333,7 +339,7 @@ class _Short(io.BytesIO):
     """Refuses long content before all of it has arrived."""
 
     def write(self, data: Any) -> int:
-        if self.tell() + len(data) > _SHORT:
+        if self.tell() + memoryview(data).nbytes > SHORT:
             raise pickle.PicklingError("it is too large")
         return super().write(data)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases import NP, PD, TORCH, case
+from cases import NP, PD, TORCH, case, hidden
 
 case(
     "settings/an option that is a lambda, beside others",
@@ -104,11 +104,66 @@ case(
     needs="mpmath",
     reported=True,
 )
+hidden(
+    "settings/entries in the tables of libraries' modules and classes",
+    "import shutil, sqlite3, string\ndef pack(name, base, **more): return name\nclass Key: pass\nsqlite3.register_adapter(Key,lambda key: 'k')\nshutil.register_archive_format('hop',pack,description='of the notebook')",
+    change="pass",
+    check="out=shutil.make_archive('x','hop'),sqlite3.connect(':memory:').execute('select ?',(Key(),)).fetchone(),dict(shutil.get_archive_formats())['hop']\nshutil.unregister_archive_format('hop')\nsqlite3.adapters.pop((Key,sqlite3.PrepareProtocol))",
+)
+hidden(
+    "settings/entries in the tables of a class that copies them",
+    "import yaml\nclass Money:\n    def __init__(self,n): self.n=n\nclass Loader(yaml.SafeLoader): pass",
+    change="yaml.add_constructor('!hop',lambda loader,node: Money(int(node.value)),Loader=yaml.SafeLoader)\nyaml.add_representer(Money,lambda dumper,m: dumper.represent_scalar('!hop',str(m.n)))",
+    check="out=yaml.safe_load('!hop 7').n,yaml.dump([Money(3)])\nfor c in yaml.SafeLoader,yaml.Dumper:\n    for n in 'yaml_constructors','yaml_representers': getattr(c,n,{}).pop('!hop',None),getattr(c,n,{}).pop(Money,None)",
+    needs="yaml",
+)
+hidden(
+    "told/an entry in a library's table that can't be kept",
+    "import shutil\ndef places(): yield\nclass Held:\n    def __init__(self): self.place=places()\n    def __call__(self,*a,**k): pass",
+    change="shutil.register_archive_format('hop',Held())",
+    check="out='hop' in dict(shutil.get_archive_formats())\nif out: shutil.unregister_archive_format('hop')",
+    reported=True,
+)
 case(
     "settings/a function in a library's place, under that one's name",
     "import json, functools\nplain=json.dumps",
     "@functools.wraps(plain)\ndef dumps(*a,**k): return plain(*a,**{'sort_keys':True,**k})\njson.dumps=dumps",
     check="out=json.dumps({'b':1,'a':2}),json.dumps is dumps,dumps.__wrapped__ is plain\njson.dumps=plain",
+)
+hidden(
+    "told/functions of one library that a cell had put into another",
+    "import pandas as pd\nfrom tqdm import tqdm",
+    change="tqdm.pandas(disable=True)",
+    check="out=hasattr(pd.Series,'progress_apply')\nfrom pandas.core.groupby.generic import DataFrameGroupBy as D,SeriesGroupBy as S\nfrom pandas.core.groupby.groupby import GroupBy as G\nfrom pandas.core.window import expanding as e,rolling as r\nfor c in pd.DataFrame,pd.Series,D,S,G,e.Expanding,r.Rolling:\n    for n in [n for n in vars(c) if n[:9]=='progress_']: delattr(c,n)",
+    needs="pandas tqdm",
+    reported=True,
+)
+case(
+    "settings/logging as a whole",
+    "import logging, warnings\nclass Named(logging.Logger): pass\nlogging.setLoggerClass(Named)\nlogging.addLevelName(25,'NOTICE')\nlogging.disable(logging.INFO)\nlogging.captureWarnings(True)",
+    check="out=logging.getLevelName(25),logging.root.isEnabledFor(20),type(logging.getLogger('hop_named')) is Named,warnings.showwarning is logging._showwarning\nlogging.captureWarnings(False)\nlogging.disable(0)\nlogging.setLoggerClass(logging.Logger)\ndel logging._levelToName[25],logging._nameToLevel['NOTICE']",
+)
+case(
+    "settings/warnings shown by a function after logging had them",
+    "import logging, warnings\nkept=warnings.showwarning\nlogging.captureWarnings(True)\ndef loud(*a, **k): pass\nwarnings.showwarning=loud",
+    check="out=warnings.showwarning is loud\nlogging.captureWarnings(False)\nwarnings.showwarning=kept",
+)
+case(
+    "settings/calendar, prefixes of XML, fields of csv, how processes start",
+    "import calendar, csv, multiprocessing\nimport xml.etree.ElementTree as ET\ncalendar.setfirstweekday(6)\nET.register_namespace('hop','http://hop.example/ns')\ncsv.field_size_limit(77)\nmultiprocessing.set_start_method('spawn',force=True)",
+    check="out=calendar.firstweekday(),ET.tostring(ET.Element('{http://hop.example/ns}a')),csv.field_size_limit(),multiprocessing.get_start_method()\ncalendar.setfirstweekday(0)\ncsv.field_size_limit(131072)\nmultiprocessing.set_start_method(None,force=True)",
+)
+hidden(
+    "settings/a handler of encodings, and a codec",
+    "import codecs\ndef swapped(error): return '?',error.end\ncodecs.register_error('hop_swapped',swapped)\ncodecs.register_error('hop_gone',lambda error: ('!',error.end))\ncodecs.register(lambda name: codecs.lookup('ascii') if name=='hop_ascii' else None)",
+    change="pass",
+    check="out='n\\xefve'.encode('ascii','hop_swapped'),'n\\xefve'.encode('hop_ascii','hop_gone'),codecs.lookup_error('hop_swapped') is swapped",
+)
+hidden(
+    "settings/types of files",
+    "import mimetypes\nmimetypes.add_type('text/x-hop','.hop')\nmimetypes.add_type('text/x-hop','.html',strict=False)\nmimetypes.suffix_map['.thop']='.tar.gz'",
+    change="pass",
+    check="out=mimetypes.guess_type('a.hop'),mimetypes.guess_type('a.thop'),mimetypes.guess_extension('text/x-hop')\nmimetypes.init()",
 )
 case(
     "settings/the exception that was shown last",

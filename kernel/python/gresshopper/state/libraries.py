@@ -1,0 +1,307 @@
+"""Changes that cells made in libraries without a variable that shows it, found by a look at all modules.
+
+Three kinds: functions of the notebook in modules and classes, entries of the notebook in a library's tables (registries
+of converters, scales, hooks), and functions that one library has put into another at a cell's word. Entries come back.
+The others are only named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import pickle
+import sys
+import types
+from typing import Any, NamedTuple
+
+from . import settings
+from .session import MAIN, NotHereError
+
+#: Libraries whose tables are left out: the kernel's own, and those that other sections read.
+_OTHERS = frozenset(
+    {
+        "builtins",
+        "sys",
+        "gc",
+        "copyreg",
+        "abc",
+        "weakref",
+        "threading",
+        "asyncio",
+        "concurrent",
+        "multiprocessing",
+        "signal",
+        "atexit",
+        "warnings",
+        "linecache",
+        "csv",
+        "IPython",
+        "ipykernel",
+        "ipywidgets",
+        "comm",
+        "traitlets",
+        "gresshopper",
+        "cloudpickle",
+        "debugpy",
+        "pydevd",
+        "_pydevd_bundle",
+        "_pydev_bundle",
+        "zmq",
+        "tornado",
+        "jupyter_client",
+        "jupyter_core",
+        "jedi",
+        "parso",
+    }
+)
+#: Libraries whose functions stand in other libraries from the kernel's start on.
+_KERNELS = _OTHERS | {"matplotlib_inline", "decorator", "_pytest", "pytest"}
+_STANDARD: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
+_TABLES = (dict, list, set)
+#: Entries of a large table, and those of its end.
+_LARGE, _END = 64, 8
+
+
+class _Scan(NamedTuple):
+    """Members of a module or a class that may be the notebook's doing."""
+
+    #: The notebook's functions.
+    mine: list[str]
+    #: Functions of another library, with the name of their place there.
+    lent: list[tuple[str, str]]
+    tables: list[tuple[str, Any]]
+    #: Of a module only.
+    classes: list[tuple[str, type]]
+
+
+#: A fingerprint of the members, the classes among them, and the scan. None: it is empty.
+_Seen = tuple[int, "list[tuple[str, type]]", "_Scan | None"]
+#: The scans of modules and classes: a look at each value is slow.
+_modules: dict[int, _Seen] = {}
+_classes: dict[int, _Seen] = {}
+
+
+class _Place(NamedTuple):
+    """A module or a class in it."""
+
+    module: str
+    path: str
+
+    def named(self, attr: str) -> str:
+        return ".".join(filter(None, (*self, attr)))
+
+
+class _Found(NamedTuple):
+    """The findings of one pass."""
+
+    patched: list[str]
+    lent: dict[str, str]
+    #: The notebook's entries in tables.
+    entries: list[tuple[_Place, str, _Entry]]
+    #: Tables that were looked at: several modules may hold one.
+    tables: set[int]
+
+    def add(self, module: str, path: str, scan: _Scan) -> None:
+        place = _Place(module, path)
+        self.patched.extend(map(place.named, scan.mine))
+        self.lent.update((place.named(attr), lender) for attr, lender in scan.lent)
+        for attr, table in scan.tables:
+            if id(table) not in self.tables:
+                self.tables.add(id(table))
+                self.entries.extend((place, attr, entry) for entry in _entries(table))
+
+
+#: Of a dictionary a pair, else a single value.
+_Entry = tuple[Any, ...]
+
+
+def look(scope: dict[str, Any]) -> dict[str, Any]:
+    """The sections `patched`, `lent functions` and `library tables`, by one pass over all modules and their classes."""
+    found = _Found([], {}, [], set())
+    seen: set[int] = set()
+    members_of = type.__dict__["__dict__"].__get__
+    for name, module in list(sys.modules.items()):
+        if type(module) is not types.ModuleType or name == MAIN or vars(module) is scope:
+            continue
+        _, classes, scan = _scanned(_modules, id(module), name, vars(module), scope)
+        if scan is not None:
+            found.add(name, "", scan)
+        for attr, kind in classes:
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                _, _, scan = _scanned(_classes, id(kind), kind.__module__, members_of(kind), scope)
+                if scan is not None:
+                    found.add(name, attr, scan)
+    return {
+        "patched": sorted(found.patched),
+        "lent functions": found.lent,
+        "library tables": _described(found.entries),
+    }
+
+
+def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: dict[str, Any]) -> _Seen:
+    mark = hash((id(scope), *map(id, members.values())))
+    before = known.get(key)
+    if before is not None and before[0] == mark:
+        return before
+    scan = _Scan([], [], [], [])
+    root = str(home).partition(".")[0]
+    borrows = root in _STANDARD if known is _modules else root not in _KERNELS
+    for attr, value in list(members.items()):
+        kind = type(value)
+        if kind is types.FunctionType:
+            if value.__globals__ is scope:
+                scan.mine.append(attr)
+            elif borrows and (lender := _lender(value, root)):
+                scan.lent.append((attr, lender))
+        elif issubclass(kind, _TABLES):
+            if root not in _OTHERS and attr[:2] != "__":
+                scan.tables.append((attr, value))
+        elif known is _modules and issubclass(kind, type) and value.__module__ != MAIN:
+            scan.classes.append((attr, value))
+    known[key] = before = (mark, scan.classes, scan if scan.mine or scan.lent or scan.tables else None)
+    return before
+
+
+def _lender(function: types.FunctionType, root: str) -> str:
+    """The place of a function of another library than the one that holds it; empty otherwise."""
+    home = function.__globals__.get("__name__")
+    if not isinstance(home, str):
+        return ""
+    lender = home.partition(".")[0]
+    if lender == root or lender in _STANDARD or lender in _KERNELS or lender not in sys.modules:
+        return ""
+    return f"{home}.{function.__qualname__}"
+
+
+def set_patched(state: list[str]) -> None:
+    """Says which of these functions aren't there."""
+    missing = [where for where in state if not settings.of_notebook(_found(where))]
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the notebook put a function of its own there, run its cell again")
+
+
+def set_lent(state: dict[str, str]) -> None:
+    """Says which of these functions aren't there. A library that no variable needs isn't loaded, and doesn't count."""
+    missing = sorted(where for where, lender in state.items() if _is_loaded(where) and _is_else(where, lender))
+    if missing:
+        lenders = ", ".join(sorted({state[where].partition(".")[0] for where in missing}))
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        raise NotHereError(
+            f"{', '.join(missing[:_NAMED])}{more}: functions of {lenders} stood there, run the cell again that put them there"
+        )
+
+
+#: Most functions that a sentence names.
+_NAMED = 4
+
+
+def _is_else(where: str, lender: str) -> bool:
+    here = _found(where)
+    return type(here) is not types.FunctionType or f"{here.__globals__.get('__name__')}.{here.__qualname__}" != lender
+
+
+def _is_loaded(where: str) -> bool:
+    name = where.rpartition(".")[0]
+    return name in sys.modules or name.rpartition(".")[0] in sys.modules
+
+
+def _found(where: str) -> Any:
+    """A module's value, or that of a class in a module."""
+    name, _, attr = where.rpartition(".")
+    if name in sys.modules:
+        return vars(sys.modules[name]).get(attr)
+    module, _, kind = name.rpartition(".")
+    return getattr(vars(sys.modules[module]).get(kind), attr, None) if module in sys.modules else None
+
+
+# --- tables ---
+
+#: By table: its fingerprint, and the notebook's entries. The table itself is held, so that its id stays its own.
+_looked: dict[int, tuple[tuple[int, int], list[_Entry], Any]] = {}
+
+
+def _entries(table: Any) -> list[_Entry]:
+    mark = _mark(table)
+    before = _looked.get(id(table))
+    if before is None or before[0] != mark:
+        items = list(dict.items(table)) if issubclass(type(table), dict) else [(value,) for value in table]
+        found = [item for item in items if any(map(settings.is_mine, item))]
+        _looked[id(table)] = before = (mark, found, table)
+    return before[1]
+
+
+def _mark(table: Any) -> tuple[int, int]:
+    """A fingerprint; of a large table of its end alone, where entries are added: all others of it would take long."""
+    size = len(table)
+    if not issubclass(type(table), dict):
+        last = table if size <= _LARGE or type(table) is set else table[-_END:]
+        return size, hash((*map(id, last),))
+    if size <= _LARGE:
+        return size, hash((*map(id, table), *map(id, dict.values(table))))
+    return size, hash((*map(id, itertools.islice(reversed(dict.values(table)), _END)),))
+
+
+def _described(entries: list[tuple[_Place, str, _Entry]]) -> dict[str, Any]:
+    """The entries that can be kept, and the names of the tables with others."""
+    kept: list[tuple[str, str, str, bytes]] = []
+    told: set[str] = set()
+    for place, attr, entry in entries:
+        try:
+            kept.append((*place, attr, settings.dump(entry, short=True)))
+        except Exception:  # a class that no variable holds, a handle, much data
+            told.add(place.named(attr))
+    return {"kept": kept, "told": sorted(told)}
+
+
+#: Entries that were made here for a saved state, with their tables: a later state may lack them.
+_entered: list[tuple[Any, _Entry]] = []
+
+
+def set_tables(state: dict[str, Any]) -> None:
+    """Makes the entries again; says which couldn't be."""
+    missing: set[str] = set(state["told"])
+    while _entered:
+        with contextlib.suppress(Exception):
+            _take_out(*_entered.pop())
+    for module, path, attr, content in state["kept"]:
+        place = _Place(module, path)
+        try:
+            __import__(module)
+            table, entry = _table(place, attr), pickle.loads(content)
+            _enter(table, entry)
+            _entered.append((table, entry))
+        except Exception:
+            missing.add(place.named(attr))
+    if missing:
+        raise NotHereError(f"{', '.join(sorted(missing))}: the notebook set something there, run its cell again")
+
+
+def _table(place: _Place, attr: str) -> Any:
+    base = settings.base_of(*place)
+    held = settings.held_by(base).get(attr)
+    if held is None and isinstance(base, type):
+        # Registering made a copy of the base class's, as PyYAML does.
+        held = copy.copy(getattr(base, attr))
+        setattr(base, attr, held)
+    return held
+
+
+def _enter(table: Any, entry: _Entry) -> None:
+    if issubclass(type(table), dict):
+        table[entry[0]] = entry[1]
+    elif issubclass(type(table), set):
+        table.add(entry[0])
+    elif not any(there is entry[0] for there in table):
+        table.append(entry[0])
+
+
+def _take_out(table: Any, entry: _Entry) -> None:
+    if issubclass(type(table), dict):
+        if table.get(entry[0]) is entry[1]:
+            del table[entry[0]]
+    elif issubclass(type(table), set):
+        table.discard(entry[0])
+    else:
+        table[:] = [there for there in table if there is not entry[0]]
