@@ -270,7 +270,8 @@ class Agent:
         if self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
             self._after_seconds(max(THINK, self._idle_from - started), self._idle)
         elif self.later:
-            self.later.some()
+            with self._as_in_a_cell():
+                self.later.some()
             self._later()
         else:
             self._rest_in(REST)
@@ -342,7 +343,8 @@ class Agent:
     def _read_all(self) -> None:
         """Read the unread parts of a restored state."""
         if self.later is not None:
-            self.later.all()
+            with self._as_in_a_cell():
+                self.later.all()
 
     def _hold_off(self, e: pickling.Interrupted) -> None:
         """After a capture that found no room: tell the user, and pause captures for a while."""
@@ -804,6 +806,16 @@ class Agent:
         `FormError` or `StoreError`, with the namespace as it was.
         """
         self._read_all()
+        with self._as_in_a_cell():
+            return self._rebuild(snapshot, lazy, again, wait, shown)
+
+    def _as_in_a_cell(self) -> Any:
+        """Libraries that are imported here find `get_ipython` among the builtins, as in a cell: pandas takes defaults by it."""
+        return getattr(self.shell, "builtin_trap", None) or contextlib.nullcontext()
+
+    def _rebuild(
+        self, snapshot: restoring.Snapshot, lazy: bool, again: bool, wait: bool, shown: bool
+    ) -> restoring.Told:
         differences = restoring.differences(snapshot.environment)
         pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
         told, loader = restoring.restore(
@@ -878,7 +890,8 @@ class Agent:
         if self._follower is None:
             raise follow.RebuildError("this kernel follows nobody: nothing was restored in it, or it captures")
         self._read_all()
-        told = self._follower.apply(record)
+        with self._as_in_a_cell():
+            told = self._follower.apply(record)
         snapshot = self._follower.snapshot
         self.told = {n: was for n, was in self.told.items() if n not in told.names}
         self._note_told(snapshot.told)

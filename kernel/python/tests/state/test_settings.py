@@ -65,3 +65,14 @@ def test_the_shell_is_as_the_notebook_set_it(tmp_path: Path) -> None:
     after, told = run(tmp_path, [])
     assert after == before, told
     assert "couldn't be" not in told
+
+
+def test_pandas_finds_a_kernel_where_a_restore_imports_it(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    script = SCRIPT.replace("agent = Agent", "ip.kernel = None\nagent = Agent")
+    cell = "import pandas as pd\npd.set_option('display.max_columns', 20)\ns = pd.Series([1])"
+    asked = "out = [pd.get_option('display.max_columns')]\npd.reset_option('all')\nout += [pd.get_option('display.max_columns')]"
+    for cells in ([cell], []):
+        found, told = child.answer(script, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+        assert found == [20, 20], told
+        assert "defaults" not in told

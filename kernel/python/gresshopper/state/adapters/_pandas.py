@@ -110,13 +110,13 @@ def _placement(spec: Any) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _pandas_defaults(config: Any, count: int) -> Defaults:
-    """`count`: options are registered when parts of pandas are imported.
-
-    The default of `display.encoding` is that of `sys.stdout` at the import: in a process that was started in advance it is
-    written otherwise than in a kernel.
-    """
+    """`count`: options are registered when parts of pandas are imported."""
     known = list(config._registered_options.items())
-    return Defaults({key: option.defval for key, option in known if key != "display.encoding"})
+    return Defaults({key: option.defval for key, option in known if key not in _OF_TERMINAL})
+
+
+#: Options whose defaults pandas takes from the terminal, or the lack of one, at its import.
+_OF_TERMINAL = frozenset({"display.max_columns", "display.encoding"})
 
 
 def _pandas() -> Any:
