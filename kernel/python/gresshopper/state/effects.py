@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -155,6 +156,9 @@ class Effects:
         self._on = False
         self._found: set[str] = set()
         self._files: dict[str, list[int]] = {}
+        # ipykernel asks for it at a process's first cell, and the first answer takes a file that is written and removed.
+        with contextlib.suppress(OSError):
+            tempfile.gettempdir()
 
     def start(self) -> None:
         """Watch from here."""

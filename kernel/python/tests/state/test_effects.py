@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,14 @@ def test_threads_of_the_kernel_have_no_effects_of_a_cell(
     thread.start()
     thread.join()
     assert watching.stop()["did"] == seen
+
+
+def test_the_first_look_for_temporary_files_is_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    watching = effects.Effects()
+    watching.start()
+    assert tempfile.gettempdir()
+    assert watching.stop()["did"] == []
 
 
 def test_a_cells_own_effects_are_seen(watching: effects.Effects, tmp_path: Path) -> None:
