@@ -106,7 +106,8 @@ class Person:
         self.kinds = dict(KINDS)
         self.book = Notebook(chaos.cluster, user)
         self.notes = chaos.cluster.base / "home" / user / f"chaos-{number}"
-        #: Cells whose effect has to be there, by their count, and those of which nobody can know.
+        #: Cells whose effect has to be there, with their counts, and those of which nobody can know. After a loss that
+        #: nobody was told of, the next cell has the lost one's count.
         self.kept: dict[int, int] = {}
         self.maybe: set[int] = set()
         self.last = 0
@@ -177,7 +178,7 @@ class Person:
         if got is None:
             self.maybe.add(n)
         elif got["status"] == "ok":
-            self.kept[int(got["reply"]["execution_count"])] = n
+            self.kept[n] = int(got["reply"]["execution_count"])
         elif got["reply"]["ename"] == "CellLost":
             self.chaos.tally.cell_lost += 1
         elif self.setup is None:
@@ -204,7 +205,9 @@ class Person:
         """Losses that the user is told of hold from now on."""
         for names in GONE.findall(text):
             for count in re.findall(r"\[(\d+)\]", names):
-                if self.kept.pop(int(count), None) is not None:
+                gone = [n for n, kept in self.kept.items() if kept == int(count)]
+                if gone:
+                    del self.kept[gone[-1]]
                     self.chaos.tally.told += 1
                 if int(count) == self.setup:
                     self.setup = None
@@ -219,7 +222,7 @@ class Person:
                 self.fault(f"the namespace can't be read: {reply}")
             return
         there = json.loads(stream(got, "stdout"))
-        should = list(self.kept.values())
+        should = list(self.kept)
         if missing := [n for n in should if n not in there]:
             self.fault(f"answered cells are gone, and nobody was told: {missing}\n{self.evidence(got, missing)}")
         if strange := [n for n in there if n not in should and n not in self.maybe]:
@@ -227,12 +230,12 @@ class Person:
         if len(set(there)) != len(there):
             self.fault(f"effects are there twice: {there}")
         # From here on the oracle knows what the kernel has.
-        self.kept = {count: n for count, n in self.kept.items() if n in there}
+        self.kept = {n: count for n, count in self.kept.items() if n in there}
         self.maybe = {n for n in self.maybe if n in there}
 
     def evidence(self, looked: dict[str, Any], missing: list[int]) -> str:
         """What the kernel knows of cells that are gone: of a cell among its inputs the record is there."""
-        counts = [count for count, n in self.kept.items() if n in missing]
+        counts = [self.kept[n] for n in missing]
         got = self.execute(f"print(len(In), [(n, In[n]) for n in {counts} if n < len(In)], In[-4:], seen[-4:])")
         return f"counts {counts}; {stream(looked, 'stderr')!r}; {got and stream(got, 'stdout')}"
 
