@@ -245,7 +245,6 @@ e2e() {
 tried() {
 	packaged
 	demo
-	chaos
 }
 
 packages() {
@@ -276,13 +275,6 @@ packages_built() {
 demo() {
 	BUILT=1 STAY=0 HOP_DEMO_BASE=/srv/gresshopper-demo-16 HOP_DEMO_INDEX=16 HUB_PORT=8160 \
 		step "make demo" twice ended tests/demo/run
-}
-
-# A short run of `make chaos`.
-chaos() {
-	CARGO_TARGET_DIR=$(deployed_on "${runnable[0]}") HOP_E2E_VARIANT=${runnable[0]} HOP_E2E_INDEX=13 \
-		HOP_E2E_BASE=/srv/gresshopper-chaos-13 \
-		step "two minutes of chaos" twice ended "$dev/hub/bin/python" tests/e2e/chaos.py --seed 1 --minutes 2
 }
 
 # What docs/conformance.md compares, with all notebooks.

@@ -522,7 +522,10 @@ mod tests {
         let mut local = Life::new(true, true);
         local.handle(Input::Started { tenure: Tenure(1) }, at(0));
         let acts = local.handle(Input::ProcessGone, at(1));
-        assert!(matches!(acts[..], [Act::Die { .. }]), "no seat ends there: {acts:?}");
+        assert!(
+            matches!(acts[..], [Act::Die { .. }]),
+            "no seat ends there: {acts:?}"
+        );
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use crate::election::{self, View};
 use crate::event::{Event, Need};
 use crate::hearing::Heard;
-use crate::keeper::Patience;
-use crate::links::{Links, Wire, lock};
+use crate::links::{Links, Wire};
+use crate::lock::lock;
+use crate::patience::Patience;
 use crate::wire::Frame;
 use hop_log::steward::{self, Deed};
 use hop_log::{Entry, State};

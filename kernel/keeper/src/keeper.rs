@@ -3,7 +3,9 @@
 use crate::book::Book;
 use crate::event::Event;
 use crate::group::Group;
-use crate::links::{Hosted, Links, Wire, lock};
+use crate::links::{Hosted, Links, Wire};
+use crate::lock::lock;
+use crate::patience::Patience;
 use hop_log::State;
 use hop_protocol::tls::TlsError;
 use hop_raft::{Member, OpenError, Opening, ProposeError};
@@ -15,7 +17,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -32,27 +33,6 @@ pub struct Settings<'a> {
     pub wal: Options,
     pub book: Book,
     pub patience: Patience,
-}
-
-/// Times after which a group's task gives up waiting.
-#[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// A member whose others have all gone leaves then: its kernel runs elsewhere, from the store, or is over.
-    pub abandoned: Duration,
-    /// A new member that has not got near the log's end is replaced then: its seat doesn't take it.
-    pub lags: Duration,
-    /// After so long without success in elections, the host looks whether the group is over.
-    pub vain: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            abandoned: Duration::from_secs(600),
-            lags: Duration::from_secs(60),
-            vain: Duration::from_secs(30),
-        }
-    }
 }
 
 /// The keeper can't be started.

@@ -16,10 +16,13 @@ pub mod hearing;
 mod keeper;
 mod link;
 mod links;
+mod lock;
+mod patience;
 pub mod visit;
 mod wire;
 
 pub use book::Book;
 pub use event::{Event, Need};
-pub use keeper::{Keeper, Kernel, KernelError, Patience, Settings, StartError};
+pub use keeper::{Keeper, Kernel, KernelError, Settings, StartError};
 pub use links::Wire;
+pub use patience::Patience;

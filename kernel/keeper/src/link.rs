@@ -1,6 +1,6 @@
 //! One connection to another seat: the frames that wait to be written, and the questions that wait for an answer.
 
-use crate::links::lock;
+use crate::lock::lock;
 use crate::wire::Frame;
 use bytes::Bytes;
 use hop_raft::Unreachable;

@@ -4,6 +4,7 @@ use crate::book::Book;
 use crate::event::Event;
 use crate::hearing::{Heard, Hearing, PING_EVERY};
 use crate::link::Link;
+use crate::lock::lock;
 use crate::visit::Visitor;
 use crate::wire::{Frame, Hello, PATIENCE, VERSION, greeted};
 use bytes::Bytes;
@@ -13,7 +14,7 @@ use hop_words::id::{Incarnation, JobId};
 use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -28,10 +29,6 @@ const REDIAL_AFTER: Duration = Duration::from_millis(200);
 const CONFIRMS_AFTER: Duration = Duration::from_millis(50);
 /// Links with a seat: both sides may dial at once, beside a link fallen silent. Beyond them the oldest ends.
 const LINKS_MAX: usize = 3;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A member hosted by this seat.
 #[derive(Debug, Clone)]

@@ -1,0 +1,24 @@
+//! How long a group's task waits.
+
+use std::time::Duration;
+
+/// Times after which a group's task gives up waiting.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// A member whose others have all gone leaves then: its kernel runs elsewhere, from the store, or is over.
+    pub abandoned: Duration,
+    /// A new member that has not got near the log's end is replaced then: its seat doesn't take it.
+    pub lags: Duration,
+    /// After so long without success in elections, the host looks whether the group is over.
+    pub vain: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            abandoned: Duration::from_secs(600),
+            lags: Duration::from_secs(60),
+            vain: Duration::from_secs(30),
+        }
+    }
+}
