@@ -23,7 +23,7 @@ import sys
 import time
 from pathlib import Path
 
-from replica import percentile, say
+from replica import say, spread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/e2e"))
 from harness import Cluster, Failed, Notebook, until
@@ -50,7 +50,7 @@ def fdatasync_ms(folder: Path) -> float:
 
 
 def lines_of(place: Place, name: str, pause: float) -> list[str]:
-    """What the replica says of the cells that ran once its group was whole."""
+    """Runs the notebook once the kernel's group is whole. Returns what the replica logs meanwhile."""
     place.fresh_folder()
     book = Notebook(place.cluster, "alice")
     try:
@@ -97,19 +97,10 @@ def main() -> int:
                     file.writelines(f"{name} {line}\n" for line in lines if "progress" in line)
     finally:
         cluster.down()
-    for percent in (50, 90, 99):
-        share = percent / 100
-        say(
-            f"notebooks_sync_p{percent}",
-            "ms",
-            percentile(held, share),
-            len(held),
-            ("fdatasync_4k", percentile(syncs, share)),
-        )
+    spread("notebooks_sync", held, "ms", (50, 90, 99), ("fdatasync_4k", syncs))
     say("notebooks_durable", "share", durable / len(held), len(held))
     if lags:
-        for percent in (50, 99):
-            say(f"notebooks_lag_p{percent}", "ms", percentile(lags, percent / 100), len(lags))
+        spread("notebooks_lag", lags, "ms", (50, 99))
     return 0
 
 

@@ -65,10 +65,14 @@ def say(case: str, unit: str, ours: float, n: int, peer: tuple[str, float] | Non
 
 
 def spread(
-    case: str, took: list[float], unit: str = "s", high: int = 95, peer: tuple[str, list[float]] | None = None
+    case: str,
+    took: list[float],
+    unit: str = "s",
+    percents: tuple[int, ...] = (50, 95),
+    peer: tuple[str, list[float]] | None = None,
 ) -> None:
-    """Says the median and a high percentile, each beside the same one of the peer."""
-    for percent in (50, high):
+    """Says the percentiles, each beside the same one of the peer."""
+    for percent in percents:
         share = percent / 100
         beside = (peer[0], percentile(peer[1], share)) if peer else None
         say(f"{case}_p{percent}", unit, percentile(took, share), len(took), beside)
@@ -121,7 +125,7 @@ def round_trips(cluster: Cluster, book: Notebook, n: int) -> None:
                 times.append(1e3 * answered(kernel, "1 + 1"))
                 # A person's pace: the capture after the reply doesn't meet the next cell.
                 time.sleep(0.02)
-    spread("one_plus_one_r3", took[0], "ms", 99, ("plain ipykernel", took[1]))
+    spread("one_plus_one_r3", took[0], "ms", (50, 99), ("plain ipykernel", took[1]))
 
 
 def first_cells(cluster: Cluster, n: int) -> None:
@@ -290,7 +294,7 @@ def crowd(cluster: Cluster, n: int, seconds: float = 60) -> None:
         with ThreadPoolExecutor(n) as pool:
             took = [t for times in pool.map(person, books, range(n)) for t in times]
         cores = (cpu_s(uid) - used) / (time.perf_counter() - begin)
-        spread("crowd_one_plus_one", took, "ms", 99)
+        spread("crowd_one_plus_one", took, "ms", (50, 99))
         say("crowd_cores", "cores", cores, n)
         say("crowd_mib", "MiB", memory_mib(uid), n)
 

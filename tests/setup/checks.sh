@@ -321,16 +321,13 @@ plugin() {
 	e2e_on "${runnable[0]}" "plain clients" 12 "${plain_clients[@]}"
 }
 
-# The target folder with the binaries for a variant.
-deployed_on() {
-	if [ "$1" = trixie ]; then echo "$trixie"; else dirname "$target"; fi
-}
-
 # e2e_on VARIANT WHAT INDEX TESTS..
 e2e_on() {
-	local variant=$1 what=$2 index=$3
+	local variant=$1 what=$2 index=$3 target_dir
 	shift 3
-	CARGO_TARGET_DIR=$(deployed_on "$variant") HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
+	target_dir=$(dirname "$target")
+	[ "$variant" != trixie ] || target_dir=$trixie
+	CARGO_TARGET_DIR=$target_dir HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
 		HOP_E2E_BASE=/srv/gresshopper-e2e-$index \
 		step "end to end on $variant: $what" again pytest_e2e "$@"
 }

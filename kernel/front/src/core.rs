@@ -90,7 +90,7 @@ pub struct Front {
     before: Before,
     /// What is known and told while the kernel has no node.
     seating: Seating,
-    /// What cells showed, for pages that may be away.
+    /// Outputs of cells, for pages that may be away.
     unseen: Unseen,
     /// The server has gone: what cells show from now on is kept for the notebook's next opening.
     meanwhile: Option<Meanwhile>,

@@ -1,4 +1,4 @@
-//! One connection to another seat: the frames that wait to be written, and the questions that wait for an answer.
+//! A link is one connection to another seat. Frames wait there to be written, and questions to be answered.
 
 use crate::lock::lock;
 use crate::wire::Frame;
@@ -87,16 +87,11 @@ impl Link {
     /// Writes what waits, until the connection breaks.
     pub(crate) async fn write(&self, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
         loop {
-            let mut next = self.next();
-            if next.is_none() {
-                self.filled.notified().await;
-                continue;
-            }
-            while let Some(bytes) = next {
+            while let Some(bytes) = self.next() {
                 to.write_all(&bytes).await?;
-                next = self.next();
             }
             to.flush().await?;
+            self.filled.notified().await;
         }
     }
 

@@ -34,7 +34,7 @@ impl CommContent {
     }
 }
 
-/// What a notebook's page says of its cells' outputs (docs/wiring.md, "A page that was away").
+/// A notebook's page on its cells' outputs (docs/wiring.md, "A page that was away").
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PageWord {
     /// The notebook's path.

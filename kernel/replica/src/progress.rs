@@ -1,5 +1,5 @@
-//! Tells the log how a kernel comes up, and of each cell how long its end was held up and whether its effects were durable
-//! before its reply. Bench `replica` reads the latter, with `GRESSHOPPER_LOG=hop_replica::progress=debug`.
+//! Tells the log of each cell how long its end was held up, and whether its effects were durable before its reply. Bench
+//! `replica` reads it, with `GRESSHOPPER_LOG=hop_replica::progress=debug`.
 
 use crate::core::{Core, Input, Output};
 use hop_door::wire::Parcel;
@@ -9,7 +9,7 @@ use hop_protocol::message::Note;
 use hop_words::id::CellId;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
-use tracing::{debug, enabled, info};
+use tracing::{debug, enabled};
 
 /// Cells that are kept at most: a cell without a reply is never answered.
 const CELLS_MAX: usize = 1024;
@@ -24,10 +24,10 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn before(&mut self, input: &Input) {
-        match input {
-            Input::KernelUp { .. } => info!("the kernel's process is heard"),
-            Input::Agent(parcel) if enabled!(tracing::Level::DEBUG) => self.cell_over(parcel),
-            _ => {}
+        if let Input::Agent(parcel) = input
+            && enabled!(tracing::Level::DEBUG)
+        {
+            self.cell_over(parcel);
         }
     }
 

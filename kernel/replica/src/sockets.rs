@@ -170,6 +170,9 @@ impl Sockets {
         match socket {
             Socket::Iopub if self.is_ours(&message) => {
                 let first = !std::mem::replace(&mut self.heard, true);
+                if first {
+                    tracing::info!("the kernel's process is heard");
+                }
                 first.then_some(FromKernel::Heard)
             }
             Socket::Iopub => Some(FromKernel::Published(message)),

@@ -122,13 +122,7 @@ impl Unseen {
 
     /// Something is published on iopub. Returns the news of the cell's end, if it has ended by this.
     fn heard(&mut self, message: &Message) -> Vec<Told> {
-        if self.cells.is_empty() {
-            return Vec::new();
-        }
-        let Ok(envelope) = Envelope::parse(message) else {
-            return Vec::new();
-        };
-        self.changes(&envelope, |cell| {
+        self.changes(message, |cell, envelope| {
             cell.heard += 1;
             if let Ok(header) = envelope.header() {
                 cell.shows(header.msg_type, &envelope.content);
@@ -138,20 +132,18 @@ impl Unseen {
 
     /// A request is answered. Returns the news of the cell's end, if it has ended by this.
     fn answered(&mut self, reply: &Message) -> Vec<Told> {
-        if self.cells.is_empty() {
-            return Vec::new();
-        }
-        let Ok(envelope) = Envelope::parse(reply) else {
-            return Vec::new();
-        };
-        self.changes(&envelope, |cell| {
+        self.changes(reply, |cell, envelope| {
             cell.reply = Some(Bytes::copy_from_slice(&envelope.content));
         })
     }
 
     /// The cell that a message belongs to changes, if it is kept.
-    fn changes(&mut self, message: &Envelope, change: impl FnOnce(&mut Cell)) -> Vec<Told> {
-        let Some(parent) = message.parent() else {
+    fn changes(&mut self, message: &Message, change: impl FnOnce(&mut Cell, &Envelope)) -> Vec<Told> {
+        if self.cells.is_empty() {
+            return Vec::new();
+        }
+        let envelope = Envelope::parse(message).ok();
+        let Some((envelope, parent)) = envelope.and_then(|e| e.parent().map(|parent| (e, parent))) else {
             return Vec::new();
         };
         // The newest ones have the most messages.
@@ -160,7 +152,7 @@ impl Unseen {
             return Vec::new();
         };
         let (before, ended) = (cell.size(), cell.has_ended());
-        change(cell);
+        change(cell, &envelope);
         self.kept = self.kept + cell.size() - before;
         let mut told = Vec::new();
         if cell.has_ended() && !ended {
@@ -180,8 +172,8 @@ impl Unseen {
         }
     }
 
-    /// The notebook's cells for a page that asks and has not `shown` them to their end. It will hear of the end of those that
-    /// run.
+    /// The notebook's cells for a page that asks and has not `shown` them to their end. The page will hear of the end of the
+    /// running ones.
     fn wanted(&mut self, notebook: &str, shown: &[CellId], page: &Follower) -> Vec<Told> {
         let shown: HashSet<&CellId> = shown.iter().collect();
         let mut wanted = Vec::new();

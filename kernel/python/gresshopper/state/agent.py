@@ -770,8 +770,8 @@ class Agent:
     def _forget_told(self) -> None:
         """A variable that was set anew is told of again, should it be lost again."""
         space = self.shell.user_ns
-        stands = {n: type(space[n]) is Lost or id(space[n]) == was for n, was in self.told.items() if n in space}
-        self.told = {n: self.told[n] for n, still in stands.items() if still}
+        stands = ((n, was, space[n]) for n, was in self.told.items() if n in space)
+        self.told = {n: was for n, was, value in stands if type(value) is Lost or id(value) == was}
 
     def _tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
         """Tell the user which variables came back changed, or not at all."""

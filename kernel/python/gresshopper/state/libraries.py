@@ -218,7 +218,7 @@ def _found(where: str) -> Any:
 
 # --- tables ---
 
-#: By table: its fingerprint, and the notebook's entries. The table itself is held, so that its id stays its own.
+#: By table: its fingerprint, the notebook's entries, and the table itself, so that no other object gets its id.
 _looked: dict[int, tuple[tuple[int, int], list[_Entry], Any]] = {}
 
 

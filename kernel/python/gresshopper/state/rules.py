@@ -537,10 +537,6 @@ def _may_be_single(t: Any) -> bool:
 _LARGEST = _Probe.__basicsize__
 
 
-#: The types whose single objects were looked for, with that number of modules.
-_searched: tuple[int, set[type]] = (-1, set())
-
-
 def _find_singles(t: type) -> None:
     """Instances of a library's class that variables of its module hold: markers for comparisons, and objects that are the
     library's only one."""

@@ -16,7 +16,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -45,7 +45,7 @@ _ELSEWHERE = frozenset(
         ("logging", "handlers"),
     }
 )
-_ATOMS = (str, bytes, int, float, complex, bool, type(None))
+ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 #: Most bytes of an exception that is kept, and of an entry in a library's table.
 SHORT = 1 << 20
 
@@ -169,7 +169,7 @@ def see(stored: Iterable[str]) -> None:
 
 
 def held_by(base: Any) -> Any:
-    """What a module or a class holds itself."""
+    """The members of a module or a class itself."""
     if isinstance(base, types.ModuleType):
         return vars(base)
     return type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else {}
@@ -189,11 +189,15 @@ def library_object(value: Any) -> tuple[str, str] | None:
     of = type(value).__module__
     if type(value).__dictoffset__ == 0 or not isinstance(of, str) or of in (MAIN, "builtins"):
         return None
+    places = ((name, attr) for name, attr, held in home_variables(of) if held is value)
+    return next((place for place in places if (place[0], "", place[1]) not in _places), None)
+
+
+def home_variables(of: str) -> Iterator[tuple[str, str, Any]]:
+    """The variables of a class's module, and those of its library's first module: module, name and value."""
     for name in dict.fromkeys((of, of.partition(".")[0])):
         for attr, held in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
-            if held is value and (name, "", attr) not in _places:
-                return name, attr
-    return None
+            yield name, attr, held
 
 
 def base_of(module: str, path: str) -> Any:
@@ -217,7 +221,7 @@ def assigned() -> dict[str, Any]:
                 value = getattr(base, attr, _places)
         if value is _places:
             continue
-        name = None if type(value) in _ATOMS else name_of(value)
+        name = None if type(value) in ATOMS else name_of(value)
         if name is not None:
             kept[place] = ("named", name)
         elif _plain(value):
@@ -233,7 +237,7 @@ def assigned() -> dict[str, Any]:
 
 
 def _plain(value: Any) -> bool:
-    return type(value) in _ATOMS or (type(value) is tuple and all(map(_plain, value)))
+    return type(value) in ATOMS or (type(value) is tuple and all(map(_plain, value)))
 
 
 def set_assigned(state: dict[str, Any]) -> list[str]:

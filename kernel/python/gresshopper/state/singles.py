@@ -7,7 +7,6 @@ attributes are set again; of the others a fingerprint is compared, and a differe
 from __future__ import annotations
 
 import hashlib
-import sys
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,6 @@ Place = tuple[str, str]
 #: Plain attributes, and fingerprints of the others.
 State = tuple[dict[str, Any], dict[str, str]]
 
-_ATOMS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 #: Containers deeper than this, and more values, are not looked into.
 _DEPTH, _MOST = 4, 2000
 _CONTAINERS = frozenset({list, dict, set, tuple, frozenset})
@@ -29,12 +27,11 @@ _missing = object()
 def find(t: type) -> Iterator[tuple[Any, Place]]:
     """The instances of a library's class with attributes that the class's module holds, or the library's first."""
     home: Any = t.__module__
-    for name in dict.fromkeys((home, home.partition(".")[0])) if isinstance(home, str) else ():
-        for value in list(vars(sys.modules[name]).values()) if name in sys.modules else ():
-            if type(value) is t and getattr(value, "__dict__", None):
-                where = settings.library_object(value)
-                if where is not None:
-                    yield value, (where[0], where[1])
+    for _, _, value in settings.home_variables(home) if isinstance(home, str) else ():
+        if type(value) is t and getattr(value, "__dict__", None):
+            where = settings.library_object(value)
+            if where is not None:
+                yield value, where
 
 
 def state_of(single: Any) -> State:
@@ -76,7 +73,7 @@ def _put(held: dict[str, Any], name: str, value: Any) -> None:
 
 def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in settings.ATOMS:
         return True
     if kind not in _CONTAINERS or depth == 0 or len(value) > _MOST:
         return False
@@ -94,7 +91,7 @@ def _print(value: Any) -> str:
 def _described(value: Any, depth: int, left: list[int]) -> str:
     kind = type(value)
     left[0] -= 1
-    if kind in _ATOMS:
+    if kind in settings.ATOMS:
         return repr(value)
     if depth == 0 or left[0] < 0:
         return ""
