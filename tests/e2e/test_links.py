@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from chaos import Oracle, Person
-from harness import Cluster, no_process_is_left, nothing_is_left, stream, until
+from harness import Cluster, lost_node, no_process_is_left, nothing_is_left, stream, until
 from links import PEOPLE, Links, Way, both, can_cut
 
 #: The ways to cut, from the nodes of the executor and the standbys.
@@ -136,3 +136,30 @@ def test_a_standby_that_is_cut_off_while_its_kernel_ends_leaves_too(
         time.sleep(10)
         assert links.dropped()
     no_process_is_left(cluster, timeout=30)
+
+
+def test_an_answer_that_reached_nobody_is_not_given_without_its_cells_effects(
+    cluster: Cluster, links: Links, kernel: Kernel
+) -> None:
+    """The group has the cell's end, the client has no reply, and the capture of the effects goes down with the node."""
+    book, ended = kernel.person.book, kernel.person.notes.with_name("ended")
+    ended.unlink(missing_ok=True)
+    assert book.execute("many = None")["status"] == "ok"
+    ways = kernel.ways("front | executor")
+    node = next(side for side in ways[0] if side != PEOPLE)
+    got: list[dict[str, Any]] = []
+    code = f"many = {{i: [i] for i in range(1_500_000)}}; open({str(ended)!r}, 'w').close()"
+    asked = threading.Thread(target=lambda: got.append(book.execute(code, timeout=150)))
+    with links.without(ways):
+        asked.start()
+        until("the cell is at its end", ended.exists, 60)
+        time.sleep(0.7)
+        assert links.dropped()
+        with lost_node(cluster, node):
+            asked.join()
+    links.adopt()
+    assert got[0]["reply"]["ename"] == "CellLost", got
+    looked = book.execute("print(many)")
+    assert (looked["status"], stream(looked, "stdout")) == ("ok", "None\n")
+    told = stream(got[0], "stderr") + stream(looked, "stderr")
+    assert "effects are gone" not in told, "its own reply has said so"

@@ -125,6 +125,11 @@ struct Open {
     may_have_begun: bool,
 }
 
+/// Whether a client still waits for the cell's reply.
+fn is_open(open: &[Open], cell: &CellId) -> bool {
+    open.iter().any(|o| o.id == *cell)
+}
+
 /// A client's questions before it accepts a kernel.
 const INFO: &str = "kernel_info_request";
 
@@ -404,7 +409,8 @@ impl Front {
 
     /// The kernel goes on from a state without some answered cells: the user reads their names.
     pub fn reopened(&mut self, state: &State, at: Time, wire: &mut impl Wire) {
-        let lost = self.ledger.reopened(state);
+        let open = &self.open;
+        let lost = self.ledger.reopened(state, |cell| is_open(open, cell));
         self.name_lost(&lost, at, wire);
     }
 
@@ -604,7 +610,8 @@ impl Front {
             Note::Settled { through } => self.ledger.settled(CellNumber(through)),
             Note::Tenure { tenure, lost } => {
                 self.tenure = tenure;
-                let lost = self.ledger.lost(lost);
+                let open = &self.open;
+                let lost = self.ledger.lost(lost, |cell| is_open(open, cell));
                 self.name_lost(&lost, at, wire);
             }
             Note::ClientGone { .. }

@@ -25,7 +25,8 @@ pub enum Effect {
     Left {
         executor: bool,
     },
-    /// A tenure began. `lost`: answered cells without effects. [`State::losses`] keeps them until the front has named them.
+    /// A tenure began. `lost`: answered cells without effects, whose answers are gone as well. [`State::losses`] keeps them
+    /// until the front has named them.
     Opened {
         tenure: Tenure,
         executor: Incarnation,
@@ -200,6 +201,8 @@ impl State {
         self.tail.truncate(safe);
         let split = self.unsettled.partition_point(|u| u.number <= durable);
         let lost: Vec<CellId> = self.unsettled.drain(split..).map(|u| u.cell).collect();
+        // A client without the reply reads that the cell is lost, and may run it again.
+        self.answers.retain(|answer| !lost.contains(&answer.cell));
         if !lost.is_empty() {
             self.losses.push_back(Loss {
                 tenure,

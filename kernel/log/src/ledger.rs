@@ -31,28 +31,25 @@ impl Ledger {
     }
 
     /// The kernel was opened anew with this state from the store. Returns the lost cells to name to the user: answered
-    /// cells unknown to the state, and the losses of the state itself.
-    pub fn reopened(&mut self, state: &State) -> Vec<CellId> {
+    /// cells unknown to the state, and the losses of the state itself. Of a cell that still `waits` for its reply, that
+    /// reply says so.
+    pub fn reopened(&mut self, state: &State, waits: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         let unknown = self.answered.split_off(&state.cells().next());
-        let mut lost = self.lost(unknown.into_values());
-        lost.extend(self.losses_of(state));
-        lost
+        let known = state.losses().flat_map(|l| l.cells.iter().cloned());
+        self.lost(unknown.into_values().chain(known), waits)
     }
 
-    /// The losses of the state that the user was not told of yet.
-    pub fn losses_of(&mut self, state: &State) -> Vec<CellId> {
-        let cells: Vec<_> = state.losses().flat_map(|l| l.cells.iter().cloned()).collect();
-        self.lost(cells)
-    }
-
-    /// Marks cells as lost. Returns the ones to name to the user, each once.
-    pub fn lost(&mut self, cells: impl IntoIterator<Item = CellId>) -> Vec<CellId> {
-        let new: Vec<_> = cells
-            .into_iter()
-            .filter(|cell| self.named.insert(cell.clone()))
-            .collect();
-        self.answered.retain(|_, cell| !new.contains(cell));
-        new
+    /// Marks cells as lost. Returns the ones to name to the user, each once, without those that still `waits` for their
+    /// reply.
+    pub fn lost(
+        &mut self,
+        cells: impl IntoIterator<Item = CellId>,
+        waits: impl Fn(&CellId) -> bool,
+    ) -> Vec<CellId> {
+        let cells: Vec<_> = cells.into_iter().collect();
+        self.answered.retain(|_, cell| !cells.contains(cell));
+        let new = |cell: &CellId| !waits(cell) && self.named.insert(cell.clone());
+        cells.into_iter().filter(new).collect()
     }
 
     /// Cells that would be lost with the kernel now.

@@ -156,7 +156,8 @@ pub enum Fate<'a> {
     Run,
     /// The cell has its answer already.
     Answered(&'a Answer),
-    /// The cell may have begun in an older tenure. Only `%%retry` lets it begin again.
+    /// The cell may have begun in an older tenure, or even have ended there, and has no effects. Only `%%retry` lets it
+    /// begin again.
     LostInTheMiddle,
 }
 

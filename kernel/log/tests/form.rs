@@ -127,15 +127,16 @@ fn a_state_of_version_2_is_read_and_written_as_it_was() {
     log.does(&settled(1, 1));
     log.does(&ended(1, 2));
     log.does(&tenure(2, 2));
+    log.does(&lost(2, 2));
     log.does(&left(1));
     log.does(&left(3));
     let golden = concat!(
-        r#"{"applied":10,"generation":0,"highest":3,"skipped":[],"#,
+        r#"{"applied":11,"generation":0,"highest":3,"skipped":[],"#,
         r#""members":{"2":{"seat":102,"node":"n2","hot":false}},"#,
-        r#""office":{"office":"held","tenure":2,"executor":2,"sequence":0},"#,
-        r#""cells":2,"#,
+        r#""office":{"office":"held","tenure":2,"executor":2,"sequence":1},"#,
+        r#""cells":3,"#,
         r#""answers":[{"number":1,"cell":"cell 1","end":{"ended":{"tenure":1,"outcome":"ok","last_output":2}}},"#,
-        r#"{"number":2,"cell":"cell 2","end":{"ended":{"tenure":1,"outcome":"ok","last_output":2}}}],"#,
+        r#"{"number":3,"cell":"cell 2","end":{"lost":{"why":"node n1 is gone"}}}],"#,
         r#""unsettled":[],"settled_through":1,"records":1,"tail":[],"#,
         r#""settled":{"tenure":1,"part":0,"upto":1,"length":100,"mac":"01"},"#,
         r#""fresh":{"records":0},"losses":[{"tenure":2,"cells":["cell 2"]}]}"#,

@@ -235,7 +235,7 @@ mod cells {
     fn a_request_of_an_older_tenure_is_lost_in_the_middle() {
         let mut log = Log::of_three();
         assert_eq!(log.state.fate(&cell(1), Tenure(1)), Fate::Run);
-        log.does(&ended(1, 1));
+        log.does(&ended_with(1, 1, inline(1)));
         log.does(&tenure(2, 2));
         let first = Tenure(1);
         assert!(matches!(log.state.fate(&cell(1), first), Fate::Answered(_)));
@@ -249,6 +249,25 @@ mod cells {
 
 mod records {
     use super::*;
+
+    /// Its reply may never have reached the client, who would take the reply's word for the effects.
+    #[test]
+    fn an_answer_whose_effects_are_lost_is_lost_with_them() {
+        let mut log = Log::of_three();
+        log.does(&ended_with(1, 1, inline(1)));
+        log.does(&ended(1, 2));
+        log.does(&tenure(2, 2));
+        assert_eq!(lost_cells(&log), [[cell(2)]]);
+        assert!(log.state.answer(&cell(1)).is_some() && log.state.answer(&cell(2)).is_none());
+        assert_eq!(log.state.fate(&cell(2), Tenure(1)), Fate::LostInTheMiddle);
+        assert_eq!(log.does(&lost(2, 2)), answered(3, false), "by another number");
+        let waits = |c: &CellId| *c == cell(2);
+        assert!(
+            Ledger::default().reopened(&log.state, waits).is_empty(),
+            "the reply says so"
+        );
+        assert_eq!(Ledger::default().reopened(&log.state, |_| false), [cell(2)]);
+    }
 
     #[test]
     fn what_is_answered_and_not_durable_is_named_as_lost() {
@@ -438,14 +457,12 @@ mod the_store {
         ));
         log.does(&tenure(1_000_001, 8));
         assert_eq!(lost_cells(&log), [[cell(2)]], "its record went with the group");
-        let lost = ledger.reopened(&log.state);
+        let lost = ledger.reopened(&log.state, |_| false);
         assert_eq!(lost, [cell(3), cell(2)], "the store has not heard of cell 3");
         assert!(ledger.is_empty());
         ledger.answered(CellNumber(2), cell(2));
-        assert!(
-            ledger.losses_of(&log.state).is_empty() && ledger.is_empty(),
-            "named once"
-        );
+        assert!(ledger.reopened(&log.state, |_| false).is_empty(), "named once");
+        assert!(ledger.is_empty());
         assert_eq!(log.state.restore().settled.unwrap().upto.0, 1);
     }
 

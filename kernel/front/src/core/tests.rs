@@ -351,6 +351,49 @@ fn an_answer_is_heard_before_another_cell_has_its_id() {
     }
 }
 
+/// The open cell's own reply says that it is lost, or it runs again.
+#[test]
+fn answered_cells_whose_effects_are_gone_are_named_unless_they_wait_for_their_reply() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = (
+        Front::new(b"key", "front".into()).durable(true),
+        Recorder::default(),
+    );
+    (wire.here, wire.subscribed) = (vec![&b"me"[..]], true);
+    front.next_tenure(Tenure(1), false, Time(0), &mut wire);
+    let (answered, open) = (request(&mut author), request(&mut author));
+    for (seq, cell) in [(1, &answered), (3, &open)] {
+        front.request(Channel::Shell, &ME, cell.clone().message(), Time(0), &mut wire);
+        let note = Note::Answered {
+            cell: cell.header().unwrap().msg_id.into(),
+            number: seq,
+            count: Some(4),
+        };
+        front.item(seq, Item::Note(note), Time(0), &mut wire);
+        if seq == 1 {
+            let reply = author.write("execute_reply", &cell.header, &json!({}), &json!({}), Time(0));
+            let reply = from_kernel(Channel::Shell, reply.message());
+            front.item(2, reply, Time(0), &mut wire);
+        }
+    }
+    wire.take();
+    let id = |cell: &Envelope| CellId::from(cell.header().unwrap().msg_id.as_str());
+    let loses = |lost: Vec<CellId>| {
+        Item::Note(Note::Tenure {
+            tenure: Tenure(2),
+            lost,
+        })
+    };
+    front.item(4, loses(vec![id(&open)]), Time(0), &mut wire);
+    let named = |told: &[String]| told.iter().any(|line| line.contains("stream"));
+    assert!(!named(&wire.take()), "the cell is open");
+    front.item(5, loses(vec![id(&answered), id(&open)]), Time(0), &mut wire);
+    assert!(named(&wire.take()));
+    front.item(6, loses(vec![id(&answered)]), Time(0), &mut wire);
+    assert!(!named(&wire.take()), "once");
+    front.sanity_check();
+}
+
 #[test]
 fn what_a_cell_showed_without_a_server_is_shown_at_the_next_openings_first_cell() {
     let mut author = Author::new(b"key", "client".into());

@@ -19,6 +19,10 @@ struct Request {
     done: bool,
 }
 
+fn is_open(requests: &BTreeMap<u32, Request>, cell: &CellId) -> bool {
+    requests.get(&cell_number(cell)).is_some_and(|r| !r.done)
+}
+
 /// A new tenure that the front opens from the store.
 #[derive(Debug)]
 struct Opening {
@@ -305,7 +309,8 @@ impl World {
         self.front.known = tenure;
         self.front.link = Some(incarnation);
         self.front.asleep = false;
-        let lost = self.front.ledger.reopened(&state);
+        let requests = &self.front.requests;
+        let lost = self.front.ledger.reopened(&state, |cell| is_open(requests, cell));
         self.tell(&lost);
         self.start(incarnation);
         let replica = self.replicas.get_mut(&incarnation).expect("just started");
@@ -396,7 +401,11 @@ impl World {
     fn hear_losses(&mut self, replica: u32, losses: &[Loss]) {
         let tenure = self.front.known;
         for loss in losses {
-            let lost = self.front.ledger.lost(loss.cells.iter().cloned());
+            let requests = &self.front.requests;
+            let lost = self
+                .front
+                .ledger
+                .lost(loss.cells.iter().cloned(), |cell| is_open(requests, cell));
             self.tell(&lost);
             self.front.heard_losses.insert(loss.tenure);
             let heard = Message::HeardLoss {

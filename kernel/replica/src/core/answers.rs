@@ -221,6 +221,12 @@ pub(super) fn is_ahead(reply: &Message) -> bool {
     metadata.is_some_and(|m| m["gresshopper"][AHEAD] == json!(true))
 }
 
+/// The execution count that a reply tells.
+pub(super) fn count(reply: &Message) -> Option<i64> {
+    let content = Envelope::parse(reply).ok()?.content;
+    serde_json::from_slice::<Value>(&content).ok()?["execution_count"].as_i64()
+}
+
 fn error_content(name: &str, value: &str, count: i64) -> Value {
     json!({
         "status": "error", "ename": name, "evalue": value, "traceback": [format!("{name}: {value}")],

@@ -15,6 +15,7 @@ use hop_words::id::{CellId, Tenure};
 use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::VecDeque;
 
 /// The body of `state.cell` and `state.record`.
 #[derive(Debug, Default, Deserialize)]
@@ -245,10 +246,12 @@ impl Core {
             }
             Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.deposed(),
             Effect::Opened { lost, .. } => {
-                durable.lost = lost;
+                // The tenure before may have had no time to tell its own.
+                durable.lost.extend(lost);
                 durable.opening = true;
                 let state = durable.journal.state().clone();
                 self.out.push(Output::OpenTenure { state });
+                self.lose_held_replies();
             }
             Effect::Left { executor: true } => self.deposed(),
 
@@ -318,6 +321,25 @@ impl Core {
         self.out.push(Output::Propose(entry));
     }
 
+    /// Replies that waited for the store, of cells whose effects the new tenure lacks, must not leave.
+    fn lose_held_replies(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let lost = &mut durable.lost;
+        let (mut gone, mut kept) = (Vec::new(), VecDeque::new());
+        for (number, cell, answer) in durable.held_replies.drain(..) {
+            match lost.iter().position(|l| *l == cell) {
+                Some(at) => gone.push((lost.remove(at), answer)),
+                None => kept.push_back((number, cell, answer)),
+            }
+        }
+        durable.held_replies = kept;
+        for (cell, answer) in gone {
+            self.lose_answered(cell, answer);
+        }
+    }
+
     /// The log has a cell's answer.
     fn answered(&mut self, number: CellNumber, cell: CellId, answer: Answering) {
         let Some(durable) = &mut self.durable else {
@@ -377,13 +399,21 @@ impl Core {
         match durable.journal.state().fate(&cell, first) {
             Fate::Run => false,
             Fate::Answered(answer) => {
+                let number = answer.number;
                 match answer.end.clone() {
                     End::Ended { reply, .. } => {
                         let message = unpack(reply);
                         if answers::is_ahead(&message) {
                             self.tell_may_be_missing(&envelope.header);
                         }
-                        self.send_front(Channel::Shell, identity.clone(), message);
+                        let (identity, count) = (identity.clone(), answers::count(&message));
+                        let answer = Answering {
+                            identity,
+                            message,
+                            count,
+                        };
+                        // The front keeps an account of the cells that would be lost with the kernel.
+                        self.send_answer(number, cell, answer);
                         self.idle(&envelope.header);
                     }
                     End::Lost { why } => self.say_lost(identity.clone(), envelope.header.clone(), &why),

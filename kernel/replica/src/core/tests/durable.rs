@@ -292,6 +292,40 @@ fn records_are_on_disk_before_the_next_tenure() {
 }
 
 #[test]
+fn a_reply_that_waits_for_the_store_does_not_leave_without_the_cells_effects() {
+    let mut world = World::new(durably(state(1)).map(|d| Durably {
+        before_reply: true,
+        ..d
+    }));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    world.permits = true;
+    for (cell, record) in [("a", true), ("b", false)] {
+        world.run(cell, Value::Null);
+        if record {
+            world.whole(cell);
+        }
+        let out = world.reply(cell, "ok");
+        assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
+    }
+    let mut out = world.dies();
+    out.extend(world.synced(1));
+    out.extend(world.input(Input::Rested));
+    out.extend(world.input(Input::TenureOpened));
+    world.heard_again();
+    world.run("c", Value::Null);
+    out.extend(world.input(Input::Rested));
+    out.retain(|line| line.contains("execute_reply"));
+    out.sort();
+    let told = [
+        "front: execute_reply a ok",
+        "front: execute_reply b error CellLost",
+    ];
+    assert_eq!(out, told);
+}
+
+#[test]
 fn a_cell_that_has_not_begun_runs_in_the_next_process() {
     let mut world = capturing();
     world.run("a", Value::Null);

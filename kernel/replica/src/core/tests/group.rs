@@ -187,22 +187,31 @@ fn a_process_that_dies_while_it_makes_the_reply_costs_no_cell() {
     }
 }
 
-#[test]
-fn the_next_executor_says_what_may_be_missing() {
-    let mut world = grown();
-    world.run("a", Value::Null);
-    ends(&mut world, "a");
+/// The next executor, of a log with everything that this one proposed. It is handed the cell again.
+fn handed_on(world: &World, cell: &str) -> World {
     let mut state = state(1);
     for entry in &world.proposed {
         apply(&mut state, entry);
     }
     let mut next = World::of(elected(state, 0), Replicas::Three);
     next.input(Input::HandedBefore {
-        cell: "a".into(),
+        cell: cell.into(),
         tenure: Tenure(1),
     });
+    next
+}
+
+#[test]
+fn the_next_executor_says_what_may_be_missing() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    ends(&mut world, "a");
+    let said = json!({"record": 1, "cells": [{"msg_id": "a"}], "cause": "cells"});
+    world.captured("state.record", said);
+    let mut next = handed_on(&world, "a");
     let told = [
         "front: stream a gresshopper: the kernel's process or node was lost right after this cell had ended",
+        "front: note answered a",
         "front: execute_reply a ok",
         "front: status a idle",
     ];
@@ -214,18 +223,40 @@ fn the_next_executor_says_what_may_be_missing() {
 fn an_answer_from_the_log_ends_the_cell_for_its_client() {
     let mut world = grown();
     world.run("a", Value::Null);
+    world.whole("a");
     world.reply("a", "ok");
-    let mut state = state(1);
-    for entry in &world.proposed {
-        apply(&mut state, entry);
-    }
-    let mut next = World::of(elected(state, 0), Replicas::Three);
-    next.input(Input::HandedBefore {
-        cell: "a".into(),
-        tenure: Tenure(1),
-    });
-    let told = ["front: execute_reply a ok", "front: status a idle"];
+    let mut next = handed_on(&world, "a");
+    // The front names the cell, should its effects be lost later.
+    let told = [
+        "front: note answered a",
+        "front: execute_reply a ok",
+        "front: status a idle",
+    ];
     assert_eq!(next.run("a", Value::Null), told);
+}
+
+/// The client has no reply, and the effects are gone.
+#[test]
+fn an_answer_without_its_effects_is_not_given() {
+    for ahead in [false, true] {
+        let mut world = grown();
+        world.run("a", Value::Null);
+        match ahead {
+            true => drop(ends(&mut world, "a")),
+            false => drop(world.reply("a", "ok")),
+        }
+        let mut next = handed_on(&world, "a");
+        let told = next.run("a", Value::Null);
+        assert!(
+            told.contains(&"front: execute_reply a error CellLost".into()),
+            "{told:?}"
+        );
+        assert!(!told.iter().any(|line| line.ends_with("a ok")), "{told:?}");
+
+        let mut next = handed_on(&world, "a");
+        let told = next.run_with("a", &json!({"code": "%%retry\n1"}), Value::Null);
+        assert_eq!(told, [""; 0], "it waits to run again");
+    }
 }
 
 #[test]
