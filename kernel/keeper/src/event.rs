@@ -28,8 +28,8 @@ pub enum Event {
     Closed {
         group: String,
     },
-    /// The member stands for election in vain, again and again: the group may be over, and nobody is left to say so.
-    Vain {
+    /// The member has no leader in sight for long: the group may be over, and nobody is left to say so.
+    Leaderless {
         group: String,
     },
 }

@@ -47,8 +47,8 @@ struct Memory {
     up: BTreeSet<JobId>,
     /// The next attempt to be elected.
     stands_at: Option<Instant>,
-    /// This member stands for election in vain since then.
-    vain_since: Option<Instant>,
+    /// The host looks whether the group is over then, while no leader is in sight.
+    looks_at: Option<Instant>,
     /// New members that have not got near the log's end, and since when the leader waits for them.
     lagging: BTreeMap<Incarnation, Instant>,
     /// Members that have left and were not told, and their seats.
@@ -74,7 +74,7 @@ impl Group {
             state,
             up: BTreeSet::new(),
             stands_at: None,
-            vain_since: None,
+            looks_at: None,
             lagging: BTreeMap::new(),
             parted: BTreeMap::new(),
             leaves_at: None,
@@ -90,7 +90,7 @@ impl Group {
             self.act(&mut memory, &standing, &now_heard).await;
             self.notice_abandonment(&mut memory, &now_heard);
             let (stands_at, leaves_at, leads_at) = (memory.stands_at, memory.leaves_at, memory.leads_at);
-            let lags_at = memory.lags_at(self.patience.lags);
+            let (lags_at, looks_at) = (memory.lags_at(self.patience.lags), memory.looks_at);
             let mut done = false;
             tokio::select! {
                 item = news.recv() => match item {
@@ -112,6 +112,7 @@ impl Group {
                 () = wait::at(stands_at) => {}
                 () = wait::at(leads_at) => {}
                 () = wait::at(lags_at) => {}
+                () = wait::at(looks_at) => {}
                 () = wait::at(leaves_at) => {
                     let group = self.name.clone();
                     // Without a listening host, the seat ends by its job's limit.
@@ -199,7 +200,7 @@ impl Group {
         memory.up.clone_from(&heard.up);
         memory.leads_at = None;
         if standing.leader == Some(self.me) {
-            (memory.stands_at, memory.vain_since) = (None, None);
+            (memory.stands_at, memory.looks_at) = (None, None);
             if new {
                 self.member.remind().await;
             }
@@ -216,7 +217,26 @@ impl Group {
         if new {
             self.ask_whether_a_member();
         }
+        self.have_the_host_look(memory, standing, heard);
         self.stand(memory, standing, heard).await;
+    }
+
+    /// A group without a leader may be over, with nobody left to say so. That holds too for a member that has no vote
+    /// yet, or whose vote can't win.
+    fn have_the_host_look(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
+        let leader = standing.leader.and_then(|l| lock(&self.seats).get(&l).copied());
+        if leader.is_some_and(|seat| heard.up.contains(&seat)) {
+            memory.looks_at = None;
+            return;
+        }
+        let now = Instant::now();
+        let at = *memory.looks_at.get_or_insert(now + self.patience.leaderless);
+        if at <= now {
+            memory.looks_at = Some(now + self.patience.leaderless);
+            let group = self.name.clone();
+            // Without a listening host, the seat ends by its job's limit.
+            let _ = self.events.send(Event::Leaderless { group });
+        }
     }
 
     async fn stand(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
@@ -229,7 +249,7 @@ impl Group {
             heard,
         };
         let Some((first, again)) = election::stands(view) else {
-            (memory.stands_at, memory.vain_since) = (None, None);
+            memory.stands_at = None;
             return;
         };
         let now = Instant::now();
@@ -239,12 +259,6 @@ impl Group {
             self.member.campaign().await;
             self.ask_whether_a_member();
             memory.stands_at = Some(now + duration(again));
-            if now.duration_since(*memory.vain_since.get_or_insert(now)) >= self.patience.vain {
-                memory.vain_since = Some(now);
-                let group = self.name.clone();
-                // Without a listening host, the seat ends by its job's limit.
-                let _ = self.events.send(Event::Vain { group });
-            }
         }
     }
 

@@ -200,7 +200,7 @@ impl Keeper {
         }
     }
 
-    /// Tells the group's other seats that the kernel is over. A seat out of reach finds out by itself ([`Event::Vain`]).
+    /// Tells the group's other seats that the kernel is over. A seat out of reach finds out by itself ([`Event::Leaderless`]).
     pub fn close(&self, group: &str) {
         self.links.tell_closed(group);
     }

@@ -9,8 +9,8 @@ pub struct Patience {
     pub abandoned: Duration,
     /// A new member that has not got near the log's end is replaced then: its seat doesn't take it.
     pub lags: Duration,
-    /// After so long without success in elections, the host looks whether the group is over.
-    pub vain: Duration,
+    /// After so long without a leader in sight, and as long after each look, the host looks whether the group is over.
+    pub leaderless: Duration,
 }
 
 impl Default for Patience {
@@ -18,7 +18,7 @@ impl Default for Patience {
         Self {
             abandoned: Duration::from_secs(600),
             lags: Duration::from_secs(60),
-            vain: Duration::from_secs(30),
+            leaderless: Duration::from_secs(30),
         }
     }
 }

@@ -72,7 +72,7 @@ async fn seated(dir: &Path, id: u32) -> (Keeper, mpsc::UnboundedReceiver<Event>)
         patience: Patience {
             abandoned: Duration::from_millis(300),
             lags: Duration::from_secs(2),
-            vain: Duration::from_millis(600),
+            leaderless: Duration::from_millis(600),
         },
     };
     Keeper::start(settings).await.unwrap()
@@ -138,6 +138,12 @@ impl Host {
     /// Waits until the keeper says that the group is over here.
     async fn closed(&mut self) {
         self.told(|event| matches!(event, Event::Closed { group } if group == GROUP))
+            .await;
+    }
+
+    /// Waits until the keeper says that no leader is in sight.
+    async fn leaderless(&mut self) {
+        self.told(|event| matches!(event, Event::Leaderless { group } if group == GROUP))
             .await;
     }
 
@@ -328,10 +334,17 @@ async fn a_member_that_is_never_elected_has_its_host_look() {
     let [first, second, mut third] = grown(dir.path()).await;
     second.keeper.leave(GROUP).await;
     drop(first);
-    third
-        .told(|event| matches!(event, Event::Vain { group } if group == GROUP))
-        .await;
+    third.leaderless().await;
     drop(second);
+}
+
+/// As a seat that took a new member's place, and whose leader was lost before the member's first entry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_never_had_a_leader_has_its_host_look_again_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut second = host(dir.path(), 2).await;
+    second.leaderless().await;
+    second.leaderless().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

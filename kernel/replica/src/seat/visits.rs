@@ -26,7 +26,7 @@ impl Host {
             }) => self.command(&group, Command::Need(Lack { replicas, gone })),
             Event::Visited(visitor) => drop(tokio::spawn(door::lead(visitor))),
             Event::Closed { group } => self.command(&group, Command::Leave),
-            Event::Vain { group } => {
+            Event::Leaderless { group } => {
                 if is_over(&group).await {
                     self.command(&group, Command::Leave);
                 }
