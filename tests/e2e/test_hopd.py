@@ -117,3 +117,32 @@ def test_the_pools_partition_says_whose_cells_it_takes(small: Cluster, alice: No
         until("the group is allowed", lambda: alice.execute(CELL, timeout=90)["status"] == "ok")
     finally:
         rule("DenyAccounts= AllowGroups=ALL")
+
+
+def test_a_pilot_that_waits_in_slurms_queue_is_waited_for(small: Cluster) -> None:
+    """A job that asked first has the node's GPUs: Slurm names no user of the pilot that waits behind it (22.05)."""
+    small.wait_for_pilots()
+    pilot = small.pilots()[0]
+    node = small.run("root", "squeue", "-h", "-j", pilot, "-o", "%N").strip()
+    batch = ("sbatch", "-w", node, "--gres=gpu:2", "--mem=64", "-o", "/dev/null", "--wrap", "sleep 300")
+    theirs = small.run("bob", *batch, "--parsable").strip()
+    small.run("root", "scancel", pilot)
+    until("the job has the GPUs", lambda: job_state(small, theirs) == "RUNNING", 60, every=0.3)
+    until("another pilot waits", lambda: len(waiting_pilots(small)) == 1, 30, every=0.3)
+    (waiting,) = waiting_pilots(small)
+    since = time.monotonic()
+    # After a failed pilot, hopd waits for ten seconds.
+    while time.monotonic() - since < 14:
+        assert waiting_pilots(small) == [waiting], "one pilot is enough"
+        time.sleep(0.3)
+    small.run("root", "scancel", theirs)
+    small.wait_for_pilots()
+    assert waiting in small.pilots(), "the pilot that waited has come up"
+
+
+def waiting_pilots(cluster: Cluster) -> list[str]:
+    return cluster.run("root", "squeue", "-h", "-t", "PD", "-u", "gresshopper", "-o", "%i").split()
+
+
+def job_state(cluster: Cluster, job: str) -> str:
+    return cluster.run("root", "squeue", "-h", "-j", job, "-o", "%T", check=False).strip()

@@ -9,8 +9,10 @@ use hop_slurm::span::TimeLimit;
 use hop_slurm::state::{JobState, NodeBase, NodeFlag, NodeState};
 use hop_slurm::{Admits, Job, JobGres, Node, Partition, Version};
 use hop_slurm_sys as sys;
-use hop_words::id::{AccountName, JobId, NodeName};
+use hop_words::id::{AccountName, JobId, NodeName, UserName};
 use hop_words::time::{Span, Timestamp};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
@@ -23,7 +25,10 @@ pub(crate) fn versions() -> (Option<Version>, Option<(u32, u32)>) {
 }
 
 /// An initialised libslurm. A single instance exists, in the only thread of this process.
-pub(crate) struct Library(());
+pub(crate) struct Library {
+    /// Names of users that NSS was asked for.
+    users: RefCell<HashMap<u32, UserName>>,
+}
 
 /// What libslurm said went wrong.
 struct Wrong(c_int);
@@ -33,7 +38,9 @@ impl Library {
     pub(crate) fn start() -> Self {
         // SAFETY: null means the default slurm.conf (or SLURM_CONF); called once, before any other call.
         unsafe { sys::slurm_init(ptr::null()) };
-        Self(())
+        Self {
+            users: RefCell::default(),
+        }
     }
 
     pub(crate) fn answer(&self, ask: &Ask) -> Answer {
@@ -63,7 +70,7 @@ impl Library {
             let (count, first) = ((*message).record_count as usize, (*message).job_array);
             (
                 (*message).last_update,
-                slice(first, count).iter().map(|job| read_job(job)).collect(),
+                slice(first, count).iter().map(|job| self.read_job(job)).collect(),
             )
         };
         // SAFETY: nothing of the message is kept.
@@ -241,40 +248,55 @@ unsafe fn text(pointer: *const c_char) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// # Safety
-/// `job` is a whole record of libslurm's.
-unsafe fn read_job(job: &sys::slurm_job_info_t) -> Job {
-    // SAFETY: the strings of a whole record are null or C strings.
-    let t = |pointer| unsafe { text(pointer) };
-    #[cfg(not(slurm_26_05))]
-    let id = job.job_id;
-    #[cfg(slurm_26_05)]
-    let id = job.step_id.job_id;
-    let reason = t(job.state_desc).or_else(|| reason_name(job.state_reason.into()));
-    let (state, limit) = (job_state(job.job_state), limit(job.time_limit));
-    let over = state.is_over();
-    Job {
-        id: JobId(id),
-        name: t(job.name).unwrap_or_default(),
-        comment: t(job.comment),
-        user: t(job.user_name)
-            .unwrap_or_else(|| job.user_id.to_string())
-            .as_str()
-            .into(),
-        uid: job.user_id,
-        account: t(job.account).map(AccountName::from),
-        partition: t(job.partition).unwrap_or_default(),
-        qos: t(job.qos),
-        state,
-        reason,
-        nodes: names(t(job.nodes)),
-        cpus: job.num_cpus,
-        gres: gres(t(job.tres_per_node)),
-        submitted: time(job.submit_time),
-        start: time(job.start_time),
-        // Of a job without limit the library says a year from now, which means nothing.
-        end: time(job.end_time).filter(|_| over || limit != TimeLimit::Unlimited),
-        limit,
+impl Library {
+    /// # Safety
+    /// `job` is a whole record of libslurm's.
+    unsafe fn read_job(&self, job: &sys::slurm_job_info_t) -> Job {
+        // SAFETY: the strings of a whole record are null or C strings.
+        let t = |pointer| unsafe { text(pointer) };
+        #[cfg(not(slurm_26_05))]
+        let id = job.job_id;
+        #[cfg(slurm_26_05)]
+        let id = job.step_id.job_id;
+        let reason = t(job.state_desc).or_else(|| reason_name(job.state_reason.into()));
+        let (state, limit) = (job_state(job.job_state), limit(job.time_limit));
+        let over = state.is_over();
+        Job {
+            id: JobId(id),
+            name: t(job.name).unwrap_or_default(),
+            comment: t(job.comment),
+            user: t(job.user_name).map_or_else(|| self.user(job.user_id), UserName::from),
+            uid: job.user_id,
+            account: t(job.account).map(AccountName::from),
+            partition: t(job.partition).unwrap_or_default(),
+            qos: t(job.qos),
+            state,
+            reason,
+            nodes: names(t(job.nodes)),
+            cpus: job.num_cpus,
+            gres: gres(t(job.tres_per_node)),
+            submitted: time(job.submit_time),
+            start: time(job.start_time),
+            // Of a job without limit the library says a year from now, which means nothing.
+            end: time(job.end_time).filter(|_| over || limit != TimeLimit::Unlimited),
+            limit,
+        }
+    }
+
+    /// slurmctld names the user of a job once the job has started. A waiting job's is asked of NSS, and kept.
+    fn user(&self, uid: u32) -> UserName {
+        if let Some(known) = self.users.borrow().get(&uid) {
+            return known.clone();
+        }
+        match nix::unistd::User::from_uid(uid.into()) {
+            Ok(Some(user)) => {
+                let name = UserName::from(user.name);
+                self.users.borrow_mut().insert(uid, name.clone());
+                name
+            }
+            // As `squeue` shows a user without a name.
+            Ok(None) | Err(_) => uid.to_string().into(),
+        }
     }
 }
 
