@@ -138,28 +138,42 @@ def test_a_standby_that_is_cut_off_while_its_kernel_ends_leaves_too(
     no_process_is_left(cluster, timeout=30)
 
 
+#: The capture of its effects takes six seconds.
+SLOW = """
+class Slow:
+    def __getstate__(self):
+        import time
+        time.sleep(6)
+        return {{}}
+slow = Slow()
+open({begun!r}, 'w').close()
+time.sleep(2)
+"""
+
+
 def test_an_answer_that_reached_nobody_is_not_given_without_its_cells_effects(
     cluster: Cluster, links: Links, kernel: Kernel
 ) -> None:
     """The group has the cell's end, the client has no reply, and the capture of the effects goes down with the node."""
-    book, ended = kernel.person.book, kernel.person.notes.with_name("ended")
-    ended.unlink(missing_ok=True)
-    assert book.execute("many = None")["status"] == "ok"
-    ways = kernel.ways("front | executor")
-    node = next(side for side in ways[0] if side != PEOPLE)
+    book, begun = kernel.person.book, kernel.person.notes.with_name("begun")
+    begun.unlink(missing_ok=True)
+    assert book.execute("slow = None")["status"] == "ok"
+    ways = kernel.ways("executor -> front")
+    ((node, _),) = ways
     got: list[dict[str, Any]] = []
-    code = f"many = {{i: [i] for i in range(1_500_000)}}; open({str(ended)!r}, 'w').close()"
-    asked = threading.Thread(target=lambda: got.append(book.execute(code, timeout=150)))
+    asked = threading.Thread(
+        target=lambda: got.append(book.execute("import time" + SLOW.format(begun=str(begun)), timeout=150))
+    )
+    asked.start()
+    until("the cell runs", begun.exists, 60)
     with links.without(ways):
-        asked.start()
-        until("the cell is at its end", ended.exists, 60)
-        time.sleep(0.7)
+        time.sleep(3.5)
         assert links.dropped()
         with lost_node(cluster, node):
             asked.join()
     links.adopt()
-    assert got[0]["reply"]["ename"] == "CellLost", got
-    looked = book.execute("print(many)")
+    assert got[0]["reply"].get("ename") == "CellLost", got
+    looked = book.execute("print(slow)")
     assert (looked["status"], stream(looked, "stdout")) == ("ok", "None\n")
     told = stream(got[0], "stderr") + stream(looked, "stderr")
     assert "effects are gone" not in told, "its own reply has said so"
