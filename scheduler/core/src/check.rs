@@ -340,8 +340,14 @@ impl Core {
                 "node {} is listed as held for a cell, or not",
                 node.name
             );
+            let free = self.has_free_gpus(n);
             hold!(
-                self.supply.open.contains(n) == self.is_open(n),
+                self.supply.free.contains(n) == free,
+                "node {} is listed with free GPUs, or not",
+                node.name
+            );
+            hold!(
+                self.supply.open.contains(n) == (free && node.held_for.is_none()),
                 "node {} is listed as open, or not",
                 node.name
             );

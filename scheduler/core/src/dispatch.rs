@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::hold::Holds;
 use crate::index::Idx;
 use crate::output::Output;
-use crate::state::{Cell, Node, PilotState, Rank, Shape};
+use crate::state::{Cell, Node, PilotState, Pool, Rank, Shape};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,8 +21,10 @@ const LOOK_AT: usize = 4;
 struct Looked {
     /// Number of outputs when the cells were looked at. All that a forecast rests on changes with an output.
     outputs: usize,
-    /// Whether a cell is better moved than left waiting.
+    /// Whether a cell may be moved, and is better moved than left waiting.
     better_moved: BTreeMap<Idx<Cell>, bool>,
+    /// A holder, to whose nodes in this pool nobody can be brought.
+    nobody_to: Option<(Idx<Pool>, Idx<Cell>)>,
     /// Cells that can't start.
     stuck: BTreeSet<Idx<Cell>>,
 }
@@ -68,11 +70,13 @@ impl Core {
 
     /// The same for one of several nodes, between which nothing else changes.
     fn dispatch_one_of_many(&mut self, node: Idx<Node>, looked: &mut Looked, out: &mut Vec<Output>) {
-        let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         let mut far = self.first_with_room(node, looked, out.len());
         // Only a start changes these.
         let (mut cores, mut holds) = (self.has_free_cores(node), self.holds());
-        for cell in waiting {
+        if !cores {
+            return;
+        }
+        for cell in self.from_first_chance(node, far, holds, looked) {
             if !cores {
                 return;
             }
@@ -85,10 +89,6 @@ impl Core {
                 continue;
             }
             if !self.may_start(cell, holds) {
-                debug_assert!(
-                    self.spot(cell).is_none(),
-                    "a cell that could start is passed over"
-                );
                 continue;
             }
             if self.try_start(cell, out) {
@@ -101,14 +101,37 @@ impl Core {
         self.bring(far, node, None, looked, out);
     }
 
+    /// The cells of the node's queue, from the first that may start, or behind which `far` is moved here. While nodes are
+    /// held for a due cell, hundreds of them change at a time, and most have no such cell.
+    fn from_first_chance(
+        &self,
+        node: Idx<Node>,
+        far: Option<(Rank, Idx<Cell>)>,
+        holds: Option<Holds>,
+        looked: &Looked,
+    ) -> Vec<Idx<Cell>> {
+        let queue = self.supply.nodes[node].queue.iter();
+        let idle = |place: &&(Rank, Idx<Cell>)| {
+            let cell = place.1;
+            far.is_none_or(|far| **place < far)
+                && (looked.stuck.contains(&cell) || !self.may_start(cell, holds))
+        };
+        queue.skip_while(idle).map(|&(_, cell)| cell).collect()
+    }
+
     /// Whether it is worth a look if the cell could start: on an open node, on a held one as a cell of better rank or by
     /// backfill, or on cores alone. Often all nodes are held, and nearly all cells wait behind the holders.
     fn may_start(&self, cell: Idx<Cell>, holds: Option<Holds>) -> bool {
-        self.may_start_on_held(cell, holds)
-            || self.work.kernels[self.work.cells[cell].kernel]
-                .replicas
-                .iter()
-                .any(|r| self.supply.open.contains(r.node))
+        let on_open = || {
+            let kernel = &self.work.kernels[self.work.cells[cell].kernel];
+            kernel.replicas.iter().any(|r| self.supply.open.contains(r.node))
+        };
+        let may = self.may_start_on_held(cell, holds) || !self.supply.open.is_empty() && on_open();
+        debug_assert!(
+            may || self.spot(cell).is_none(),
+            "a cell that could start is passed over"
+        );
+        may
     }
 
     fn has_free_cores(&self, node: Idx<Node>) -> bool {
@@ -125,7 +148,27 @@ impl Core {
         outputs: usize,
     ) -> Option<(Rank, Idx<Cell>)> {
         looked.refresh(outputs);
-        self.first_elsewhere(node, &|shape| self.has_room_for(node, shape), looked)
+        let n = &self.supply.nodes[node];
+        let holder = n.held_for.map(|cell| (n.pool, cell));
+        if holder.is_some() && looked.nobody_to == holder {
+            return None;
+        }
+        let first = self.first_elsewhere(node, &|shape| self.has_room_for(node, shape), looked);
+        if let Some((pool, cell)) = holder
+            && self.nobody_comes_to(pool, cell, looked)
+        {
+            looked.nobody_to = holder;
+        }
+        first
+    }
+
+    /// Whether nobody can be brought to the holder's nodes in the pool: each candidate would delay the holder, or is better
+    /// left where it waits.
+    fn nobody_comes_to(&self, pool: Idx<Pool>, holder: Idx<Cell>, looked: &Looked) -> bool {
+        let with_gpus = self.supply.pools[pool].shapes.iter();
+        let with_gpus = with_gpus.filter(|(shape, _)| shape.gpus > 0);
+        let mut near = with_gpus.flat_map(|(_, waiting)| waiting.iter().take(LOOK_AT));
+        near.all(|&(_, c)| looked.better_moved.get(&c) == Some(&false) || self.would_delay(c, holder))
     }
 
     /// Has replicas moved to the node for cells of other nodes, of which `far` is the first. Goes on while they come
@@ -170,13 +213,9 @@ impl Core {
         let firsts = shapes.filter_map(|(_, waiting)| {
             let mut near = waiting.iter().copied().take(LOOK_AT);
             near.find(|&(_, c)| {
-                let mut better = || {
-                    *looked
-                        .better_moved
-                        .entry(c)
-                        .or_insert_with(|| self.is_better_moved(c))
-                };
-                !self.sits_on(self.work.cells[c].kernel, node) && self.may_be_brought(c) && better()
+                let better = || self.may_be_brought(c) && self.is_better_moved(c);
+                !self.sits_on(self.work.cells[c].kernel, node)
+                    && *looked.better_moved.entry(c).or_insert_with(better)
             })
         });
         firsts.min()

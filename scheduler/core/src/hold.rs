@@ -69,6 +69,13 @@ impl Core {
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
     }
 
+    /// Whether the cell can't start on the holder's nodes, as far as can be told without a forecast.
+    pub(crate) fn would_delay(&self, cell: Idx<Cell>, holder: Idx<Cell>) -> bool {
+        let (c, h) = (&self.work.cells[cell], &self.work.cells[holder]);
+        let backfills = || self.may_be_backfilled(h) && self.is_believed(c.kernel);
+        cell != holder && c.rank > h.rank && c.need.gpus > 0 && !backfills()
+    }
+
     /// Whether a due cell of this size has been overtaken too often for another backfill.
     fn has_overtaken_enough(&self, c: &Cell) -> bool {
         let holders = &self.supply.pools[self.work.kernels[c.kernel].pool].holders;
@@ -277,12 +284,17 @@ impl Core {
     /// Whether the node has as many GPUs as are needed, once all that runs there has ended: whether
     /// [`Self::node_free_in`] knows a time.
     fn has_ever(&self, node: Idx<Node>, need: &Need) -> bool {
-        let pilots = self.supply.nodes[node].pilots.iter();
-        let up = pilots.map(|p| &self.supply.pilots[*p]);
-        let up = || up.clone().filter(|p| p.state == PilotState::Up);
-        let lent: u16 = up().map(Pilot::used_gpus).sum();
-        lent >= need.gpus
-            || lent + up().map(Pilot::free_gpus).sum::<u16>() + self.spare_gpus(node) >= need.gpus
+        let mut gpus = 0;
+        for &p in &self.supply.nodes[node].pilots {
+            let p = &self.supply.pilots[p];
+            if let Some(listed) = p.listed {
+                gpus += p.used_gpus() + listed.free;
+            }
+            if gpus >= need.gpus {
+                return true;
+            }
+        }
+        gpus + self.spare_gpus(node) >= need.gpus
     }
 
     /// How many later cells of its size have started since the cell is due.
@@ -379,6 +391,23 @@ impl Core {
         self.list_open(node);
     }
 
+    /// The same for all nodes of a hold that ends. One of a whole pool does each time its holder starts.
+    fn free_nodes(&mut self, cell: Idx<Cell>, nodes: &Places<Node>) {
+        for node in nodes.iter() {
+            let n = &mut self.supply.nodes[node];
+            debug_assert_eq!(n.held_for, Some(cell), "a hold knows its nodes");
+            n.held_for = None;
+            self.supply.pools[n.pool].unheld.insert(node);
+            self.supply.held.remove(node);
+            if self.supply.free.contains(node) {
+                self.supply.open.insert(node);
+            }
+        }
+        for pool in self.supply.pools.places() {
+            self.supply.pools[pool].held_for.remove(&cell);
+        }
+    }
+
     fn lose_hold(&mut self, cell: Idx<Cell>, node: Idx<Node>) {
         if let Some(hold) = &mut self.work.cells[cell].hold {
             hold.nodes.remove(node);
@@ -415,9 +444,7 @@ impl Core {
         let (due, pool) = (c.due, self.work.kernels[c.kernel].pool);
         let hold = self.work.cells[cell].hold.take();
         let nodes = hold.map_or_else(Places::default, |h| h.nodes);
-        for node in nodes.iter() {
-            self.hold_node(node, None);
-        }
+        self.free_nodes(cell, &nodes);
         self.may_go_on(&nodes);
         self.supply.pools[pool].holders.retain(|&h| h != cell);
         if due {

@@ -122,22 +122,32 @@ impl Core {
             lanes.free.insert((new.free, pilot));
             lanes.idle.insert((new.idle, pilot));
         }
+        self.list_free(node);
+    }
+
+    /// Brings the lists of nodes with free GPUs, and of open ones, up to date after a change on a pilot of the node.
+    pub(crate) fn list_free(&mut self, node: Idx<Node>) {
+        match self.has_free_gpus(node) {
+            true => _ = self.supply.free.insert(node),
+            false => _ = self.supply.free.remove(node),
+        }
         self.list_open(node);
     }
 
-    /// Brings the list of open nodes up to date after a change of the node's hold, or on a pilot there.
+    /// Brings the list of open nodes up to date after a change of the node's hold.
     pub(crate) fn list_open(&mut self, node: Idx<Node>) {
-        match self.is_open(node) {
+        let is_open = self.supply.nodes[node].held_for.is_none() && self.supply.free.contains(node);
+        match is_open {
             true => _ = self.supply.open.insert(node),
             false => _ = self.supply.open.remove(node),
         }
     }
 
-    /// Whether the node is held for nobody, and a pilot there has free GPUs.
-    pub(crate) fn is_open(&self, node: Idx<Node>) -> bool {
-        let n = &self.supply.nodes[node];
+    /// Whether a pilot on the node has free GPUs.
+    pub(crate) fn has_free_gpus(&self, node: Idx<Node>) -> bool {
         let listed = |p: &Idx<Pilot>| self.supply.pilots[*p].listed;
-        n.held_for.is_none() && n.pilots.iter().filter_map(listed).any(|l| l.free > 0)
+        let mut listed = self.supply.nodes[node].pilots.iter().filter_map(listed);
+        listed.any(|l| l.free > 0)
     }
 
     pub(crate) fn listing_of(&self, pilot: Idx<Pilot>) -> Option<Listed> {

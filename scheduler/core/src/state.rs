@@ -29,7 +29,9 @@ pub(crate) struct Supply {
     pub next_ticket: u64,
     /// Nodes held for a cell.
     pub held: Places<Node>,
-    /// Nodes without a hold where a pilot has free GPUs.
+    /// Nodes where a pilot has free GPUs.
+    pub free: Places<Node>,
+    /// The nodes among them without a hold.
     pub open: Places<Node>,
     /// slurmctld doesn't answer, and without it no step starts.
     pub slurm_away: bool,
