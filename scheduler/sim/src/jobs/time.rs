@@ -36,6 +36,23 @@ mod tests {
         }
     }
 
+    /// A start is taken from an end, and a simulation walks from the first to the last.
+    #[test]
+    fn a_year_is_one_of_a_traces() {
+        assert_eq!(seconds("2199-12-31 23:59:59"), Some(7_258_118_399.0));
+        for text in [
+            "2200-01-01 00:00:00",
+            "9999-12-31 23:59:59",
+            "1969-12-31 23:59:59",
+            "0001-01-01 00:00:00",
+            "-000001-01-01 00:00:00",
+            "+010000-01-01 00:00:00",
+            "2000000024-12-31 00:00:00",
+        ] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
+
     #[test]
     fn dates_count_from_1970() {
         assert_eq!(seconds("1970-01-01 00:00:00"), Some(0.0));
