@@ -30,7 +30,7 @@ impl Spread {
 /// A figure of the summary, by its name in the summary.
 type Figure = (&'static str, fn(&PolicySummary) -> Option<f64>);
 
-const FIGURES: [Figure; 15] = [
+const FIGURES: [Figure; 19] = [
     ("antt", |s| Some(s.antt)),
     ("stp", |s| Some(s.stp)),
     ("held_saving_share", |s| s.held_saving_share),
@@ -46,6 +46,10 @@ const FIGURES: [Figure; 15] = [
     ("migrations", |s| Some(s.migrations as f64)),
     ("deadline_hit_fraction", |s| s.deadline_hit_fraction),
     ("gpu_hours_provisioned", |s| Some(s.gpu_hours_provisioned)),
+    ("batch_jobs", |s| Some(s.batch.as_ref()?.jobs as f64)),
+    ("batch_requeued", |s| Some(s.batch.as_ref()?.requeued as f64)),
+    ("batch_gpu_hours_done", |s| Some(s.batch.as_ref()?.gpu_hours_done)),
+    ("batch_gpu_hours_lost", |s| Some(s.batch.as_ref()?.gpu_hours_lost)),
 ];
 
 /// A policy's results on one cluster, over all seeds.
