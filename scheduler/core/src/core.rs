@@ -292,6 +292,7 @@ impl Core {
             burst: None,
             pilots: Vec::new(),
             queue: BTreeSet::new(),
+            failing: None,
             held_for: None,
             listed: 0,
             subscribed: 0,

@@ -5,7 +5,7 @@ use crate::index::Idx;
 use crate::input::{GpuSlot, NodeFacts, PilotUp};
 use crate::journal::{Key, Value};
 use crate::output::Output;
-use crate::state::{Cell, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Ticket, Timer};
+use crate::state::{Cell, Failing, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Ticket, Timer};
 use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
@@ -131,7 +131,11 @@ impl Core {
 
     pub(crate) fn pilot_failed(&mut self, ticket: u64, out: &mut Vec<Output>) {
         if let Some(t) = self.supply.tickets.get(ticket) {
-            let pool = t.pool;
+            let (pool, node, since) = (t.pool, t.node, self.wanted_since(t));
+            if let Some(node) = node {
+                let last = self.now;
+                self.supply.nodes[node].failing = Some(Failing { since, last });
+            }
             self.drop_ticket(ticket, out);
             self.at(self.now + RETRY, Timer::Scale(pool));
         }
@@ -152,6 +156,7 @@ impl Core {
         let node = self.node_index(&up.node, pool);
         let ticket = self.supply.tickets.of(up.pilot);
         let ticket = ticket.map(|(n, t)| (n, t.clone()));
+        self.supply.nodes[node].failing = None;
         let known = self.supply.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
         let mut meant_for = None;

@@ -10,7 +10,7 @@ use crate::predict::Habit;
 use crate::state::{Cell, Kernel, Moving, Node, Pilot, Pool, Replica, Ticket, Timer};
 use hop_words::id::{Incarnation, KernelId};
 use hop_words::replica::MoveCause;
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
 
 /// What was seen where nothing was.
 static NEVER: Habit = Habit::new();
@@ -20,6 +20,9 @@ const PATIENCE: u64 = 20;
 
 /// But no move is given up sooner: the cell that runs ends first, and an election itself takes no second.
 const PATIENT_FOR: Span = Span::from_secs(30);
+
+/// A failed pilot says nothing of one that is asked for later than that.
+const FORGIVEN: Span = Span::from_secs(60);
 
 impl Core {
     /// Moves a replica of the cell's kernel if the cell is thereby expected to start sooner: to where GPUs are free, else
@@ -135,7 +138,7 @@ impl Core {
 
     /// Expected time until this pilot is up. A late pilot waits for GPUs: expect as long again.
     pub(crate) fn up_in(&self, ticket: &Ticket) -> Span {
-        let waited = self.now.since(ticket.at);
+        let waited = self.now.since(self.wanted_since(ticket));
         let (seen, told) = self.boots_of(ticket.pool, ticket.partition.as_ref());
         let late = || {
             if waited < told {
@@ -147,6 +150,13 @@ impl Core {
         seen.remaining(seen, 0.0, waited, 0.5).unwrap_or_else(late)
     }
 
+    /// When a pilot was asked for on the ticket's node: the first of those that failed there one after the other.
+    pub(crate) fn wanted_since(&self, ticket: &Ticket) -> Timestamp {
+        let failing = ticket.node.and_then(|n| self.supply.nodes[n].failing);
+        let failing = failing.filter(|f| ticket.at.since(f.last) <= FORGIVEN);
+        failing.map_or(ticket.at, |f| f.since)
+    }
+
     /// Whether the pilot should have been up long ago: Slurm has no GPUs for it.
     pub(crate) fn is_late_to_boot(&self, ticket: &Ticket) -> bool {
         let (seen, told) = self.boots_of(ticket.pool, ticket.partition.as_ref());
@@ -154,7 +164,7 @@ impl Core {
             .remaining(seen, 0.0, Span::ZERO, 0.9)
             .unwrap_or(told)
             .max(told);
-        self.now.since(ticket.at) > Span(most.0.saturating_mul(2))
+        self.now.since(self.wanted_since(ticket)) > Span(most.0.saturating_mul(2))
     }
 
     fn move_takes(&self, pool: Idx<Pool>, told: Span) -> Span {

@@ -309,6 +309,8 @@ pub(crate) struct Node {
     pub burst: Option<String>,
     pub pilots: Vec<Idx<Pilot>>,
     pub queue: BTreeSet<(Rank, Idx<Cell>)>,
+    /// Pilots that failed here since one was up.
+    pub failing: Option<Failing>,
     /// The due cell that the node is held for.
     pub held_for: Option<Idx<Cell>>,
     /// GPUs that no pilot has or will have, as [`Lanes`] lists them.
@@ -322,6 +324,15 @@ pub(crate) struct Node {
     pub home_sizes: Vec<(u16, u32)>,
     /// The kernels with a replica here.
     pub sitting: BTreeSet<Idx<Kernel>>,
+}
+
+/// Pilots that failed on a node one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Failing {
+    /// The first of them was asked for then.
+    pub since: Timestamp,
+    /// The last of them failed then.
+    pub last: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

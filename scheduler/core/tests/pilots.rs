@@ -116,6 +116,31 @@ fn a_pilot_that_is_late_is_not_waited_for() {
 }
 
 #[test]
+fn pilots_that_fail_one_after_the_other_are_not_waited_for() {
+    let mut w = world(2, true);
+    w.pilot("n1", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    let mut next = asked(&out);
+    let mut moves = Vec::new();
+    for _ in 0..20 {
+        let mut out = w.pass(Span::from_secs(2));
+        if let Some((ticket, node)) = next.pop() {
+            assert_eq!(node.as_ref().map(NodeName::as_str), Some("n0"));
+            let reason = "its job ended before its agent was up".into();
+            out.extend(w.tell(Input::PilotFailed { ticket, reason }));
+        }
+        out.extend(w.pass(Span::from_secs(8)));
+        next.extend(asked(&out));
+        moves.extend(out.into_iter().filter(|o| matches!(o, Output::Migrate { .. })));
+    }
+    let [Output::Migrate { seat, .. }] = &moves[..] else {
+        panic!("{moves:?}")
+    };
+    assert_eq!(seat.node.as_str(), "n1");
+}
+
+#[test]
 fn each_who_waits_has_a_burst_pilot_of_its_own_on_a_node_with_room() {
     let mut w = world(1, true);
     let kernels = behind_a_long_run(&mut w);
