@@ -76,7 +76,7 @@ impl Core {
         if !cores {
             return;
         }
-        for cell in self.from_first_chance(node, far, holds, looked) {
+        for cell in self.queue_from_first_chance(node, far, holds, looked) {
             if !cores {
                 return;
             }
@@ -103,7 +103,7 @@ impl Core {
 
     /// The cells of the node's queue, from the first that may start, or behind which `far` is moved here. While nodes are
     /// held for a due cell, hundreds of them change at a time, and most have no such cell.
-    fn from_first_chance(
+    fn queue_from_first_chance(
         &self,
         node: Idx<Node>,
         far: Option<(Rank, Idx<Cell>)>,
