@@ -245,6 +245,7 @@ e2e() {
 tried() {
 	packaged
 	demo
+	chaos
 }
 
 packages() {
@@ -275,6 +276,13 @@ packages_built() {
 demo() {
 	BUILT=1 STAY=0 HOP_DEMO_BASE=/srv/gresshopper-demo-16 HOP_DEMO_INDEX=16 HUB_PORT=8160 \
 		step "make demo" twice ended tests/demo/run
+}
+
+# A short run of `make chaos`.
+chaos() {
+	CARGO_TARGET_DIR=$(deployed_on "${runnable[0]}") HOP_E2E_VARIANT=${runnable[0]} HOP_E2E_INDEX=13 \
+		HOP_E2E_BASE=/srv/gresshopper-chaos-13 \
+		step "two minutes of chaos" twice ended "$dev/hub/bin/python" tests/e2e/chaos.py --seed 1 --minutes 2
 }
 
 # What docs/conformance.md compares, with all notebooks.
@@ -321,13 +329,16 @@ plugin() {
 	e2e_on "${runnable[0]}" "plain clients" 12 "${plain_clients[@]}"
 }
 
+# The target folder with the binaries for a variant.
+deployed_on() {
+	if [ "$1" = trixie ]; then echo "$trixie"; else dirname "$target"; fi
+}
+
 # e2e_on VARIANT WHAT INDEX TESTS..
 e2e_on() {
-	local variant=$1 what=$2 index=$3 target_dir
+	local variant=$1 what=$2 index=$3
 	shift 3
-	target_dir=$(dirname "$target")
-	[ "$variant" != trixie ] || target_dir=$trixie
-	CARGO_TARGET_DIR=$target_dir HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
+	CARGO_TARGET_DIR=$(deployed_on "$variant") HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
 		HOP_E2E_BASE=/srv/gresshopper-e2e-$index \
 		step "end to end on $variant: $what" again pytest_e2e "$@"
 }
