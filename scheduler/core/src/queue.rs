@@ -8,7 +8,8 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::state::{
-    Account, Arena, Band, Cell, Kernel, Node, Overtaking, Pool, Rank, Shape, SizeClass, Timer, User, Waiter,
+    Account, Arena, Band, Cell, Kernel, Node, Overtaking, Passed, Pool, Rank, Shape, SizeClass, Timer, User,
+    Waiter,
 };
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
@@ -45,13 +46,17 @@ impl Overtaking {
     /// Adds a waiting cell that needs `gpus`, of this place by submission. It is due `most` later cells from now; with
     /// `None` never by their number.
     pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, place: (Timestamp, u64), most: Option<u32>) {
-        // Cells that already wait rightly start before this one.
+        // Cells of other sizes that already wait rightly start before this one. How many later ones of its own size do so
+        // is known exactly, however many wait.
         let others = self.classes.iter().filter(|(g, _)| **g != gpus);
         let others: u64 = others
             .map(|(&g, c)| c.waiting.len() as u64 * weight(g, gpus))
             .sum();
         let class = self.classes.entry(gpus).or_default();
-        let due_at = most.map(|most| class.passed + others + u64::from(most) * ONE);
+        let due_at = most.map(|most| Passed {
+            all: class.passed.all + others + u64::from(most) * ONE,
+            own: class.passed.own + u64::from(most) * ONE,
+        });
         class.enter(cell, place, due_at);
     }
 
@@ -70,7 +75,10 @@ impl Overtaking {
     pub(crate) fn started(&mut self, gpus: u16) -> Vec<Idx<Cell>> {
         let mut due = Vec::new();
         for (&waiting, class) in &mut self.classes {
-            class.passed += weight(gpus, waiting);
+            class.passed.all += weight(gpus, waiting);
+            if waiting == gpus {
+                class.passed.own += ONE;
+            }
             due.extend(class.pop_due());
         }
         due
@@ -78,7 +86,7 @@ impl Overtaking {
 }
 
 impl SizeClass {
-    fn enter(&mut self, cell: Idx<Cell>, place: (Timestamp, u64), due_at: Option<u64>) {
+    fn enter(&mut self, cell: Idx<Cell>, place: (Timestamp, u64), due_at: Option<Passed>) {
         if self.waiting.contains_key(&place) {
             return;
         }
@@ -155,8 +163,10 @@ impl SizeClass {
 
 impl Waiter {
     /// The same; `before` cells of its size that came earlier wait still. None: it isn't due yet.
-    fn overtaken_since_due(&self, passed: u64, before: u64) -> Option<u64> {
-        (passed + before * ONE).checked_sub(self.due_at? + self.ahead * ONE)
+    fn overtaken_since_due(&self, passed: Passed, before: u64) -> Option<u64> {
+        let due_at = self.due_at?;
+        let since = |passed: u64, due_at: u64| (passed + before * ONE).checked_sub(due_at + self.ahead * ONE);
+        since(passed.all, due_at.all).max(since(passed.own, due_at.own))
     }
 }
 

@@ -197,8 +197,15 @@ pub(crate) struct SizeClass {
     pub pending: BTreeSet<(Timestamp, u64)>,
     /// How many wait before the first pending one; all of them if none is pending.
     pub settled: usize,
-    /// Starts in the arena since the class exists.
-    pub passed: u64,
+    /// Starts in the arena since the class exists: of any size, by their weight, and of this size alone.
+    pub passed: Passed,
+}
+
+/// Numbers of starts in thousandths: all by their weight, and those of one size.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Passed {
+    pub all: u64,
+    pub own: u64,
 }
 
 /// A waiting cell among the cells of its size.
@@ -207,8 +214,9 @@ pub(crate) struct Waiter {
     pub cell: Idx<Cell>,
     /// Cells of its size in the queue at its submission: their starts don't count.
     pub ahead: u64,
-    /// Starts after which the cell is due, the starts of the cells ahead not counted. `None` means due by age alone.
-    pub due_at: Option<u64>,
+    /// Starts after which the cell is due, the starts of the cells ahead not counted: whichever number is reached first.
+    /// `None` means due by age alone.
+    pub due_at: Option<Passed>,
 }
 
 #[derive(Debug)]

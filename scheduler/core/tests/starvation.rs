@@ -3,7 +3,7 @@
 mod world;
 
 use hop_core::Input;
-use hop_core::config::{Config, Migrate, PoolConfig};
+use hop_core::config::{Config, Limit, LimitOf, Limits, Migrate, PoolConfig};
 use hop_words::id::{CellId, KernelId};
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
@@ -290,6 +290,19 @@ fn who_sits_on_a_held_node_goes_elsewhere() {
 /// Quick cells of those who have had less service go first, but no more than so many of them.
 #[test]
 fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
+    let most = u64::from(Config::default().due_overtaken);
+    for crowd in [0, 60] {
+        let overtook = overtook(crowd);
+        assert!(
+            (most / 2..=most).contains(&overtook),
+            "{overtook} later cells went before it, while {crowd} of another size waited"
+        );
+    }
+}
+
+/// How many later cells of its size start before one whose kernel has had much service, while so many cells of another
+/// size wait that came before it.
+fn overtook(crowd: usize) -> u64 {
     let config = Config {
         fair_share: false,
         ..Config::default()
@@ -301,6 +314,7 @@ fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
     w.pass(Span::from_secs(3600));
     w.end_cell(&heavy, &cell);
     w.settle();
+    wait_for_a_limit(&mut w, crowd);
     let light: Vec<KernelId> = (0..40)
         .map(|i| w.kernel(&format!("l{i}"), "b", &[&node(i % 2)], 2))
         .collect();
@@ -313,7 +327,8 @@ fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
     let before = w.granted;
     for k in submitted {
         w.submit(k, Need::gpus(2));
-        let first = w.running.keys().next().expect("both nodes are busy").clone();
+        let mut two = w.running.keys().filter(|(k, _)| !k.as_str().starts_with("crowd"));
+        let first = two.next().expect("both nodes are busy").clone();
         w.pass(Span::from_secs(5));
         w.end_cell(&first.0, &first.1);
         w.settle();
@@ -324,12 +339,26 @@ fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
             break;
         }
     }
-    let overtook = w.granted - before - 1;
-    let most = u64::from(Config::default().due_overtaken);
-    assert!(
-        (most / 2..=most).contains(&overtook),
-        "{overtook} later cells went before it"
-    );
+    w.granted - before - 1
+}
+
+/// So many cells of one GPU, on a node of their own, of which their user's limit lets one run.
+fn wait_for_a_limit(w: &mut World, cells: usize) {
+    w.pilot("n2", 1, 8);
+    w.tell(Input::Limits(Limits {
+        limits: vec![Limit {
+            of: LimitOf::User("crowd".into()),
+            gpus: Some(1),
+            gpu_minutes: None,
+            name: "one GPU".into(),
+        }],
+        ..Limits::default()
+    }));
+    for i in 0..cells {
+        let kernel = w.kernel(&format!("crowd{i}"), "crowd", &["n2"], 1);
+        w.submit(&kernel, Need::gpus(1));
+        w.settle();
+    }
 }
 
 /// Submits a cell of one GPU that should be done `by` seconds from now.
