@@ -268,7 +268,7 @@ impl Core {
             );
             let node = self.supply.pilots[p].node;
             hold!(
-                k.migrating.is_some() || k.able().any(|r| r.node == node),
+                k.migrating.is_some_and(|m| m.to == node) || k.staying().any(|r| r.node == node),
                 "GPUs are held back for cell {} where it can't run",
                 c.id
             );

@@ -86,7 +86,7 @@ impl Core {
     fn claimable(&self, cell: Idx<Cell>) -> Option<(Idx<Pilot>, Option<usize>)> {
         let k = &self.work.kernels[self.work.cells[cell].kernel];
         let pilots = k
-            .able()
+            .staying()
             .flat_map(|r| self.supply.nodes[r.node].pilots.iter().copied());
         let found = pilots.filter_map(|p| self.claimable_on(p, cell));
         let least = found.min_by_key(|(idle, ..)| *idle);

@@ -273,7 +273,7 @@ impl Core {
         let queue = self.supply.nodes[node].queue.iter().map(|&(_, c)| c);
         let mut near = queue.filter(|&c| {
             let kernel = self.work.cells[c].kernel;
-            self.work.kernels[kernel].able().any(|r| r.node == node)
+            self.work.kernels[kernel].staying().any(|r| r.node == node)
         });
         near.find(|&cell| self.would_fit(id, cell))
     }

@@ -162,7 +162,7 @@ impl Core {
         let (lease, c) = (&self.work.leases[&id], &self.work.cells[cell]);
         let p = &self.supply.pilots[lease.pilot];
         let k = &self.work.kernels[c.kernel];
-        let sits = c.reserved == Some(lease.pilot) || k.able().any(|r| r.node == p.node);
+        let sits = c.reserved == Some(lease.pilot) || k.staying().any(|r| r.node == p.node);
         if c.kernel == lease.kernel
             || !sits
             || k.pool != p.pool

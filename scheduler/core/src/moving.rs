@@ -272,6 +272,7 @@ impl Core {
             tenure,
         });
         self.tally_kernel(kernel);
+        self.unreserve_where_it_is_not(kernel);
         self.reconsider_holds_of(kernel);
         self.at(until, Timer::Moving(kernel, incarnation));
         self.note_kernel(kernel, out);
@@ -334,14 +335,16 @@ impl Core {
         }
     }
 
-    /// Gives up the kernel's reservations on nodes where its cells can't run.
+    /// Gives up the kernel's reservations on nodes where its cells can't run, or won't be able to after its move.
     pub(crate) fn unreserve_where_it_is_not(&mut self, kernel: Idx<Kernel>) {
         for cell in self.work.kernels[kernel].cells.clone() {
             let pilot = self.work.cells.get(cell).and_then(|c| c.reserved);
             let Some(node) = pilot.map(|p| self.supply.pilots[p].node) else {
                 continue;
             };
-            if !self.work.kernels[kernel].able().any(|r| r.node == node) {
+            let k = &self.work.kernels[kernel];
+            let comes = k.migrating.is_some_and(|m| m.to == node);
+            if !comes && !k.staying().any(|r| r.node == node) {
                 self.unreserve(cell);
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, Kernel, LeaseState, Listed, Node, Pilot, PilotState, Replica, Shape};
+use crate::state::{Band, Cell, Kernel, LeaseState, Listed, Node, Pilot, PilotState, Shape};
 use hop_words::id::Incarnation;
 use std::ops::RangeFrom;
 
@@ -30,7 +30,7 @@ impl Core {
         let k = &self.work.kernels[c.kernel];
         let affinity = self.supply.pools[k.pool].config.affinity;
         let mut best: Option<(bool, u16, Spot)> = None;
-        for r in k.able().filter(|r| self.may_execute(c.kernel, r)) {
+        for r in k.staying().filter(|r| !self.own_lease_ending(c.kernel, r.node)) {
             let elsewhere = affinity && k.home != Some(r.node);
             for &pilot in &self.supply.nodes[r.node].pilots {
                 let Some(group) = self.room(pilot, cell) else {
@@ -48,12 +48,6 @@ impl Core {
             }
         }
         best.map(|(_, _, spot)| spot)
-    }
-
-    /// Whether the replica may be given a lease now: it isn't about to leave, and has let go of its last device.
-    fn may_execute(&self, kernel: Idx<Kernel>, replica: &Replica) -> bool {
-        let leaves = self.work.kernels[kernel].migrating;
-        leaves.is_none_or(|m| m.victim != replica.incarnation) && !self.own_lease_ending(kernel, replica.node)
     }
 
     /// Whether nothing keeps the cell from starting now.
@@ -93,12 +87,17 @@ impl Core {
         (0..p.groups.len()).find(|&g| fits(g)).map(Some)
     }
 
-    /// Cells of better rank that have GPUs of the pilot reserved.
+    /// Cells that have GPUs of the pilot reserved before this one: those of better rank, and those whose kernel is on its
+    /// way here, unless this one is due. A kernel that comes in vain would be moved on, and on.
     pub(crate) fn reserved_before(&self, p: &Pilot, cell: Idx<Cell>) -> Vec<&Cell> {
         let rank = self.work.cells[cell].rank;
+        let comes = |r: &Cell| {
+            let moving = self.work.kernels[r.kernel].migrating;
+            rank.band != Band::Due && moving.is_some_and(|m| m.to == p.node)
+        };
         let others = p.reserved.iter().filter(|&&r| r != cell);
         let others = others.map(|&r| &self.work.cells[r]);
-        others.filter(|r| r.rank < rank).collect()
+        others.filter(|r| r.rank < rank || comes(r)).collect()
     }
 
     // --- the lists ---

@@ -1,0 +1,71 @@
+//! Kernels on their way to another node.
+
+mod world;
+
+use hop_core::Output;
+use hop_core::config::{Config, Migrate, PoolConfig};
+use hop_words::id::{CellId, KernelId};
+use hop_words::lease::EndCause;
+use hop_words::need::Need;
+use hop_words::time::Span;
+use world::World;
+
+/// Two nodes of one GPU. `comes` has had an hour of service and waits on `n0` behind a cell that may never end, so the
+/// kernel is on its way to the free GPU of `n1`.
+fn on_its_way() -> (World, KernelId, (KernelId, CellId)) {
+    let mut pool = PoolConfig::fixed("main", 0, 1, 8);
+    pool.max_pilots = 2;
+    pool.migrate = Some(Migrate::default());
+    let mut w = World::new(1, Config::default(), pool);
+    w.pilot("n0", 1, 8);
+    let comes = w.kernel("comes", "ada", &["n0"], 1);
+    let (cell, _) = w.submit(&comes, Need::gpus(1));
+    w.settle();
+    w.pass(Span::from_secs(3600));
+    w.end_cell(&comes, &cell);
+    w.settle();
+    let busy = w.kernel("busy", "bob", &["n0"], 1);
+    let (never_ends, _) = w.submit(&busy, Need::gpus(1));
+    w.settle();
+    w.pilot("n1", 1, 8);
+    let mut out = w.submit(&comes, Need::gpus(1)).1;
+    for _ in 0..20 {
+        out.extend(w.pass(Span::from_secs(5)));
+    }
+    let to = out.iter().find_map(|o| match o {
+        Output::Migrate { kernel, seat, .. } if *kernel == comes => Some(seat.node.as_str()),
+        _ => None,
+    });
+    assert_eq!(to, Some("n1"), "{out:?}");
+    (w, comes, (busy, never_ends))
+}
+
+fn runs(w: &World, kernel: &KernelId) -> bool {
+    w.running.keys().any(|(k, _)| k == kernel)
+}
+
+#[test]
+fn a_kernel_on_its_way_takes_nothing_where_it_leaves_and_keeps_what_is_set_aside_where_it_goes() {
+    let (mut w, comes, (busy, cell)) = on_its_way();
+    let out = w.end_cell(&busy, &cell);
+    let claimed = |o: &Output| {
+        matches!(
+            o,
+            Output::Revoked {
+                cause: EndCause::Claimed,
+                ..
+            }
+        )
+    };
+    assert!(!out.iter().any(claimed), "nobody waits for this GPU: {out:?}");
+    w.core.sanity_check().unwrap();
+    // Whoever has had less service goes first elsewhere, but the GPU there would lie idle only until the kernel comes.
+    let quick = w.kernel("quick", "eve", &["n1"], 1);
+    w.submit(&quick, Need::gpus(1));
+    w.settle();
+    assert!(!runs(&w, &quick), "the GPU is set aside");
+    assert!(w.move_replica(), "the move is done");
+    w.settle();
+    assert!(runs(&w, &comes));
+    w.core.sanity_check().unwrap();
+}
