@@ -1,7 +1,8 @@
 //! Replicas: they start where they are placed, and move when the core asks.
 //!
-//! Of several replicas one executes, the others stand by. A cell that finds a GPU at a standby's node alone has the log
-//! elect that standby, which reads the kernel's state first; `hopd` asks for it as for a move.
+//! One replica executes, the others stand by. A new executor's tenure deposes the one before, with one replica as well.
+//! A cell that finds a GPU at a standby's node alone has the log elect that standby, which reads the kernel's state
+//! first; `hopd` asks for it as for a move.
 
 use super::{Event, World, node_name};
 use hop_core::{Input, ReplicaUp, SeatPlan, Standby};
@@ -34,9 +35,6 @@ impl World<'_> {
     }
 
     pub(super) fn replica(&mut self, s: usize, incarnation: Incarnation, node: usize) {
-        if self.cluster.replicas == 1 {
-            return self.report(s, incarnation, node);
-        }
         if self.core.owner(&self.sessions[s].kernel).is_none() {
             return;
         }
@@ -53,7 +51,9 @@ impl World<'_> {
                     standbys: Vec::new(),
                 });
                 self.report(s, incarnation, node);
-                self.ask_for(s, self.cluster.replicas - 1, vec![node_name(node)]);
+                if self.cluster.replicas > 1 {
+                    self.ask_for(s, self.cluster.replicas - 1, vec![node_name(node)]);
+                }
             }
         }
     }
@@ -96,19 +96,15 @@ impl World<'_> {
         if let Some(w) = &mut self.sessions[session].waiting {
             w.migrated = true;
         }
-        let takes = match &self.sessions[session].log {
-            None => {
-                let start = self.cluster.latency.replica.draw(&mut self.rng);
-                start + self.move_takes(session)
-            }
-            Some(log) => {
-                let stands_by = log.standbys.iter().any(|(i, _)| *i == seat.incarnation);
-                let start = match stands_by {
-                    true => Span::ZERO,
-                    false => self.cluster.latency.replica.draw(&mut self.rng),
-                };
-                start + self.switch_takes(session)
-            }
+        let log = self.sessions[session].log.as_ref();
+        let stands_by = log.is_some_and(|log| log.standbys.iter().any(|(i, _)| *i == seat.incarnation));
+        let start = match stands_by {
+            true => Span::ZERO,
+            false => self.cluster.latency.replica.draw(&mut self.rng),
+        };
+        let takes = match self.cluster.replicas {
+            1 => start + self.move_takes(session),
+            _ => start + self.switch_takes(session),
         };
         let node = self.by_node[&seat.node];
         let incarnation = seat.incarnation;
@@ -128,8 +124,9 @@ impl World<'_> {
         if self.core.owner(&kernel).is_none() {
             return;
         }
-        if self.runs_on(s, victim) {
-            // The copy predates this cell: the executor stays, and the copy is thrown away.
+        let executor = self.sessions[s].log.as_ref().map(|log| log.executor.0);
+        if executor != Some(victim) || self.runs_on(s, victim) {
+            // Another has been elected since, or the copy predates this cell: the executor stays, and the copy is thrown away.
             return self.tell(Input::MigrationDone {
                 kernel,
                 incarnation,
@@ -143,19 +140,9 @@ impl World<'_> {
             if let Some(standby) = log.standbys.iter_mut().find(|(i, _)| *i == incarnation) {
                 *standby = before;
             }
-            // Its tenure deposes the one before.
-            return self.report(s, incarnation, node);
         }
+        // Its tenure deposes the one before.
         self.report(s, incarnation, node);
-        self.tell(Input::MigrationDone {
-            kernel: kernel.clone(),
-            incarnation,
-            moved: true,
-        });
-        self.tell(Input::ReplicaLost {
-            kernel,
-            incarnation: victim,
-        });
     }
 
     /// Whether the session's cell runs on this replica, or is leaving it.
