@@ -324,9 +324,12 @@ fn overtook(crowd: usize) -> u64 {
         w.settle();
     }
     w.submit(&heavy, Need::gpus(2));
-    let before = w.granted;
     for k in submitted {
         w.submit(k, Need::gpus(2));
+    }
+    w.settle();
+    let before = w.granted;
+    while !w.running.keys().any(|(k, _)| *k == heavy) {
         let mut two = w.running.keys().filter(|(k, _)| !k.as_str().starts_with("crowd"));
         let first = two.next().expect("both nodes are busy").clone();
         w.pass(Span::from_secs(5));
@@ -334,9 +337,6 @@ fn overtook(crowd: usize) -> u64 {
         w.settle();
         while w.move_replica() {
             w.settle();
-        }
-        if w.running.keys().any(|(k, _)| *k == heavy) {
-            break;
         }
     }
     w.granted - before - 1
