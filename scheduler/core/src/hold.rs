@@ -13,8 +13,7 @@
 use crate::core::Core;
 use crate::index::{Idx, Places};
 use crate::output::Output;
-use crate::queue::ONE;
-use crate::state::{Band, Cell, Hold, Kernel, LeaseState, Node, Pilot, PilotState, Pool, Rank, Timer};
+use crate::state::{Band, Cell, Hold, Kernel, LeaseState, Node, ONE, Pilot, PilotState, Pool, Rank, Timer};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use std::collections::BTreeMap;

@@ -7,15 +7,9 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{
-    Account, Arena, Band, Cell, Kernel, Node, Overtaking, Passed, Pool, Rank, Shape, SizeClass, Timer, User,
-    Waiter,
-};
+use crate::state::{Account, Arena, Band, Cell, Kernel, Node, Pool, Rank, Shape, Timer, User};
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
-
-/// Thousandths of a cell.
-pub(crate) const ONE: u64 = 1000;
 
 /// Part of the user's and of the account's service that counts beside the kernel's own: a new kernel for every cell
 /// doesn't get a user ahead of all others.
@@ -31,143 +25,6 @@ fn steps(gpu_seconds: f64, per_doubling: f64) -> i16 {
         return i16::MIN;
     }
     (per_doubling * gpu_seconds.log2()).floor() as i16
-}
-
-/// How much the start of a cell of `started` GPUs counts for a waiting one of `waiting`.
-fn weight(started: u16, waiting: u16) -> u64 {
-    match (started, waiting) {
-        (s, w) if s == w => ONE,
-        (0, _) => 0,
-        (s, w) => ONE / 4 * u64::from(s.min(w)) / u64::from(w.max(1)),
-    }
-}
-
-impl Overtaking {
-    /// Adds a waiting cell that needs `gpus`, of this place by submission. It is due `most` later cells from now; with
-    /// `None` never by their number.
-    pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, place: (Timestamp, u64), most: Option<u32>) {
-        // Cells of other sizes that already wait rightly start before this one. How many later ones of its own size do so
-        // is known exactly, however many wait.
-        let others = self.classes.iter().filter(|(g, _)| **g != gpus);
-        let others: u64 = others
-            .map(|(&g, c)| c.waiting.len() as u64 * weight(g, gpus))
-            .sum();
-        let class = self.classes.entry(gpus).or_default();
-        let due_at = most.map(|most| Passed {
-            all: class.passed.all + others + u64::from(most) * ONE,
-            own: class.passed.own + u64::from(most) * ONE,
-        });
-        class.enter(cell, place, due_at);
-    }
-
-    /// The cell waits no longer.
-    pub(crate) fn leave(&mut self, gpus: u16, place: (Timestamp, u64)) {
-        let Some(class) = self.classes.get_mut(&gpus) else {
-            return;
-        };
-        class.leave(place);
-        if class.waiting.is_empty() {
-            self.classes.remove(&gpus);
-        }
-    }
-
-    /// A cell of so many GPUs starts. Returns the cells that are due from now on.
-    pub(crate) fn started(&mut self, gpus: u16) -> Vec<Idx<Cell>> {
-        let mut due = Vec::new();
-        for (&waiting, class) in &mut self.classes {
-            class.passed.all += weight(gpus, waiting);
-            if waiting == gpus {
-                class.passed.own += ONE;
-            }
-            due.extend(class.pop_due());
-        }
-        due
-    }
-}
-
-impl SizeClass {
-    fn enter(&mut self, cell: Idx<Cell>, place: (Timestamp, u64), due_at: Option<Passed>) {
-        if self.waiting.contains_key(&place) {
-            return;
-        }
-        let newest = self
-            .waiting
-            .last_key_value()
-            .is_none_or(|(&last, _)| last < place);
-        let before = match newest {
-            true => self.waiting.len(),
-            false => self.waiting.range(..place).count(),
-        };
-        let first = self.pending.first().is_none_or(|&first| place < first);
-        match due_at {
-            Some(_) if first => self.settled = before,
-            None if first => self.settled += 1,
-            _ => {}
-        }
-        if due_at.is_some() {
-            self.pending.insert(place);
-        }
-        let ahead = before as u64;
-        self.waiting.insert(place, Waiter { cell, ahead, due_at });
-    }
-
-    fn leave(&mut self, place: (Timestamp, u64)) {
-        if self.waiting.remove(&place).is_none() {
-            return;
-        }
-        let first = self.pending.first().copied();
-        if first == Some(place) {
-            self.settle_first();
-        } else if !self.pending.remove(&place) && first.is_none_or(|first| place < first) {
-            self.settled -= 1;
-        }
-    }
-
-    /// The first pending cell is due, or waits no longer: the next one is the first.
-    fn settle_first(&mut self) {
-        let Some(first) = self.pending.pop_first() else {
-            return;
-        };
-        let passed_over = match self.pending.first() {
-            Some(&next) => self.waiting.range(first..next).count(),
-            None => self.waiting.range(first..).count(),
-        };
-        self.settled += passed_over;
-    }
-
-    /// Cells that are due by now and were not. Whoever came earlier has been overtaken at least as often: the first
-    /// that isn't due ends the search.
-    fn pop_due(&mut self) -> Vec<Idx<Cell>> {
-        let mut due = Vec::new();
-        while let Some(waiter) = self.pending.first().and_then(|first| self.waiting.get(first)) {
-            if waiter
-                .overtaken_since_due(self.passed, self.settled as u64)
-                .is_none()
-            {
-                break;
-            }
-            due.push(waiter.cell);
-            self.settle_first();
-        }
-        due
-    }
-
-    /// How many later cells have started since the cell was due by their number, in thousandths.
-    pub(crate) fn overtaken_since_due(&self, place: (Timestamp, u64)) -> u64 {
-        let waiter = self.waiting.get(&place);
-        let before = self.waiting.range(..place).count();
-        let since = waiter.and_then(|w| w.overtaken_since_due(self.passed, before as u64));
-        since.unwrap_or(0)
-    }
-}
-
-impl Waiter {
-    /// The same; `before` cells of its size that came earlier wait still. None: it isn't due yet.
-    fn overtaken_since_due(&self, passed: Passed, before: u64) -> Option<u64> {
-        let due_at = self.due_at?;
-        let since = |passed: u64, due_at: u64| (passed + before * ONE).checked_sub(due_at + self.ahead * ONE);
-        since(passed.all, due_at.all).max(since(passed.own, due_at.own))
-    }
 }
 
 impl Core {

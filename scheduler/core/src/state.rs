@@ -1,7 +1,9 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
+mod overtaking;
 mod tickets;
 
+pub(crate) use overtaking::{Arena, ONE, Overtaking};
 pub(crate) use tickets::{Ticket, Tickets};
 
 use crate::config::{Limit, PoolConfig};
@@ -170,53 +172,6 @@ impl Shape {
         let of_type = self.gpu_type.as_ref().is_none_or(|t| *t == group.gpu_type);
         of_type && group.mem_mib >= self.gpu_mem_mib
     }
-}
-
-/// The nodes for which cells compete: the whole pool if kernels can move, else one node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Arena {
-    Pool(Idx<Pool>),
-    Node(Idx<Node>),
-}
-
-/// Counts, for the cells of an arena, of later cells that overtook them.
-///
-/// Counted in thousandths of a cell of one size: a later start of that size counts as one, of another size as a
-/// quarter, and of a smaller size as less.
-#[derive(Debug, Default)]
-pub(crate) struct Overtaking {
-    pub classes: BTreeMap<u16, SizeClass>,
-}
-
-/// The waiting cells of so many GPUs in an arena.
-#[derive(Debug, Default)]
-pub(crate) struct SizeClass {
-    /// In the order of their submission.
-    pub waiting: BTreeMap<(Timestamp, u64), Waiter>,
-    /// The part of `cells` that may become due by the number of later starts, and is not due yet.
-    pub pending: BTreeSet<(Timestamp, u64)>,
-    /// How many wait before the first pending one; all of them if none is pending.
-    pub settled: usize,
-    /// Starts in the arena since the class exists: of any size, by their weight, and of this size alone.
-    pub passed: Passed,
-}
-
-/// Numbers of starts in thousandths: all by their weight, and those of one size.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Passed {
-    pub all: u64,
-    pub own: u64,
-}
-
-/// A waiting cell among the cells of its size.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    pub cell: Idx<Cell>,
-    /// Cells of its size in the queue at its submission: their starts don't count.
-    pub ahead: u64,
-    /// Starts after which the cell is due, the starts of the cells ahead not counted: whichever number is reached first.
-    /// `None` means due by age alone.
-    pub due_at: Option<Passed>,
 }
 
 #[derive(Debug)]
