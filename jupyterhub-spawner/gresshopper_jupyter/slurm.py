@@ -7,6 +7,7 @@ same in every Slurm release.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import re
@@ -108,8 +109,10 @@ async def run(
     try:
         out, err = await asyncio.wait_for(process.communicate(stdin), COMMAND_TIMEOUT_S)
     except asyncio.TimeoutError:
-        process.kill()
-        await process.wait()
+        # sudo may be root's by now, and what it started holds our pipes after sudo's death: neither is waited for.
+        with contextlib.suppress(ProcessLookupError, PermissionError, asyncio.TimeoutError):
+            process.kill()
+            await asyncio.wait_for(process.wait(), 1)
         raise SlurmError(f"{argv[0]} did not answer within {COMMAND_TIMEOUT_S:.0f} s") from None
     if process.returncode != 0:
         text = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()

@@ -141,6 +141,24 @@ async def test_silence_of_slurm_is_no_reason_to_give_a_session_up(monkeypatch: p
     assert await made.poll() is None
 
 
+async def test_a_command_that_hangs_below_sudo_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[asyncio.subprocess.Process] = []
+
+    def of_root(self: asyncio.subprocess.Process) -> None:
+        left.append(self)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(asyncio.subprocess.Process, "kill", of_root)
+    with pytest.raises(slurm.SlurmError, match="did not answer"):
+        await slurm.run(["sleep", "60"])
+    monkeypatch.undo()
+    (process,) = left
+    assert process.returncode is None, "it isn't waited for"
+    process.kill()
+    await process.wait()
+
+
 async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], dict[str, Any]]] = []
 
