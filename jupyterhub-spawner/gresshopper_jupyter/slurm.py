@@ -19,6 +19,8 @@ from typing import Any
 from .server_job import ENDED
 
 COMMAND_TIMEOUT_S = 30.0
+#: How long a server may take to accept a connection.
+ANSWER_S = 5.0
 _FIELDS = "%i|%T|%r|%S|%N|%k"
 
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
@@ -158,6 +160,28 @@ async def addresses(partition: str) -> list[str]:
     rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
     found = {word for name, address, part in rows if partition or part.endswith("*") for word in (name, address)}
     return sorted(found)
+
+
+async def answers(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), ANSWER_S)
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def call_node_of(job_id: str, user: str, prefix: Sequence[str]) -> None:
+    """Makes Slurm speak to the job's node now, and not only at a third of SlurmdTimeout. The signal changes nothing."""
+    await run(["scancel", "--signal=CONT", job_id], user=user, prefix=prefix)
+
+
+async def is_silent(node: str) -> bool:
+    """Whether Slurm itself doesn't hear the node."""
+    text = await run(["scontrol", "show", "node", "-o", node])
+    match = re.search(r"\bState=(\S+)", text)
+    return match is not None and bool(re.search(r"\*|DOWN|NOT_RESPONDING", match.group(1)))
 
 
 async def node_address(node: str) -> str:

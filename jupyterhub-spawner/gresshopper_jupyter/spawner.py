@@ -11,7 +11,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,8 +24,19 @@ from traitlets import Bool, Callable, Dict, Enum, Float, Integer, List, Unicode,
 
 from . import profiles
 from .failures import Failure, refused
-from .offer import FIELDS, FRESH_S, Book, Offer
-from .slurm import Job, JobTable, SlurmError, addresses, job_of, node_address, run
+from .offer import FIELDS, FRESH_S, Book, Offer, Partition
+from .slurm import (
+    Job,
+    JobTable,
+    SlurmError,
+    addresses,
+    answers,
+    call_node_of,
+    is_silent,
+    job_of,
+    node_address,
+    run,
+)
 
 ANSWER_AGE_S = 10.0
 STARTING_AGE_S = 0.4
@@ -123,6 +135,13 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         ANSWER_AGE_S, config=True, help="How old squeue's answer may be for a running server, seconds."
     )
 
+    lost_node_s = Float(
+        60.0,
+        config=True,
+        help="How long neither the hub nor Slurm may hear of a server's node before the server is given up, seconds; "
+        "0: as long as Slurm waits (SlurmdTimeout).",
+    )
+
     _tables: ClassVar[dict[str, JobTable]] = {}
     _book: ClassVar[Book] = Book()
 
@@ -131,6 +150,11 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     _name = ""
     _log = ""
     _certs = AnyTrait(None, allow_none=True)
+    #: The job in its user's view, where the hub doesn't see it.
+    _seen: Job | None = None
+    _seen_at = float("-inf")
+    #: Since when the server hasn't answered.
+    _silent_since: float | None = None
 
     @default("profile_list")
     def _profile_list(self) -> list[Any]:
@@ -394,9 +418,34 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         if not self.job_id:
             return 0
         job = await self._look(self.poll_age_s)
-        if job is None or job.alive:
+        if job is None:
             return None
+        if job.alive:
+            return 1 if job.state == "RUNNING" and await self._is_lost(job.node) else None
         return 0 if job.state in ("COMPLETED", "CANCELLED", "GONE") else 1
+
+    async def _is_lost(self, node: str) -> bool:
+        """Whether the server is lost with its node, for whose return Slurm waits. Two witnesses are asked: the server, and
+        Slurm's controller. One alone may be behind a broken network.
+        """
+        server = self.server
+        if not (self.lost_node_s and server and server.port) or await answers(server.ip, server.port):
+            self._silent_since = None
+            return False
+        first, now = self._silent_since is None, time.monotonic()
+        since = self._silent_since = now if self._silent_since is None else self._silent_since
+        waited = now - since >= self.lost_node_s
+        try:
+            lost = waited and await is_silent(node)
+            # Not at each poll: of a node that it calls silent, scancel asks for half a minute.
+            if first or (waited and not lost):
+                await call_node_of(self.job_id, self.user.name, self.as_user())
+        except SlurmError as error:
+            self.log.warning("node %s of job %s: %s", node, self.job_id, error)
+            return False
+        if lost:
+            self.log.warning("server of %s, job %s: node %s is lost", self._log_name, self.job_id, node)
+        return lost
 
     async def stop(self, now: bool = False) -> None:
         """Cancel the job and wait until it is gone."""
@@ -417,10 +466,11 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             self.log.warning("scancel %s: %s", self.job_id, error)
 
     async def run_post_stop_hook(self) -> None:
-        """The hub has taken the route away: nobody needs the port of a server that has ended."""
+        """The hub has taken the route away: nobody needs the port of a server that has ended, nor a server whose node
+        comes back."""
         if self.job_id:
             job = await self._look(self.poll_age_s)
-            if job is not None and job.server_ended:
+            if job is not None and (job.server_ended or job.state == "RUNNING"):
                 await self._cancel()
         hook = super().run_post_stop_hook()
         if hook is not None:
@@ -470,6 +520,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     def clear_state(self) -> None:
         super().clear_state()
         self.job_id = self._name = self._log = ""
+        self._silent_since = self._seen = None
 
 
 def describe(job: Job) -> dict[str, Any]:

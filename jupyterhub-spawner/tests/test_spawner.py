@@ -198,6 +198,70 @@ async def test_a_job_that_is_gone_is_an_ended_server(monkeypatch: pytest.MonkeyP
     assert await spawner().poll() == 0
 
 
+class Door:
+    """A server's address as the hub keeps it."""
+
+    ip = "127.0.0.1"
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+
+@pytest.mark.parametrize(
+    ("answers", "state", "silent_for", "lost"),
+    [
+        (False, "MIXED+NOT_RESPONDING", 61, True),
+        (False, "DOWN*", 61, True),
+        (False, "ALLOCATED*+DRAIN", 61, True),
+        # One witness alone may be behind a broken network, and a moment is none.
+        (True, "MIXED+NOT_RESPONDING", 61, False),
+        (False, "MIXED", 61, False),
+        (False, "MIXED+NOT_RESPONDING", 30, False),
+    ],
+)
+async def test_a_server_is_lost_when_neither_it_nor_its_node_is_heard(
+    monkeypatch: pytest.MonkeyPatch, answers: bool, state: str, silent_for: float, lost: bool
+) -> None:
+    asked: list[str] = []
+
+    async def run(argv: list[str], **more: Any) -> str:
+        asked.append(" ".join(argv[:2]))
+        if argv[0] == "scontrol":
+            return f"NodeName=n1 NodeAddr=127.0.0.1 State={state} Weight=1"
+        return "42|RUNNING|None|N/A|n1|\n" if argv[0] == "squeue" else ""
+
+    monkeypatch.setattr(slurm, "run", run)
+    monkeypatch.setattr("gresshopper_jupyter.spawner.run", run)
+    now = 1000.0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if not answers:
+            listener.close()
+        made = spawner(job_name=f"lost-{answers}-{state}-{silent_for}", poll_age_s=0)
+        made.job_id, made._server = "42", Door(port)
+        monkeypatch.setattr("gresshopper_jupyter.spawner.time.monotonic", lambda: now)
+        assert await made.poll() is None, "it may be there in a moment"
+        now += silent_for
+        assert await made.poll() == (1 if lost else None)
+        # The hub asks once more before it takes the server away, and then nobody needs the job.
+        assert await made.poll() == (1 if lost else None)
+    assert ("scancel --signal=CONT" in asked) is not answers
+    if lost:
+        await made.run_post_stop_hook()
+        assert asked[-1] == "scancel 42"
+
+
+async def test_a_site_may_leave_lost_nodes_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(argv: list[str], **more: Any) -> str:
+        assert argv[0] == "squeue"
+        return "42|RUNNING|None|N/A|n1|\n"
+
+    monkeypatch.setattr(slurm, "run", run)
+    made = spawner(job_name="left", lost_node_s=0)
+    made.job_id, made._server = "42", Door(1)
+    assert await made.poll() is None
+
+
 def test_the_servers_environment_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

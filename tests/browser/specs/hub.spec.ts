@@ -452,6 +452,39 @@ test.describe("a kernel that outlives its server", () => {
   });
 });
 
+test.describe("a server whose node is lost", () => {
+  hubWith("c.Spawner.poll_interval = 5\nc.GresshopperSpawner.lost_node_s = 10\n");
+
+  test("node of the server lost", LAB, async ({ hub, browser }) => {
+    const page = await signIn(hub.site, browser, "carol");
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    // The kernel of a try that failed is kept under its notebook's name.
+    const name = `lost-${test.info().retry}.ipynb`;
+    await carol.open(name, notebook(["x = 41", "print('now', x)"]));
+    await carol.run(0);
+    await carol.hasRun(0);
+    const [job] = hub.jobs("carol");
+    const node = hub.field(job?.id ?? "", "NodeList");
+    hub.site.devcluster("lose-node", node);
+    try {
+      // Slurm itself takes the job for running as long as SlurmdTimeout, which is five minutes.
+      await expect.poll(() => hub.server("carol"), { timeout: 200_000 }).toBeUndefined();
+      await page.goto(`${hub.site.url}/hub/spawn`);
+      await carol.serverIsUp();
+      expect(hub.field(hub.jobs("carol").at(-1)?.id ?? "", "NodeList")).not.toBe(node);
+      await carol.goto(name);
+      await carol.run(1);
+      await expect(carol.cell(1)).toContainText("now 41");
+      await expect(carol.cell(1).locator(".jp-InputPrompt")).toHaveText("[2]:");
+    } finally {
+      hub.site.bringBack(node);
+    }
+    await carol.endKernels();
+    await page.context().close();
+  });
+});
+
 test.describe("a server that is left alone", () => {
   // Servers tell the Hub each few seconds whether they are used.
   hubWith(`c.GresshopperSpawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": "5"}\n`);

@@ -210,6 +210,22 @@ export class Site {
     }
   }
 
+  /** Adds a line to slurm.conf, or takes it away again, and has Slurm read it. */
+  slurmConf(line: string, there: boolean): void {
+    const file = path.join(this.base, "etc/slurm.conf");
+    const text = fs.readFileSync(file, "utf8").replace(`${line}\n`, "");
+    fs.writeFileSync(file, there ? `${text}${line}\n` : text);
+    this.as("root", "scontrol", "reconfigure");
+  }
+
+  /** A node that was lost is there again, without what ran on it, as slurmctld finds it after SlurmdTimeout. */
+  bringBack(node: string): void {
+    this.as("root", "scontrol", "update", `NodeName=${node}`, "State=DOWN", "Reason=lost");
+    this.devcluster("start-slurmd", node);
+    this.try("root", "scontrol", "update", `NodeName=${node}`, "State=RESUME");
+    this.gpusAreThere();
+  }
+
   /** Ends hopd as a crash would; `deploy("hopd")` starts it again. */
   stopHopd(): void {
     process.kill(Number(fs.readFileSync(path.join(this.base, "run/hopd.pid"), "utf8")), "SIGKILL");
