@@ -40,6 +40,10 @@ from .slurm import (
 
 ANSWER_AGE_S = 10.0
 STARTING_AGE_S = 0.4
+#: A job may wait for hours: it is looked at less and less often, up to this.
+WAITING_AGE_S = 3.0
+#: For a job that only its user sees, each look is a command of theirs (sudo).
+HIDDEN_AGE_S = 3.0
 
 # Slurm's reason words, as a person at the spawn page would say them.
 REASONS = {
@@ -368,15 +372,17 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     async def _up(self) -> str:
         """Wait until the server listens; its URL."""
+        pause = STARTING_AGE_S
         while True:
-            job = await self._look(STARTING_AGE_S)
+            job = await self._look(pause)
             if job is not None and not job.alive:
                 raise await self._failure(job)
+            pause = min(pause * 1.1, WAITING_AGE_S) if job is not None and job.pending else STARTING_AGE_S
             if job is not None and job.state == "RUNNING" and job.node:
                 said = await self.job_program("port", self._name)
                 if said.strip():
                     break
-            await asyncio.sleep(STARTING_AGE_S)
+            await asyncio.sleep(pause)
         proto = "https" if self.internal_ssl else "http"
         return f"{proto}://{await node_address(job.node)}:{int(json.loads(said)['port'])}"
 
@@ -408,11 +414,17 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         """The job now. None while Slurm can't be asked: silence is no reason to give a session up."""
         try:
             job = await self.table().get(self.job_id, max_age_s)
-            job = job or await job_of(self.user.name, self.job_id, self.as_user())
+            job = job or await self._as_its_user_sees(max(max_age_s, HIDDEN_AGE_S))
         except SlurmError as error:
             self.log.warning("squeue: %s", error)
             return None
         return job or Job(self.job_id, "GONE", "", "", "")
+
+    async def _as_its_user_sees(self, max_age_s: float) -> Job | None:
+        if self._seen is None or self._seen_at < time.monotonic() - max_age_s:
+            self._seen = await job_of(self.user.name, self.job_id, self.as_user())
+            self._seen_at = time.monotonic()
+        return self._seen
 
     async def poll(self) -> int | None:
         if not self.job_id:

@@ -174,6 +174,28 @@ async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pyte
     assert (argv[0], more) == ("squeue", {}), "no user to become"
 
 
+async def test_a_hidden_job_is_asked_for_as_its_user_and_not_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], dict[str, Any]]] = []
+
+    async def run(argv: list[str], **more: Any) -> str:
+        if "-a" in argv:
+            return ""
+        asked.append((argv, more))
+        return "42|PENDING|Resources|N/A||\n"
+
+    monkeypatch.setattr(slurm, "run", run)
+    made = spawner(job_name="hidden", poll_age_s=0, exec_prefix=["sudo", "-u", "{username}"])
+    made.job_id = "42"
+    assert [await made.poll() for _ in range(20)] == [None] * 20
+    ((argv, more),) = asked
+    assert argv[:4] == ["squeue", "-h", "-j", "42"], "as sudoers allows it"
+    assert more == {"user": "alice", "prefix": ["sudo", "-u", "alice"]}
+    made.clear_state()
+    made.job_id = "43"
+    await made.poll()
+    assert asked[-1][0][3] == "43"
+
+
 async def test_a_node_is_reached_where_slurm_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(argv: list[str]) -> str:
         assert argv == ["scontrol", "show", "node", "-o", "n1"]

@@ -54,6 +54,7 @@ chromium chromium
 nodejs node
 npm npm
 shellcheck shellcheck
+sudo sudo
 '
 
 say() { echo "install: $*" >&2; }

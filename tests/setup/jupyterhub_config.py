@@ -2,7 +2,7 @@
 below it what is this machine's alone.
 
 Environment: HUB_BASE (the cluster's folder), HUB_PORT (the proxy's; the next two are the Hub's and the proxy's API),
-HUB_EXTRA (a Python file with more configuration, or nothing).
+HUB_EXTRA (a Python file with more configuration, or nothing), HUB_PLACE (a folder for what the Hub keeps; HUB_BASE/hub).
 """
 
 import os
@@ -14,6 +14,7 @@ c = get_config()  # type: ignore[name-defined]  # noqa: F821
 
 repo = Path(__file__).resolve().parents[2]
 base, port = os.environ["HUB_BASE"], int(os.environ["HUB_PORT"])
+place = os.environ.get("HUB_PLACE", f"{base}/hub")
 overlay = Path(sys.prefix)
 
 page = (repo / "docs/jupyterhub.md").read_text()
@@ -23,8 +24,8 @@ c.JupyterHub.bind_url = f"http://127.0.0.1:{port}"
 c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{port + 1}"
 c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{port + 2}"
 c.ConfigurableHTTPProxy.command = ["/opt/gresshopper-dev/node/node_modules/.bin/configurable-http-proxy"]
-c.JupyterHub.cookie_secret_file = f"{base}/hub/cookie_secret"
-c.JupyterHub.db_url = f"sqlite:///{base}/hub/jupyterhub.sqlite"
+c.JupyterHub.cookie_secret_file = f"{place}/cookie_secret"
+c.JupyterHub.db_url = f"sqlite:///{place}/jupyterhub.sqlite"
 c.PAMAuthenticator.open_sessions = False
 c.Authenticator.allowed_users = {"alice", "bob", "carol"}
 c.GresshopperSpawner.ip = "127.0.0.1"

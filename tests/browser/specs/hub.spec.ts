@@ -1,10 +1,11 @@
 /** JupyterHub with our spawner: people sign in, their servers start as jobs, and what goes wrong is said. */
 import * as fs from "node:fs";
+import * as path from "node:path";
 import { test as base, expect } from "@playwright/test";
-import { BASE, Hub, signIn, TOKEN } from "../support/hub";
+import { BASE, Hub, ofPage, signIn, TOKEN } from "../support/hub";
 import { HOLD, KERNEL, NOTEBOOK7, notebook, Person, release } from "../support/lab";
 import { LAB, OLDEST } from "../support/lanes";
-import { ENVIRONMENT, Site } from "../support/site";
+import { ENVIRONMENT, type Host, HUB_UID, PEERS, PYTHON, REPO, Site } from "../support/site";
 
 interface Given {
   readonly hub: Hub;
@@ -290,6 +291,38 @@ test("availability", LAB, async ({ hub, browser }) => {
   await page.context().close();
 });
 
+test("a spawner around ours", LAB, async ({ hub, browser }) => {
+  const [settings] = ofPage(hub.site, "Beside other spawners") as [string];
+  // The servers of this machine listen on its loopback alone.
+  const here = settings
+    .replace("0.0.0.0", "127.0.0.1")
+    .replace('"JUPYTER_PATH"]', '"JUPYTER_PATH", "MUNGE_SOCKET", "GRESSHOPPER_PREFIX"]');
+  const config = `${BASE}
+import sys
+sys.path.append(${JSON.stringify(PEERS)})
+c.ProfilesSpawner.cmd = c.GresshopperSpawner.cmd
+${here}`;
+  hub.site.startHub(config);
+  const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+  await page.locator("select[name=profile]").selectOption("job");
+  await page.locator("#spawn_form [type=submit]").click();
+  const carol = Person.of(hub.site, "carol", page);
+  await carol.serverIsUp();
+  const before = hub.jobs("carol").map((job) => job.id);
+  expect(before.length).toBe(1);
+  hub.site.stopHub("SIGKILL");
+  hub.site.startHub(config);
+  await hub.ready("carol");
+  expect(hub.jobs("carol").map((job) => job.id)).toEqual(before);
+  await carol.open("around.ipynb", notebook(["%%gpu 1\nprint('with', 'a GPU')"]));
+  await carol.run(0);
+  await expect(carol.cell(0)).toContainText("with a GPU", { timeout: 120_000 });
+  await carol.endKernels();
+  await hub.stop("carol");
+  await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
+  await page.context().close();
+});
+
 test("slurmdbd away", OLDEST, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}
 c.GresshopperSpawner.form_fields = ["account", "mem_mib"]
@@ -555,6 +588,117 @@ c.GresshopperSpawner.job_name = "notebooks of the lab"
     await expect.poll(named, { timeout: 120_000 }).toBe("");
     fs.rmSync(`${hub.site.home("carol")}/.bash_profile`);
   });
+});
+
+test.describe("a Hub that isn't root, on a site that hides jobs", () => {
+  const HIDDEN = "PrivateData=jobs";
+
+  /** hopd has to see its users' seats. */
+  const serviceIs = (site: Site, level: string) =>
+    site.as("root", "sacctmgr", "-i", "modify", "user", "gresshopper", "set", `adminlevel=${level}`);
+
+  test.afterAll(() => {
+    const site = new Site();
+    site.slurmConf(HIDDEN, false);
+    serviceIs(site, "None");
+  });
+
+  test("PrivateData=jobs", LAB, async ({ hub, browser }) => {
+    const [sudoers, settings] = ofPage(hub.site, "A Hub that isn't root") as [string, string];
+    // As an administrator who has the page alone: the Hub's account, the group of its users, sudo.
+    const host: Host = {
+      account: { name: "jupyterhub", groups: ["shadow"] },
+      etc: (etc) => {
+        fs.appendFileSync(path.join(etc, "group"), `notebooks:x:${HUB_UID + 1}:alice,carol\n`);
+        const file = path.join(etc, "sudoers.d/jupyterhub");
+        fs.writeFileSync(file, sudoers);
+        fs.chmodSync(file, 0o440);
+      },
+    };
+    hub.site.slurmConf(HIDDEN, true);
+    serviceIs(hub.site, "Operator");
+    hub.site.startHub(BASE + settings, host);
+    hub.open(false);
+    const page = await signIn(hub.site, browser, "carol");
+    const progress = page.locator("#progress-message, #progress-log").first();
+    await expect(progress).toContainText("waits: the partition is down", { timeout: 120_000 });
+    const before = hub.jobs("carol");
+    expect(before.map((job) => job.state)).toEqual(["PENDING"]);
+    const seen = [
+      "setpriv",
+      `--reuid=${HUB_UID}`,
+      `--regid=${HUB_UID}`,
+      "--clear-groups",
+      "squeue",
+      "-h",
+      "-o",
+      "%u",
+    ];
+    expect(hub.site.as("root", ...seen), "the Hub's account sees nobody's jobs").toBe("");
+    // The Hub finds the job that waits, and later the one that runs.
+    hub.site.stopHub("SIGKILL");
+    hub.site.startHub(BASE + settings, host);
+    hub.open(true);
+    await hub.ready("carol");
+    hub.site.stopHub("SIGKILL");
+    hub.site.startHub(BASE + settings, host);
+    await hub.ready("carol");
+    expect(hub.jobs("carol").map((job) => job.id)).toEqual(before.map((job) => job.id));
+    const again = await signIn(hub.site, browser, "carol");
+    const carol = Person.of(hub.site, "carol", again);
+    await carol.serverIsUp();
+    await carol.open("hidden.ipynb", notebook(["%%gpu 1\nprint('with', 'a GPU')"]));
+    await carol.run(0);
+    await expect(carol.cell(0)).toContainText("with a GPU", { timeout: 120_000 });
+    await carol.endKernels();
+    await hub.stop("carol");
+    await expect.poll(() => hub.server("carol"), { timeout: 120_000 }).toBeUndefined();
+    await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
+    // One that ends by itself is noticed, too; and whoever isn't in the group is refused in a sentence.
+    await hub.start("carol");
+    await hub.ready("carol");
+    for (const pid of hub.site.servers()) {
+      process.kill(pid, "SIGKILL");
+    }
+    await expect.poll(() => hub.server("carol"), { timeout: 180_000 }).toBeUndefined();
+    await expect.poll(() => hub.jobs("carol"), { timeout: 90_000 }).toEqual([]);
+    const bobs = await signIn(hub.site, browser, "bob");
+    await expect(bobs.locator("body")).toContainText("Slurm did not take the server's job", { timeout: 90_000 });
+    await expect(bobs.locator("body")).toContainText("a password is required");
+    for (const one of [page, again, bobs]) {
+      await one.context().close();
+    }
+  });
+});
+
+test("user whom the Hub's host doesn't know", LAB, async ({ hub }) => {
+  const home = `HOME=${path.dirname(hub.site.home("carol"))}/{username}`;
+  // For ssh to a host that knows: this machine as it is, seen from the Hub's, which has no carol.
+  const prefix = ["nsenter", `--mount=/proc/${process.pid}/ns/mnt`, "runuser", "-u", "{username}", "--", "env", home];
+  const settings = `${BASE}
+c.JupyterHub.authenticator_class = "dummy"
+c.GresshopperSpawner.exec_prefix = ${JSON.stringify(prefix)}
+`;
+  const host: Host = {
+    etc: (etc) => {
+      for (const name of ["passwd", "group", "shadow"]) {
+        const file = path.join(etc, name);
+        fs.writeFileSync(file, fs.readFileSync(file, "utf8").replace(/^carol:.*\n/gm, ""));
+      }
+    },
+  };
+  hub.site.startHub(settings, host);
+  await hub.user("carol");
+  await hub.start("carol");
+  await hub.ready("carol");
+  const before = hub.jobs("carol").map((job) => job.id);
+  hub.site.stopHub("SIGKILL");
+  hub.site.startHub(settings, host);
+  await hub.ready("carol");
+  expect(hub.jobs("carol").map((job) => job.id)).toEqual(before);
+  expect((await fetch(`${hub.site.url}/user/carol/api`)).status).toBe(200);
+  await hub.stop("carol");
+  await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
 });
 
 /** Takes ports of a range for a moment, one after the other, and answers as if it were the server that is asked for. */

@@ -2,7 +2,7 @@
 import * as fs from "node:fs";
 import * as path from "node:path";
 import { type Browser, expect, type Page } from "@playwright/test";
-import type { Site, User } from "./site";
+import { REPO, type Site, type User } from "./site";
 
 /** The token of an administrator's service. */
 export const TOKEN = "0123456789abcdef0123456789abcdef";
@@ -15,6 +15,15 @@ c.JupyterHub.load_roles = [
     {"name": "tests", "services": ["tests"], "scopes": ["admin:users", "admin:servers", "admin:groups", "tokens"]},
 ]
 `;
+
+/** The blocks of code below a heading of docs/jupyterhub.md, in this site's places. */
+export function ofPage(site: Site, heading: string): string[] {
+  const page = fs.readFileSync(path.join(REPO, "docs/jupyterhub.md"), "utf8");
+  const section = page.split(/^## /m).find((text) => text.startsWith(`${heading}\n`)) ?? "";
+  const blocks = [...section.matchAll(/^```\w*\n([\s\S]*?)^```$/gm)].map((match) => match[1] as string);
+  expect(blocks, `blocks of ${heading}`).not.toEqual([]);
+  return blocks.map((block) => block.replaceAll("/opt/hub", site.overlay));
+}
 
 export class Hub {
   constructor(readonly site: Site) {}

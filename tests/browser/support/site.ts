@@ -17,7 +17,22 @@ export const ENVIRONMENT = process.env.HOP_BROWSER_ENV ?? "hub";
 /** Leaves the site up after the run, and finds it up before the next one. */
 export const KEEP = process.env.HOP_BROWSER_KEEP === "1";
 
+/** A Python that has clients of Jupyter's, and a folder of packages beside which ours is tried. */
+export const PYTHON = path.join(DEV, "hub/bin/python");
+export const PEERS = path.join(DEV, "peers");
+
+/** Of the Hub's account, where it isn't root: above those of the cluster's users, and nobody's on this machine. */
+export const HUB_UID = 61_120;
+
 export type User = "alice" | "bob" | "carol";
+
+/** How the Hub's host differs from this machine. */
+export interface Host {
+  /** The account that the Hub runs under, with a home and groups of its own; root unless named. */
+  readonly account?: { readonly name: string; readonly groups: readonly string[] };
+  /** Changes the host's `/etc`, which is a copy of this machine's. */
+  readonly etc?: (folder: string) => void;
+}
 
 /** What a test needs to know of the site; kept in a file between processes. */
 interface Facts {
@@ -79,9 +94,12 @@ export class Site {
   // The Hub.
 
   /** Starts the Hub, with these lines of configuration below the page's. */
-  startHub(extra = ""): void {
+  startHub(extra = "", host: Host = {}): void {
     this.stopHub();
-    const place = path.join(this.base, "hub");
+    const account = host.account;
+    // What the Hub keeps is its account's alone.
+    const place = path.join(this.base, account ? `hub-of-${account.name}` : "hub");
+    fs.mkdirSync(place, { recursive: true, mode: 0o700 });
     fs.writeFileSync(path.join(place, "extra.py"), extra);
     // Another cluster of this machine may have the users' homes in /etc/passwd: this Hub sees ours. All of /etc, since a
     // file that is mounted goes with the next one that is moved over it.
@@ -93,10 +111,23 @@ export class Site {
       path.join(etc, "passwd"),
       table.replace(/^(alice|bob|carol)((?::[^:]*){4}):[^:]*:/gm, `$1$2:${this.base}/home/$1:`),
     );
-    const env = { HUB_BASE: this.base, HUB_PORT: String(this.ports()[1]), HUB_EXTRA: path.join(place, "extra.py") };
-    const config = path.join(REPO, "tests/setup/jupyterhub_config.py");
+    const become = account ? this.account(account.name, account.groups, place, etc) : [];
+    host.etc?.(etc);
+    const env = {
+      HUB_BASE: this.base,
+      HUB_PLACE: place,
+      HUB_PORT: String(this.ports()[1]),
+      HUB_EXTRA: path.join(place, "extra.py"),
+    };
+    // Copied: whoever the Hub runs as need not be able to look into this checkout.
+    for (const file of ["tests/setup/jupyterhub_config.py", "docs/jupyterhub.md"]) {
+      fs.mkdirSync(path.dirname(path.join(place, file)), { recursive: true });
+      fs.copyFileSync(path.join(REPO, file), path.join(place, file));
+    }
+    const config = path.join(place, "tests/setup/jupyterhub_config.py");
     const start = 'mount --bind "$0" /etc && exec "$@"';
-    const argv = ["unshare", "-m", "sh", "-c", start, etc, path.join(this.overlay, "bin/jupyterhub"), "-f", config];
+    const hub = [path.join(this.overlay, "bin/jupyterhub"), "-f", config];
+    const argv = ["unshare", "-m", "sh", "-c", start, etc, ...become, ...hub];
     const log = fs.openSync(path.join(this.base, "log/jupyterhub.log"), "a");
     const child = spawn(path.join(TARGET, "devcluster"), this.execArgs("root", place, argv, env), {
       detached: true,
@@ -112,6 +143,20 @@ export class Site {
       }
       return spawnSync("curl", ["-fsS", "-o", "/dev/null", `${this.url}/hub/health`]).status === 0;
     });
+  }
+
+  /** Makes an account of the Hub's host, which this machine doesn't have; the command that becomes it. */
+  private account(name: string, groups: readonly string[], home: string, etc: string): string[] {
+    fs.appendFileSync(path.join(etc, "passwd"), `${name}:x:${HUB_UID}:${HUB_UID}::${home}:/usr/sbin/nologin\n`);
+    fs.appendFileSync(path.join(etc, "shadow"), `${name}:!:::::::\n`);
+    const table = fs.readFileSync(path.join(etc, "group"), "utf8");
+    const joined = table.replace(/^([^:\n]+)(:[^:\n]*:[^:\n]*:)(.*)$/gm, (line, group, middle, members) =>
+      groups.includes(group) ? `${group}${middle}${members ? `${members},` : ""}${name}` : line,
+    );
+    fs.writeFileSync(path.join(etc, "group"), `${joined}${name}:x:${HUB_UID}:\n`);
+    run(["chown", `${HUB_UID}:${HUB_UID}`, home]);
+    const own = ["env", `HOME=${home}`, `USER=${name}`, `LOGNAME=${name}`];
+    return ["setpriv", `--reuid=${name}`, `--regid=${name}`, "--init-groups", ...own];
   }
 
   stopHub(signal: NodeJS.Signals = "SIGTERM"): void {
