@@ -201,9 +201,29 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     def _options_form(self) -> Any:
         return GresshopperSpawner.render_form if self.profile_list or self.form_fields else ""
 
+    async def _of_groups(self) -> dict[str, Any]:
+        """The settings of the user's groups (`group_overrides`), which the hub itself applies at the start alone."""
+        every = self.group_overrides
+        if callable(every):
+            every = every(self)
+            if asyncio.iscoroutine(every):
+                every = await every
+        own = {group.name for group in getattr(self.user, "groups", ())}
+        made: dict[str, Any] = {}
+        for name in sorted(every):
+            if own & set(every[name]["groups"]):
+                made.update(every[name]["spawner_override"])
+        return made
+
+    async def _setting(self, name: str, chosen: Mapping[str, Any]) -> Any:
+        """A setting as it will be at the start: what was chosen, else the groups', else the site's."""
+        value = {name: getattr(self, name), **await self._of_groups(), **chosen}[name]
+        return value(self) if callable(value) else value
+
     async def render_form(self) -> str:
         """The spawn page's form, from Slurm's present offer to this user."""
         every = await self.offered()
+        partition = await self._setting("partition", {})
         chosen = dict(self.user_options or {})
         slug = chosen.get("profile")
         if slug not in [p["slug"] for p in every]:
@@ -211,10 +231,10 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         notes, fields = [], []
         try:
             offer = await self._book.offer(self.user.name, self.form_age_s)
-            fields = self._fields(offer)
+            where = offer.partition(partition)
+            fields = self._fields(offer, where)
             if offer.site.stale:
                 notes.append("Slurm's accounting doesn't answer: accounts and QOS are the last that are known.")
-            where = offer.partition(self.partition)
             if where is not None:
                 notes.append(f"{where.idle} of {where.nodes} nodes of partition {where.name} are idle.")
         except SlurmError as error:
@@ -231,8 +251,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             default_choice=profiles.default_choice,
         )
 
-    def _fields(self, offer: Offer) -> list[dict[str, Any]]:
-        where = offer.partition(self.partition)
+    def _fields(self, offer: Offer, where: Partition | None) -> list[dict[str, Any]]:
         choices: dict[str, list[str]] = {
             "partition": [p.name for p in offer.partitions()],
             "account": list(offer.accounts),
@@ -264,8 +283,16 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         await self.choose(chosen)
         return chosen
 
+    @property
+    def _held(self) -> Spawner:
+        """The spawner that the hub holds: this one, or the one around it (wrapspawner)."""
+        return getattr(self.user, "spawners", {}).get(self.name) or self
+
     async def choose(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """Traits set by the user's choice. A choice beyond the user's rights is refused."""
+        if self._held is not self:
+            # The choice was another spawner's to offer, and was us.
+            return {}
         made = profiles.overrides(await self.offered(), chosen)
         for name in made:
             if name in _NOT_BY_PROFILE or name not in self.traits(config=True):
@@ -275,7 +302,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         if forbidden:
             raise refused(f"{', '.join(forbidden)} isn't yours to choose here")
         if wanted:
-            where, who = made.get("partition", self.partition), made.get("account", self.account)
+            where, who = await self._setting("partition", made), await self._setting("account", made)
             try:
                 made.update(await self._book.check(self.user.name, wanted, where, who, self.form_age_s))
             except SlurmError as error:
@@ -359,13 +386,13 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         self.job_id, self._name, self._log = said["job"], said["name"], said["log"]
         session = object_session(self.orm_spawner) if self.orm_spawner else None
         if session is not None:
-            self.orm_spawner.state = self.get_state()
+            self.orm_spawner.state = self._held.get_state()
             session.commit()
 
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
-        for name, value in (await self.choose(self.user_options or {})).items():
-            setattr(self, name, value)
+        # As JupyterHub applies its own: a dictionary adds to what is there.
+        self._apply_overrides(await self.choose(self.user_options or {}))
         await self.submit()
         self.log.info("server of %s is job %s", self._log_name, self.job_id)
         return await self._up()

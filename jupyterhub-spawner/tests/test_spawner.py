@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from gresshopper_jupyter import doorway, server_job, slurm
 from gresshopper_jupyter.failures import Failure
-from gresshopper_jupyter.offer import Book, Site
+from gresshopper_jupyter.offer import Book, Partition, Site
 from gresshopper_jupyter.slurm import Job, parse_jobs
 from gresshopper_jupyter.spawner import GresshopperSpawner, describe
 
@@ -95,6 +95,54 @@ async def test_a_profile_cant_change_how_the_hub_acts_as_its_user() -> None:
 def test_options_that_would_lose_the_job_are_refused(option: str) -> None:
     with pytest.raises(Failure, match="sbatch_options can't have"):
         spawner(sbatch_options=[option]).sbatch_argv()
+
+
+async def test_a_profiles_dictionary_adds_to_the_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: object) -> str:
+        return ""
+
+    monkeypatch.setattr(GresshopperSpawner, "submit", nothing)
+    monkeypatch.setattr(GresshopperSpawner, "_up", nothing)
+    every = [
+        {"slug": "a", "display_name": "A", "override": {"environment": {"B": "2"}, "sbatch_options": ["--nice"]}}
+    ]
+    made = spawner(profile_list=every, environment={"A": "1"}, sbatch_options=["--exclusive"])
+    await made.start()
+    assert made.environment == {"A": "1", "B": "2"}
+    assert made.sbatch_options == ["--nice"]
+
+
+class Group:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+async def test_the_form_shows_and_checks_what_the_users_group_will_have() -> None:
+    overrides = {"a": {"groups": ["course", "other"], "spawner_override": {"partition": "teaching"}}}
+    site = Site({name: Partition(name, is_default=name == "main", cpus=cpus, nodes=cpus) for name, cpus in SIZES})
+    made = spawner(group_overrides=overrides, form_fields=["cpus"])
+    made._book = book(site)
+    assert "0 of 8 nodes of partition main" in await made.render_form()
+    assert await made.choose({"cpus": "8"}) == {"cpus": 8}
+    made.user.groups = [Group("course")]
+    assert "0 of 2 nodes of partition teaching" in await made.render_form()
+    assert made.partition == "", "a member's settings aren't kept beyond the start"
+    with pytest.raises(Failure, match="8 cores are more than partition teaching gives"):
+        await made.choose({"cpus": "8"})
+
+
+SIZES = (("main", 8), ("teaching", 2))
+
+
+async def test_a_spawner_around_ours_has_the_choice_and_keeps_our_state() -> None:
+    made = spawner()
+    made.user.spawners = {"": made}
+    with pytest.raises(Failure, match="there is no profile 'job'"):
+        await made.choose({"profile": "job"})
+    around = spawner(job_name="around")
+    made.user.spawners = {"": around}
+    assert await made.choose({"profile": "job"}) == {}
+    assert made._held is around
 
 
 async def test_an_unknown_profile_is_refused() -> None:

@@ -87,6 +87,7 @@ venv_stamp() { { "$python" --version; cat "$here/requirements-$1.txt"; } | sha25
 has_venv() { [ -x "$python" ] && fresh "$1" "$(venv_stamp "$1")"; }
 has_s3() { [ "$mode" = --demo ] || has_venv s3; }
 has_kernels() { [ "$mode" = --demo ] || has_venv kernels; }
+has_peers() { [ "$mode" = --demo ] || fresh peers "$(wanted_stamp "$here/requirements-peers.txt")"; }
 has_packaging() { [ "$mode" = --demo ] || has_venv packaging; }
 # Node packages by name: what the demo drives, what builds the Lab extension, what drives the browser tests.
 node_source() {
@@ -110,6 +111,7 @@ missing() {
 	has_venv hub || echo "$prefix/hub, a Python environment of requirements-hub.txt"
 	has_s3 || echo "$prefix/s3, a Python environment of requirements-s3.txt"
 	has_kernels || echo "$prefix/kernels, a Python environment of requirements-kernels.txt"
+	has_peers || echo "$prefix/peers, the packages of requirements-peers.txt"
 	has_packaging || echo "$prefix/packaging, a Python environment of requirements-packaging.txt"
 	has_hub5 || echo "$prefix/hub5, a Python environment of requirements-hub5.txt"
 	has_node node || echo "$prefix/node, the Node packages of node/package-lock.json"
@@ -194,6 +196,17 @@ make_venv() {
 	venv_stamp "$name" >"$prefix/$name/.stamp"
 }
 
+# Beside an environment, not in it: what they need is the environment's own.
+make_peers() {
+	! has_peers || return 0
+	say "$prefix/peers: Python packages"
+	rm -rf "${prefix:?}/peers"
+	"$prefix/hub/bin/pip" install -q --disable-pip-version-check --no-compile --no-deps --target "$prefix/peers" \
+		-r "$here/requirements-peers.txt" >&2
+	chmod -R a+rX "$prefix/peers"
+	wanted_stamp "$here/requirements-peers.txt" >"$prefix/peers/.stamp"
+}
+
 # make_node NAME: below the prefix, complete or not at all. A source folder of its own finds them by a link.
 make_node() {
 	local name=$1 source
@@ -236,6 +249,7 @@ make_venv user --system-site-packages
 make_venv hub
 has_s3 || make_venv s3
 has_packaging || make_venv packaging
+make_peers
 has_kernels || make_venv kernels
 has_hub5 || make_venv hub5
 make_node node

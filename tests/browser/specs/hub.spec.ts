@@ -261,6 +261,48 @@ c.GresshopperSpawner.form_fields = ["mem_mib"]
   await page.context().close();
 });
 
+test("settings by group and by profile, and the server's own limits", LAB, async ({ hub }) => {
+  hub.site.startHub(`${BASE}
+c.Spawner.group_overrides = {
+    "course": {"groups": ["course"], "spawner_override": {"time_limit_min": 47, "environment": {"COURSE": "yes"}}},
+}
+c.Spawner.environment = {"PYTHONPATH": ${JSON.stringify(PEERS)}}
+c.Spawner.args = ["--ServerApp.jpserver_extensions=jupyter_resource_usage=True"]
+c.GresshopperSpawner.profile_list = [
+    {"slug": "small", "display_name": "Small", "override": {
+        "mem_mib": 700, "gres": "gpu:1", "default_url": "/tree/of-mine", "notebook_dir": "~/work",
+        "environment": {"PROFILE": "small"}}},
+]
+`);
+  hub.site.write("carol", "work/of-mine", "");
+  await hub.api("POST", "groups/course");
+  await hub.api("POST", "groups/course/users", { users: ["carol"] });
+  await hub.start("carol", "", { profile: "small" });
+  await hub.ready("carol");
+  const [job] = hub.jobs("carol");
+  const asked = ["TimeLimit", "MinMemoryNode", "TresPerNode", "TRES"].map((name) => hub.field(job?.id ?? "", name));
+  expect(asked.slice(0, 3)).toEqual(["00:47:00", "700M", "gres:gpu:1"]);
+  expect(asked[3], "a device for the whole session").toContain("gres/gpu=1");
+  const [pid] = hub.site.servers();
+  const env = fs.readFileSync(`/proc/${pid}/environ`, "utf8").split("\0");
+  expect(env).toEqual(expect.arrayContaining(["COURSE=yes", "PROFILE=small", `PYTHONPATH=${PEERS}`]));
+  const { json } = await hub.api("POST", "users/carol/tokens");
+  const get = async (place: string) => {
+    const headers = { Authorization: `token ${json.token}` };
+    return fetch(`${hub.site.url}/user/carol/${place}`, { headers, redirect: "manual" });
+  };
+  expect((await get("")).headers.get("location")).toContain("/user/carol/tree/of-mine");
+  const there: { content: { name: string }[] } = await (await get("api/contents")).json();
+  expect(there.content.map(({ name }) => name)).toEqual(["of-mine"]);
+  const usage: { limits: { memory: { rss: number } } } = await (await get("api/metrics/v1")).json();
+  expect(usage.limits.memory.rss).toBe(700 * 2 ** 20);
+  await hub.quiet("carol");
+  await hub.api("DELETE", "groups/course/users", { users: ["carol"] });
+  await hub.start("carol", "", { profile: "small" });
+  await expect.poll(() => hub.jobs("carol").length).toBe(1);
+  expect(hub.field(hub.jobs("carol")[0]?.id ?? "", "TimeLimit")).not.toBe("00:47:00");
+});
+
 test("availability", LAB, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\nc.GresshopperSpawner.form_age_s = 0\n`);
   const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
