@@ -40,7 +40,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Make a kernelspec, or make it anew
-    Install(Install),
+    Install(Box<Install>),
     /// Show those that run through Gresshopper, and where each is
     List,
     /// Remove one that runs through Gresshopper
@@ -98,6 +98,12 @@ struct Install {
     /// The Slurm account of its leases
     #[arg(long)]
     account: Option<String>,
+    /// The Slurm QOS of the job that its kernels run in
+    #[arg(long)]
+    qos: Option<String>,
+    /// The Slurm reservation of that job
+    #[arg(long)]
+    reservation: Option<String>,
     /// The pool whose GPUs it uses
     #[arg(long)]
     pool: Option<String>,
@@ -282,6 +288,24 @@ impl Install {
             .map(|argv| own_command(argv));
         if let (Some(front), Some(command)) = (front, command) {
             spec.insert("argv".into(), launcher_argv(front, &config, command));
+        }
+        // Each client gives the kernel's starter these; those of the server's environment are overridden.
+        let billed = [
+            ("GRESSHOPPER_QOS", &self.qos),
+            ("GRESSHOPPER_RESERVATION", &self.reservation),
+        ];
+        let mut env = spec
+            .get("env")
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
+        env.extend(
+            billed
+                .into_iter()
+                .filter_map(|(name, value)| Some((name.to_owned(), value.clone()?.into()))),
+        );
+        if !env.is_empty() {
+            spec.insert("env".into(), env.into());
         }
         spec.insert("display_name".into(), self.shown_as(base, name).into());
         // A message reaches the kernel wherever it runs; a signal doesn't.
@@ -569,7 +593,7 @@ mod tests {
     fn parse(words: &[&str]) -> Install {
         let words = ["kernelspec", "install"].iter().chain(words);
         match Cli::try_parse_from(words).unwrap().args.action {
-            Action::Install(install) => install,
+            Action::Install(install) => *install,
             other => panic!("{other:?}"),
         }
     }
@@ -631,6 +655,17 @@ mod tests {
         let again = install.spec(made.as_object().unwrap(), USUAL, Some(front));
         assert_eq!(again["argv"], made["argv"], "a spec of ours is not wrapped twice");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn qos_and_reservation_reach_whoever_starts_the_kernel() {
+        let base = json!({"argv": [], "language": "python", "env": {"A": "1", "GRESSHOPPER_QOS": "slow"}});
+        let env = |words: &[&str]| parse(words).spec(base.as_object().unwrap(), USUAL, None)["env"].clone();
+        assert_eq!(env(&[]), base["env"]);
+        assert_eq!(
+            env(&["--qos", "quick", "--reservation", "course"]),
+            json!({"A": "1", "GRESSHOPPER_QOS": "quick", "GRESSHOPPER_RESERVATION": "course"})
+        );
     }
 
     #[test]

@@ -425,6 +425,40 @@ test("kernel account", OLDEST, async ({ hub, browser }) => {
   await page.context().close();
 });
 
+test("QOS and reservation", OLDEST, async ({ hub, browser }) => {
+  hub.site.try("root", "sacctmgr", "-i", "add", "qos", "quick");
+  hub.site.try("root", "sacctmgr", "-i", "modify", "user", "carol", "set", "qos+=quick");
+  hub.site.as("carol", "hop", "kernelspec", "install", "--user", "--qos", "quick", "--name", "quick");
+  // The node of the pilot, whose cores are taken, is no use.
+  const nodes = hub.site.as("root", "sinfo", "-h", "-N", "-o", "%N").trim().split("\n");
+  const node = nodes.find((name) => name !== hub.site.gpusAreThere());
+  const reserved = ["Users=carol", "StartTime=now", "Duration=30", `Nodes=${node}`, "Flags=IGNORE_JOBS"];
+  hub.site.as("root", "scontrol", "create", "reservation", "ReservationName=class", ...reserved);
+  try {
+    hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["qos", "reservation"]\n`);
+    const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+    await page.locator("#field-qos").selectOption("quick");
+    await page.locator("#field-reservation").selectOption("class");
+    await page.locator("#spawn_form [type=submit]").click();
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    const [job] = hub.jobs("carol");
+    expect(["QOS", "Reservation"].map((name) => hub.field(job?.id ?? "", name))).toEqual(["quick", "class"]);
+    for (const [name, kernel] of Object.entries({ "usual.ipynb": KERNEL, "quick.ipynb": "quick" })) {
+      await carol.open(name, notebook(["%%gpu 1\nprint('in', 'time')"], kernel));
+      await carol.run(0);
+      await expect(carol.output(0)).toContainText("in time", { timeout: 120_000 });
+    }
+    const seats = hub.site.jobs("carol").filter(({ name }) => name === "kernels");
+    expect(seats.map(({ id }) => hub.field(id, "QOS"))).toEqual(expect.arrayContaining(["normal", "quick"]));
+    await carol.endKernels();
+    await page.context().close();
+  } finally {
+    await hub.quiet("carol");
+    hub.site.as("root", "scontrol", "delete", "ReservationName=class");
+  }
+});
+
 test("walltime", LAB, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
   const page = await signIn(hub.site, browser, "carol");
