@@ -1,4 +1,5 @@
 /** JupyterHub with our spawner: people sign in, their servers start as jobs, and what goes wrong is said. */
+import { execFileSync } from "node:child_process";
 import * as fs from "node:fs";
 import * as path from "node:path";
 import { test as base, expect } from "@playwright/test";
@@ -397,6 +398,19 @@ c.GresshopperSpawner.form_age_s = 0
   await expect(accounts).toHaveText(known);
   await expect(page.locator("body")).not.toContainText(said);
   await page.context().close();
+});
+
+test("by a server's URL, as VS Code's JupyterHub extension does", LAB, async ({ hub }) => {
+  hub.site.startHub(BASE);
+  const program = path.join(REPO, "tests/browser/support/by_url.py");
+  const argv = [program, hub.site.url, "carol", hub.site.password("carol"), KERNEL];
+  const out = execFileSync(PYTHON, argv, { encoding: "utf8", timeout: 240_000 });
+  const told: { leased: [string, string]; interrupted: [string, string]; kernels: number } = JSON.parse(
+    out.trim().split("\n").at(-1) as string,
+  );
+  expect(told.leased).toEqual(["ok", "with a GPU\n"]);
+  expect(told.interrupted).toEqual(["error", "begun\n"]);
+  expect(told.kernels).toBe(0);
 });
 
 test("kernel account", OLDEST, async ({ hub, browser }) => {
