@@ -79,11 +79,14 @@ where
     /// The same with a term above `known`, which is known from elsewhere: the journal may be a new one in a lost one's
     /// place.
     pub fn open_after(path: &Path, known: Term) -> Result<(Self, Snapshot<K, V>), JournalOpenError> {
-        let database = open_file(path)?;
-        let last = read_header(&database, path)?.max(known.0);
-        let term = last + 1;
-        let entries = read_entries(&database, path)?;
-        write_header(&database, term).map_err(|error| open_error(path, error))?;
+        // redb takes some damage for impossible, and panics. Whoever starts a daemon needs a sentence all the same.
+        let read = std::panic::catch_unwind(|| read_file(path, known));
+        let (database, term, entries) = read.unwrap_or_else(|_| {
+            Err(JournalOpenError::Damaged {
+                path: path.to_owned(),
+                reason: "its pages contradict each other".to_owned(),
+            })
+        })?;
         let file = File {
             path: path.to_owned(),
             database: Some(database),
@@ -202,6 +205,20 @@ fn builder() -> redb::Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
     builder
+}
+
+/// The file as it is for a daemon of the next term, which is on disk by then.
+type Opened<K, V> = (Database, u64, Vec<(K, V)>);
+
+fn read_file<K: DeserializeOwned, V: DeserializeOwned>(
+    path: &Path,
+    known: Term,
+) -> Result<Opened<K, V>, JournalOpenError> {
+    let database = open_file(path)?;
+    let term = read_header(&database, path)?.max(known.0) + 1;
+    let entries = read_entries(&database, path)?;
+    write_header(&database, term).map_err(|error| open_error(path, error))?;
+    Ok((database, term, entries))
 }
 
 fn open_file(path: &Path) -> Result<Database, JournalOpenError> {
@@ -410,6 +427,42 @@ mod tests {
             "{error}"
         );
         assert!(error.to_string().contains("newer release"));
+    }
+
+    /// A disk that has lost a sector, wherever in the file.
+    #[tokio::test]
+    async fn a_damaged_journal_is_refused_or_has_nothing_else_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (journal, _) = Strings::open(&path).unwrap();
+        let entries: Vec<(String, String)> = (0..300).map(|n| (format!("{n:04}"), "x".repeat(50))).collect();
+        for some in entries.chunks(50) {
+            journal
+                .commit(some.iter().map(|(k, v)| (k, Some(v))))
+                .await
+                .unwrap();
+        }
+        let crashed = std::fs::read(&path).unwrap();
+        drop(journal);
+        let closed = std::fs::read(&path).unwrap();
+        let mut refused = 0;
+        for (whole, fill) in [(&closed, 0u8), (&closed, 0xa5), (&crashed, 0xa5)] {
+            for at in (0..whole.len()).step_by(4096) {
+                let mut damaged = whole.clone();
+                damaged[at..at + 512].fill(fill);
+                std::fs::write(&path, damaged).unwrap();
+                match Strings::open(&path) {
+                    // After a crash redb goes back to the commit before, where the last one is torn.
+                    Ok((_, found)) => assert!(
+                        found.entries == entries || whole == &crashed && found.entries == entries[..250],
+                        "{fill} at {at}: {} entries",
+                        found.entries.len()
+                    ),
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        assert!(refused > 8, "{refused}");
     }
 
     #[test]
