@@ -34,12 +34,13 @@ impl Core {
         self.work.kernels[lease.kernel].usage.hold(gpus, &decay, now);
     }
 
-    /// Writes the usage of a user and an account to the journal.
+    /// Writes what leases of a user and an account have used to the journal. Slurm has the rest, and says it again.
     pub(crate) fn note_usage(&self, user: Idx<User>, account: Idx<Account>, out: &mut Vec<Output>) {
         let (user, account) = (&self.people.users[user], &self.people.accounts[account]);
+        let decay = self.decay();
         let value = |usage: &Usage| {
             Some(Value::Usage {
-                usage: self.usage_left(usage),
+                usage: decay.deflate(usage.of_leases(&decay, self.now), self.now),
                 at: self.now,
             })
         };

@@ -490,6 +490,17 @@ impl Core {
             );
             let in_pools: u32 = user.held_in.iter().map(|(_, n)| n).sum();
             hold!(in_pools == held, "user {}: GPUs by pool don't add up", user.name);
+            hold!(
+                user.usage.held() == held && user.usage.is_sane(),
+                "user {}: usage counts other GPUs than are held, or is no amount",
+                user.name
+            );
+        }
+        for (_, account) in self.people.accounts.iter() {
+            hold!(
+                account.usage.held() == account.held && account.usage.is_sane(),
+                "an account's usage counts other GPUs than are held, or is no amount"
+            );
         }
         self.check_members()?;
         self.check_homes()?;

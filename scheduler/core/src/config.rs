@@ -9,7 +9,7 @@ mod policy;
 pub use policy::{Burst, Gone, Linger, Migrate, Quantum, Scale};
 
 use hop_words::id::{AccountName, PoolName, UserName};
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Knobs of the whole core.
@@ -226,6 +226,8 @@ pub enum Count {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Shares {
+    /// When Slurm said so.
+    pub at: Timestamp,
     pub users: Vec<(UserName, Share)>,
     pub accounts: Vec<(AccountName, Share)>,
 }
@@ -234,6 +236,6 @@ pub struct Shares {
 pub struct Share {
     /// Relative weight; 1 where nobody said otherwise.
     pub weight: f64,
-    /// GPU-seconds used, decayed to now.
+    /// GPU-seconds that Slurm's jobs have used beside our leases, decayed to [`Shares::at`].
     pub usage: f64,
 }

@@ -200,11 +200,15 @@ impl Core {
     fn set_shares(&mut self, shares: &Shares) {
         let (decay, now) = (self.decay(), self.now);
         let take = |usage: &mut Usage, share: &Share| {
-            usage.weight = share.weight.max(1e-6);
-            if usage.is_none() {
-                usage.add(decay.inflate(share.usage, now));
-            }
+            let left = decay.aged(share.usage, shares.at, now);
+            usage.told(share.weight.max(1e-6), decay.inflate(left, now));
         };
+        // Who isn't named any more has used nothing by Slurm's word.
+        let users = self.people.users.values_mut().map(|u| &mut u.usage);
+        let accounts = self.people.accounts.values_mut().map(|a| &mut a.usage);
+        for usage in users.chain(accounts) {
+            usage.told(1.0, 0.0);
+        }
         for (name, share) in &shares.users {
             let user = self.user_index(name);
             take(&mut self.people.users[user].usage, share);
@@ -216,6 +220,9 @@ impl Core {
         self.people.user_weight = mean_weight(self.people.users.values().map(|u| &u.usage));
         self.people.account_weight = mean_weight(self.people.accounts.values().map(|a| &a.usage));
         self.rerank_all();
+        // Cells whose own rank is the same may be the first now, on nodes where nothing else has changed.
+        self.work.stale.extend(self.supply.nodes.places());
+        self.work.unheld.extend(self.supply.pools.places());
     }
 
     fn set_limits(&mut self, limits: Limits, out: &mut Vec<Output>) {

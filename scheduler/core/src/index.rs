@@ -203,6 +203,10 @@ impl<T> Table<T> {
         self.items.iter()
     }
 
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.items.iter_mut()
+    }
+
     /// All places, in their order.
     pub fn places(&self) -> impl Iterator<Item = Idx<T>> + use<T> {
         (0..self.items.len()).map(Idx::new)

@@ -21,8 +21,7 @@ pub enum Input {
     Pool(PoolConfig),
     /// The limits of users, accounts and pools, all of them: replaces what was told before.
     Limits(Limits),
-    /// Shares and past usage (Slurm's `sshare`), all of them: replaces the shares told before. Usage is taken
-    /// over only for users and accounts of which the core knows none.
+    /// Shares, and what jobs beside our leases have used (Slurm's `sshare`), all of them: replaces what was told before.
     Shares(Shares),
 
     /// A node is known to Slurm and belongs to a pool's partition, whether or not a pilot is there. Optional:

@@ -43,7 +43,7 @@ pub enum Value {
         node: NodeName,
         pool: PoolName,
     },
-    /// GPU-seconds used, decayed to `at`.
+    /// GPU-seconds that leases used, decayed to `at`.
     Usage {
         usage: f64,
         at: Timestamp,

@@ -70,12 +70,12 @@ impl Core {
             }
             (Key::User(name), Value::Usage { usage, at }) => {
                 let i = self.user_index(&name);
-                let inflated = self.decay().inflate(self.aged_usage(usage, at), self.now);
+                let inflated = self.inflate_noted(usage, at);
                 self.people.users[i].usage.restore(inflated, at);
             }
             (Key::Account(name), Value::Usage { usage, at }) => {
                 let i = self.account_index(Some(&name));
-                let inflated = self.decay().inflate(self.aged_usage(usage, at), self.now);
+                let inflated = self.inflate_noted(usage, at);
                 self.people.accounts[i].usage.restore(inflated, at);
             }
             // A key with a value of another kind was not written by this version: nothing to take over.
@@ -83,9 +83,10 @@ impl Core {
         }
     }
 
-    fn aged_usage(&self, usage: f64, at: Timestamp) -> f64 {
-        let half_life = self.config.usage_half_life.as_secs_f64().max(1.0);
-        usage * (-self.now.since(at).as_secs_f64() / half_life).exp2()
+    /// Usage that was noted at `at`, as it is stored now.
+    fn inflate_noted(&self, usage: f64, at: Timestamp) -> f64 {
+        let decay = self.decay();
+        decay.inflate(decay.aged(usage, at, self.now), self.now)
     }
 
     /// Counts a lease's use since its user's usage was last noted.

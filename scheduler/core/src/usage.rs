@@ -1,5 +1,8 @@
 //! Usage: GPU-seconds of a user, an account or a kernel, decaying with a half-life as in Slurm's multifactor
 //! priority. A lease counts from its first moment, with no timer for the sum.
+//!
+//! Usage has two parts. Leases are counted here. Slurm counts the jobs that people submit themselves, and says the whole
+//! sum at each reading. Pilots are the service account's jobs, so no GPU-second is in both parts.
 
 use hop_words::time::{Span, Timestamp};
 
@@ -27,6 +30,12 @@ impl Decay {
         inflated * (-self.half_lives(now)).exp2()
     }
 
+    /// What is left at `now` of usage that was decayed to `at`, in GPU-seconds.
+    pub(crate) fn aged(&self, gpu_seconds: f64, at: Timestamp, now: Timestamp) -> f64 {
+        let half_lives = now.since(at).as_secs_f64() / self.half_life.as_secs_f64().max(1.0);
+        gpu_seconds * (-half_lives).exp2()
+    }
+
     /// The inflated usage of a GPU held from `from` to `to`: the integral of 2^t.
     fn of_one_gpu(&self, from: Timestamp, to: Timestamp) -> f64 {
         let scale = self.half_life.as_secs_f64().max(1.0) / std::f64::consts::LN_2;
@@ -37,11 +46,13 @@ impl Decay {
 /// GPU-seconds of somebody who holds GPUs now.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Usage {
-    /// What was used up to `since`, inflated.
+    /// What leases used up to `since`, inflated.
     settled: f64,
     since: Timestamp,
     /// GPUs held since then.
     held: u32,
+    /// What Slurm's own jobs have used by its last word, inflated.
+    elsewhere: f64,
     /// The share in fair share, relative to others.
     pub weight: f64,
 }
@@ -52,6 +63,7 @@ impl Default for Usage {
             settled: 0.0,
             since: Timestamp(0),
             held: 0,
+            elsewhere: 0.0,
             weight: 1.0,
         }
     }
@@ -60,12 +72,17 @@ impl Default for Usage {
 impl Usage {
     /// Usage up to now, inflated.
     pub(crate) fn inflated(&self, decay: &Decay, now: Timestamp) -> f64 {
+        self.of_leases(decay, now) + self.elsewhere
+    }
+
+    /// The leases' part of it.
+    pub(crate) fn of_leases(&self, decay: &Decay, now: Timestamp) -> f64 {
         self.settled + f64::from(self.held) * decay.of_one_gpu(self.since, now)
     }
 
     /// From now on so many GPUs more are held, or fewer.
     pub(crate) fn hold(&mut self, gpus: i32, decay: &Decay, now: Timestamp) {
-        self.settled = self.inflated(decay, now);
+        self.settled = self.of_leases(decay, now);
         self.since = now;
         self.held = self.held.saturating_add_signed(gpus);
     }
@@ -82,13 +99,25 @@ impl Usage {
         self.settled += decay.inflate(seconds * f64::from(gpus), now);
     }
 
-    /// Adds what was used elsewhere, inflated.
+    /// Adds what leases used before, inflated.
     pub(crate) fn add(&mut self, inflated: f64) {
         self.settled += inflated;
     }
 
-    pub(crate) fn is_none(&self) -> bool {
-        self.settled <= 0.0 && self.held == 0
+    /// Takes Slurm's word for the weight, and for what its own jobs have used, inflated: in the place of its last one.
+    pub(crate) fn told(&mut self, weight: f64, elsewhere: f64) {
+        self.weight = weight;
+        self.elsewhere = elsewhere;
+    }
+
+    /// Whether both parts are amounts, and the weight divides.
+    pub(crate) fn is_sane(&self) -> bool {
+        let amount = |x: f64| x.is_finite() && x >= 0.0;
+        amount(self.settled) && amount(self.elsewhere) && self.weight.is_finite() && self.weight > 0.0
+    }
+
+    pub(crate) fn held(&self) -> u32 {
+        self.held
     }
 }
 

@@ -54,8 +54,11 @@ fn run(seed: u64, steps: u64, nodes: u64, faults: bool, limits: bool) -> World {
     if limits {
         w.limits();
     }
-    for _ in 0..steps {
+    for step in 0..steps {
         w.random_step(nodes, 6, faults);
+        if limits && step % 50 == 0 {
+            w.shares();
+        }
     }
     w
 }
@@ -83,6 +86,12 @@ proptest! {
 #[ignore = "a million inputs, each with a full check"]
 fn a_million_inputs() {
     stays_sane_for(1_000_000);
+}
+
+/// Shares put a cell before another, whose own rank stays as it was.
+#[test]
+fn new_shares_leave_no_cell_that_could_start() {
+    run(8_220_857_101_796_532_048, 1500, 4, true, true);
 }
 
 /// The same as runs with every change.

@@ -7,6 +7,7 @@
 use hop_core::config::{Count, Limit, LimitOf, Limits, Share, Shares};
 use hop_slurm::{Association, Job, Partition};
 use hop_words::id::{AccountName, PoolName, UserName};
+use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A user in an account, or where Slurm has not said in which.
@@ -310,38 +311,43 @@ fn clip(gpus: u64) -> u32 {
     u32::try_from(gpus).unwrap_or(u32::MAX)
 }
 
-/// Weights and past usage. An account weighs its share of the whole tree, a user their share in an account (the
-/// largest of several). GPU-seconds are Slurm's own, decayed alike.
-pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName) -> Shares {
-    let usage = |row: &hop_slurm::Share| row.tres_usage.gpus().unwrap_or(0) as f64;
-    let mut accounts = Vec::new();
+/// Weights, and what people's own jobs have used by Slurm's word of `at`. An account weighs its share of the whole tree,
+/// a user their share in an account (the largest of several). GPU-seconds are Slurm's own, decayed alike.
+///
+/// An account has used what its people have. The account's own row has more: the pilots' use where the service account is
+/// in it, which the core charges to the users of its leases, and the accounts' below it, which have rows of their own.
+pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName, at: Timestamp) -> Shares {
+    let mut accounts: BTreeMap<AccountName, Share> = BTreeMap::new();
     let mut users: BTreeMap<UserName, Share> = BTreeMap::new();
     for row in rows {
-        match &row.user {
-            // The service account's usage is charged to the users of its leases here.
-            Some(user) if user == service => {}
-            Some(user) => {
-                let share = users.entry(user.clone()).or_insert(Share {
-                    weight: 0.0,
-                    usage: 0.0,
-                });
-                share.weight = share.weight.max(row.raw_shares.map_or(1.0, |n| n as f64));
-                share.usage += usage(row);
-            }
-            None => accounts.push((
-                row.account.clone(),
-                Share {
-                    weight: row.norm_shares.filter(|n| *n > 0.0).unwrap_or(1.0),
-                    usage: usage(row),
-                },
-            )),
+        let Some(user) = &row.user else {
+            let weight = row.norm_shares.filter(|n| *n > 0.0).unwrap_or(1.0);
+            accounts.entry(row.account.clone()).or_insert(UNUSED).weight = weight;
+            continue;
+        };
+        if user == service {
+            continue;
         }
+        let usage = row.tres_usage.gpus().unwrap_or(0) as f64;
+        let share = users.entry(user.clone()).or_insert(Share {
+            weight: 0.0,
+            ..UNUSED
+        });
+        share.weight = share.weight.max(row.raw_shares.map_or(1.0, |n| n as f64));
+        share.usage += usage;
+        accounts.entry(row.account.clone()).or_insert(UNUSED).usage += usage;
     }
     Shares {
+        at,
         users: users.into_iter().collect(),
-        accounts,
+        accounts: accounts.into_iter().collect(),
     }
 }
+
+const UNUSED: Share = Share {
+    weight: 1.0,
+    usage: 0.0,
+};
 
 #[cfg(test)]
 mod tests {
@@ -527,15 +533,34 @@ mod tests {
             effective_usage: None,
             fair_share: None,
         };
+        // Slurm's sums: "science" has "lab" below it, and the pilots are in "lab".
         let rows = [
-            share("lab", None, Some(3), 0.75, 90),
+            share("science", None, Some(1), 0.5, 1097),
+            share("science", Some("bob"), Some(1), 0.5, 7),
+            share("lab", None, Some(3), 0.75, 1090),
             share("lab", Some("alice"), Some(2), 0.5, 60),
+            share("lab", Some("carol"), Some(2), 0.5, 30),
+            share("lab", Some("gresshopper"), Some(1), 1.0, 1000),
             share("arts", Some("alice"), None, 0.5, 30),
-            share("pool", Some("gresshopper"), Some(1), 1.0, 1000),
         ];
-        let shares = shares(&rows, &"gresshopper".into());
+        let shares = shares(&rows, &"gresshopper".into(), Timestamp(5));
         let weight = |weight, usage| Share { weight, usage };
-        assert_eq!(shares.users, [("alice".into(), weight(2.0, 90.0))]);
-        assert_eq!(shares.accounts, [("lab".into(), weight(0.75, 90.0))]);
+        assert_eq!(shares.at, Timestamp(5));
+        assert_eq!(
+            shares.users,
+            [
+                ("alice".into(), weight(2.0, 90.0)),
+                ("bob".into(), weight(1.0, 7.0)),
+                ("carol".into(), weight(2.0, 30.0)),
+            ]
+        );
+        assert_eq!(
+            shares.accounts,
+            [
+                ("arts".into(), weight(1.0, 30.0)),
+                ("lab".into(), weight(0.75, 90.0)),
+                ("science".into(), weight(0.5, 7.0)),
+            ]
+        );
     }
 }

@@ -141,6 +141,7 @@ struct Legacy {
     pilot_jobs: PilotJobs,
     limits: Option<Limits>,
     rules: Option<BTreeMap<PoolName, Rules>>,
+    shares: Option<Shares>,
     rows: Vec<hop_api::message::AcctRow>,
 }
 
@@ -186,6 +187,7 @@ impl Scheduler {
                 Span::from_secs(config.hopd.poll_s.into()),
                 legacy.limits,
                 legacy.rules,
+                legacy.shares,
             ),
             pilot_jobs: legacy.pilot_jobs,
             handovers: HashMap::new(),
@@ -201,6 +203,9 @@ impl Scheduler {
         scheduler
             .todo
             .extend(scheduler.news.limits.clone().map(Input::Limits));
+        scheduler
+            .todo
+            .extend(scheduler.news.shares.clone().map(Input::Shares));
         scheduler.carry_out(out);
         Ok(scheduler)
     }
@@ -374,6 +379,7 @@ impl Legacy {
             pilot_jobs: PilotJobs::default(),
             limits: None,
             rules: None,
+            shares: None,
             rows: Vec::new(),
         };
         let mut counters = hop_core::journal::Counters {
@@ -394,6 +400,7 @@ impl Legacy {
                 (JournalKey::Seat(job), JournalValue::Seat(seat)) => legacy.seats.restore(job, seat),
                 (JournalKey::Limits, JournalValue::Limits(known)) => legacy.limits = Some(*known),
                 (JournalKey::Rules, JournalValue::Rules(known)) => legacy.rules = Some(known),
+                (JournalKey::Shares, JournalValue::Shares(known)) => legacy.shares = Some(*known),
                 (JournalKey::Row(_), JournalValue::Row(row)) => legacy.rows.push(*row),
                 (JournalKey::Core(key), JournalValue::Core(value)) => {
                     match (&key, &value) {

@@ -266,10 +266,10 @@ done
         Ok(limits.limits())
     }
 
-    /// Fair shares and past usage.
-    pub(crate) async fn shares(&self) -> Result<Shares, String> {
+    /// Fair shares and past usage, asked at `at`.
+    pub(crate) async fn shares(&self, at: Timestamp) -> Result<Shares, String> {
         let rows = self.slurm.shares().await.map_err(|e| chain(&e))?;
-        Ok(limits::shares(&rows, &self.config.service_user))
+        Ok(limits::shares(&rows, &self.config.service_user, at))
     }
 
     /// The nodes, and whether Slurm keeps GPUs apart as each pool says it does.

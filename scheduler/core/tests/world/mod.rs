@@ -9,7 +9,7 @@
     reason = "each test uses a part of it; benches use it too"
 )]
 
-use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
 use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
     PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, Submit, WaitingCell,
@@ -1015,6 +1015,23 @@ impl World {
                 limit(members(Count::PerUser), 5, "MaxTRESPerUser of QOS gpu"),
             ],
             elsewhere: Vec::new(),
+        }));
+    }
+}
+
+impl World {
+    /// Slurm says what people have used by now; of some it says nothing.
+    pub fn shares(&mut self) {
+        let mut share = || Share {
+            weight: self.rng.below(3) as f64,
+            usage: self.rng.below(100_000) as f64,
+        };
+        let users = ["u", "ux", "uxxx"].map(|n| (n.into(), share())).to_vec();
+        let accounts = ["acct-0", "acct-9"].map(|n| (n.into(), share())).to_vec();
+        self.tell(Input::Shares(Shares {
+            at: self.now,
+            users,
+            accounts,
         }));
     }
 }

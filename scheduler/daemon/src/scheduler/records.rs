@@ -9,7 +9,7 @@ use crate::accounting_rows::AccountingRows;
 use crate::admission::Rules;
 use crate::scheduler::Report;
 use hop_api::message::{AcctQuery, AcctRow};
-use hop_core::config::Limits;
+use hop_core::config::{Limits, Shares};
 use hop_core::journal::{Key, Value};
 use hop_store::{Accounting, AccountingError, Journal, SaveError, Ticket};
 use hop_words::id::{CellId, JobId, KernelId, LeaseId, PoolName, Tenure, UserName};
@@ -39,6 +39,8 @@ pub(crate) enum JournalKey {
     Limits,
     /// Admission rules of the pools' partitions, for a start while slurmctld is away.
     Rules,
+    /// Fair shares and usage by Slurm's word of some time in the last hour, for a start while Slurm is away.
+    Shares,
     /// A row that the accounting database may not have yet.
     Row(RowId),
     /// A kernel that hibernates.
@@ -54,6 +56,7 @@ pub(crate) enum JournalValue {
     Seat(Seat),
     Limits(Box<Limits>),
     Rules(BTreeMap<PoolName, Rules>),
+    Shares(Box<Shares>),
     Row(Box<AcctRow>),
     Asleep(Box<Asleep>),
 }

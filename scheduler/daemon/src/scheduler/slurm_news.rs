@@ -18,6 +18,9 @@ const SOON: Span = Span::from_secs(5);
 /// The longest pause between two looks at the queue while Slurm is away.
 const LOOK_LAST: Span = Span::from_secs(60);
 
+/// At least this long the journal's copy of usage in fair share is good: with a half-life of days little is added to it.
+const KEEP_EVERY: Span = Span::from_secs(3600);
+
 /// What is known of Slurm.
 #[derive(Debug)]
 pub(super) struct SlurmNews {
@@ -26,6 +29,8 @@ pub(super) struct SlurmNews {
     pub(super) limits: Option<Limits>,
     /// Whom each pool's partition takes. `None` means that Slurm has never said.
     pub(super) rules: Option<BTreeMap<PoolName, Rules>>,
+    /// The shares that are in the journal. `None` means that Slurm has never said.
+    pub(super) shares: Option<Shares>,
     look_pause: Span,
     /// Slurm's queue is being read.
     looking: bool,
@@ -37,11 +42,13 @@ impl SlurmNews {
         look_pause: Span,
         limits: Option<Limits>,
         rules: Option<BTreeMap<PoolName, Rules>>,
+        shares: Option<Shares>,
     ) -> Self {
         Self {
             stepmgr: false,
             limits,
             rules,
+            shares,
             look_pause,
             looking: false,
             problems: BTreeMap::new(),
@@ -222,9 +229,9 @@ impl Scheduler {
     }
 
     pub(super) fn ask_shares(&mut self) {
-        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        let (slurm, reports, now) = (self.slurm.clone(), self.reports.clone(), self.clock.now());
         tokio::spawn(async move {
-            let shares = slurm.shares().await;
+            let shares = slurm.shares(now).await;
             let _ = reports.send(Report::Shares(Box::new(shares)));
         });
     }
@@ -240,11 +247,31 @@ impl Scheduler {
             }
             Ok(shares) => {
                 self.news.relief("shares");
+                self.keep_shares(&shares);
                 self.todo.push_back(Input::Shares(shares));
                 self.refresh()
             }
         };
         self.due.insert((self.clock.now() + next, Due::Shares));
+    }
+
+    /// The next `hopd` knows the shares, though Slurm be away. Usage differs at each reading: it is written now and then.
+    fn keep_shares(&mut self, shares: &Shares) {
+        let weights = |shares: &Shares| {
+            let users = shares.users.iter().map(|(_, share)| share.weight);
+            let accounts = shares.accounts.iter().map(|(_, share)| share.weight);
+            users.chain(accounts).map(f64::to_bits).collect::<Vec<_>>()
+        };
+        let is_kept =
+            self.news.shares.as_ref().is_some_and(|kept| {
+                shares.at.since(kept.at) < KEEP_EVERY && weights(kept) == weights(shares)
+            });
+        if !is_kept {
+            let value = JournalValue::Shares(Box::new(shares.clone()));
+            self.records
+                .write(vec![(JournalKey::Shares, Some(value))], Vec::new());
+            self.news.shares = Some(shares.clone());
+        }
     }
 
     pub(super) fn ask_all(&mut self) {

@@ -497,6 +497,41 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
     assert_eq!(house.scheduler.seats.get(JobId(7)), None);
 }
 
+#[tokio::test]
+async fn slurms_last_word_of_shares_is_known_after_a_restart() {
+    let said = |house: &House, usage: f64, weight: f64| Shares {
+        at: house.scheduler.clock.now(),
+        users: vec![("ada".into(), hop_core::config::Share { weight, usage })],
+        accounts: vec![],
+    };
+    let kept = |house: &House| house.scheduler.news.shares.clone().map(|s| s.users[0].1.usage);
+    let mut house = House::new();
+    assert_eq!(kept(&house), None);
+    house.scheduler.shares(Ok(said(&house, 7200.0, 1.0)));
+    // The next reading is soon after, and differs in usage alone: the core has it, the journal the first one.
+    house.scheduler.shares(Ok(said(&house, 7201.0, 1.0)));
+    house.scheduler.settle();
+    let mut house = house.restarted();
+    assert_eq!(kept(&house), Some(7200.0));
+    house.scheduler.shares(Err("no answer".into()));
+    house.scheduler.settle();
+    house.seat(7, "ada", "n0");
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    assert!(done(&house.ask(ada, &mut mailbox, up("ada", "a", 1, 7, "n0"))));
+    house.say(ada, submit("a", 0));
+    let explained = house.scheduler.core.explain(&"a".into(), None).unwrap().join(" ");
+    assert!(explained.contains("ada has used 2.0 GPU-hours"), "{explained}");
+    // Other shares are written at once, and usage that is an hour old.
+    house.scheduler.shares(Ok(said(&house, 7202.0, 2.0)));
+    let house = house.restarted();
+    assert_eq!(kept(&house), Some(7202.0));
+    let mut later = said(&house, 9000.0, 2.0);
+    later.at = later.at + Span::from_secs(3600);
+    let mut house = house;
+    house.scheduler.shares(Ok(later));
+    assert_eq!(kept(&house.restarted()), Some(9000.0));
+}
+
 /// The seat's account is not one that the pool's partition takes.
 #[tokio::test]
 async fn a_pools_partition_says_who_may_lease() {

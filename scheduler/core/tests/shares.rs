@@ -1,0 +1,204 @@
+//! Fair share and GPU-minutes: what leases used, and what Slurm says of people's own jobs, each counted once.
+
+mod world;
+
+use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
+use hop_core::journal::Entry;
+use hop_core::reason::RefusedBecause;
+use hop_core::{Core, Input, Output};
+use hop_words::id::KernelId;
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
+use world::World;
+
+const HOUR: f64 = 3600.0;
+
+fn config() -> Config {
+    Config {
+        journal: true,
+        ..Config::default()
+    }
+}
+
+fn pool() -> PoolConfig {
+    PoolConfig::fixed("main", 0, 2, 8)
+}
+
+/// Slurm's word at `at`: GPU-hours of each user, and of each account.
+fn shares(at: Timestamp, users: &[(&str, f64)], accounts: &[(&str, f64)]) -> Shares {
+    let share = |hours: f64| Share {
+        weight: 1.0,
+        usage: hours * HOUR,
+    };
+    Shares {
+        at,
+        users: users.iter().map(|(n, h)| ((*n).into(), share(*h))).collect(),
+        accounts: accounts.iter().map(|(n, h)| ((*n).into(), share(*h))).collect(),
+    }
+}
+
+/// Kernels of Ada, of Bob and of Cy, whose cell has the only GPU.
+struct House {
+    w: World,
+    ada: KernelId,
+    bob: KernelId,
+}
+
+impl House {
+    /// Ada has leased for half an hour.
+    fn new() -> Self {
+        let mut w = World::new(1, config(), pool());
+        w.pilot("n0", 1, 8);
+        let ada = w.kernel("a", "ada", &["n0"], 1);
+        let (bob, cy) = (w.kernel("b", "bob1", &["n0"], 1), w.kernel("c", "cy", &["n0"], 1));
+        let (cell, _) = w.submit(&ada, Need::gpus(1));
+        w.settle();
+        w.now = w.now + Span::from_secs(1800);
+        w.end_cell(&ada, &cell);
+        w.submit(&cy, Need::gpus(1));
+        w.settle();
+        Self { w, ada, bob }
+    }
+
+    fn says(&mut self, users: &[(&str, f64)], accounts: &[(&str, f64)]) {
+        let told = Input::Shares(shares(self.w.now, users, accounts));
+        assert!(self.w.tell(told).is_empty());
+    }
+}
+
+fn entries(out: Vec<Output>) -> Vec<Entry> {
+    let entry = |o| match o {
+        Output::Journal(entry) => Some(entry),
+        _ => None,
+    };
+    out.into_iter().filter_map(entry).collect()
+}
+
+/// GPU-hours that `hop explain` names for the kernel's user.
+fn used(core: &Core, kernel: &KernelId) -> String {
+    let said = core.explain(kernel, None).unwrap_or_default().join(" ");
+    let hours = said
+        .split_once(" has used ")
+        .and_then(|(_, rest)| rest.split_once(" GPU-hours"));
+    hours.map_or(said.as_str(), |(hours, _)| hours).to_owned()
+}
+
+#[test]
+fn what_slurm_says_replaces_its_last_word_and_no_lease() {
+    let mut h = House::new();
+    h.w.submit(&h.ada.clone(), Need::gpus(1));
+    assert_eq!(used(&h.w.core, &h.ada), "0.5", "her lease's");
+    for (word, sum) in [(1.0, "1.5"), (1.0, "1.5"), (3.0, "3.5"), (2.0, "2.5")] {
+        h.says(&[("ada", word)], &[]);
+        assert_eq!(used(&h.w.core, &h.ada), sum);
+    }
+    h.says(&[("bob1", 1.0)], &[]);
+    assert_eq!(
+        used(&h.w.core, &h.ada),
+        "0.5",
+        "Slurm knows nothing of hers any more"
+    );
+}
+
+#[test]
+fn jobs_of_her_own_put_a_user_back_whenever_they_ran() {
+    let order = |h: &House| -> Vec<String> {
+        let waiting = h.w.core.waiting().into_iter();
+        waiting.map(|cell| cell.kernel.to_string()).collect()
+    };
+    let mut h = House::new();
+    h.says(&[("bob1", 0.0), ("ada", 0.0)], &[]);
+    h.w.submit(&h.ada.clone(), Need::gpus(1));
+    h.w.submit(&h.bob.clone(), Need::gpus(1));
+    assert_eq!(order(&h), ["b", "a"], "she has leased, he has not");
+    h.says(&[("bob1", 30.0), ("ada", 0.0)], &[]);
+    assert_eq!(order(&h), ["a", "b"]);
+    // By their accounts alone.
+    h.says(
+        &[("bob1", 0.0), ("ada", 0.0)],
+        &[("acct-0", 900.0), ("acct-1", 0.0)],
+    );
+    assert_eq!(order(&h), ["a", "b"]);
+    h.says(
+        &[("bob1", 0.0), ("ada", 0.0)],
+        &[("acct-0", 0.0), ("acct-1", 0.0)],
+    );
+    assert_eq!(order(&h), ["b", "a"]);
+}
+
+#[test]
+fn gpu_minutes_are_the_leases_and_slurms() {
+    let mut h = House::new();
+    let limit = Limit {
+        of: LimitOf::Account("acct-1".into()),
+        gpus: None,
+        gpu_minutes: Some(100),
+        name: "GrpTRESMins of account acct-1".into(),
+    };
+    h.w.tell(Input::Limits(Limits {
+        limits: vec![limit],
+        ..Limits::default()
+    }));
+    let refused = |h: &mut House| {
+        let (_, out) = h.w.submit(&h.ada.clone(), Need::gpus(1));
+        out.into_iter().find_map(|o| match o {
+            Output::Refused {
+                reason: RefusedBecause::UsedUp { used, .. },
+                ..
+            } => Some(used),
+            _ => None,
+        })
+    };
+    // Her user's hours are those of the account, and count once.
+    h.says(&[("ada", 1.5)], &[("acct-1", 1.5)]);
+    let minutes = refused(&mut h).unwrap();
+    assert!(
+        (118..=120).contains(&minutes),
+        "30 leased and 90 of jobs: {minutes}"
+    );
+    h.says(&[("ada", 1.0)], &[("acct-1", 1.0)]);
+    assert_eq!(refused(&mut h), None, "90 of 100 are used");
+}
+
+#[test]
+fn the_journal_has_what_leases_used_and_the_driver_says_the_rest_again() {
+    let mut w = World::new(1, config(), pool());
+    w.pilot("n0", 1, 8);
+    let ada = w.kernel("a", "ada", &["n0"], 1);
+    let (cell, _) = w.submit(&ada, Need::gpus(1));
+    w.settle();
+    w.now = w.now + Span::from_secs(1800);
+    w.end_cell(&ada, &cell);
+    w.pass(Span::from_secs(2));
+    w.settle();
+    let (now, last) = (w.now, shares(w.now, &[("ada", 8.3)], &[]));
+    w.tell(Input::Shares(shares(now, &[("ada", 1.0)], &[("acct-1", 1.0)])));
+    // Usage is noted as the next lease begins.
+    let journal = entries(w.submit(&ada, Need::gpus(1)).1);
+    let waits = |journal: Vec<Entry>, now: Timestamp, told: Option<Shares>| {
+        let lines = journal.iter().map(|e| serde_json::to_string(e).unwrap());
+        let journal: Vec<Entry> = lines.map(|l| serde_json::from_str(&l).unwrap()).collect();
+        let mut w = World::new(1, config(), pool());
+        w.now = now;
+        w.core = Core::restore(config(), vec![pool()], journal, now, &mut Vec::new());
+        w.core.sanity_check().unwrap();
+        if let Some(told) = told {
+            w.tell(Input::Shares(told));
+        }
+        let ada = w.kernel("z", "ada", &["n9"], 1);
+        w.submit(&ada, Need::gpus(1));
+        used(&w.core, &ada)
+    };
+    assert_eq!(waits(journal.clone(), now, None), "0.5");
+    assert_eq!(waits(journal.clone(), now, Some(last.clone())), "8.8");
+    // Slurm's last word is a week old: both parts are halved.
+    let week = now + Span::from_secs(7 * 86_400);
+    assert_eq!(waits(journal, week, Some(last)), "4.4");
+    // A row of an earlier release, which had Slurm's first word in it.
+    let row = format!(
+        r#"{{"key":{{"user":"ada"}},"value":{{"usage":{{"usage":7200.0,"at":{}}}}}}}"#,
+        now.0
+    );
+    let row: Entry = serde_json::from_str(&row).unwrap();
+    assert_eq!(waits(vec![row], now, None), "2.0");
+}
