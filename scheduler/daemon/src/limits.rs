@@ -312,7 +312,7 @@ fn clip(gpus: u64) -> u32 {
 }
 
 /// Weights, and what people's own jobs have used by Slurm's word of `at`. An account weighs its share of the whole tree,
-/// a user their share in an account (the largest of several). GPU-seconds are Slurm's own, decayed alike.
+/// a user their share in an account (the largest of several). GPU-minutes are Slurm's own, decayed alike.
 ///
 /// An account has used what its people have. The account's own row has more: the pilots' use where the service account is
 /// in it, which the core charges to the users of its leases, and the accounts' below it, which have rows of their own.
@@ -328,7 +328,7 @@ pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName, at: Timestam
         if user == service {
             continue;
         }
-        let usage = row.tres_usage.gpus().unwrap_or(0) as f64;
+        let usage = 60.0 * row.tres_minutes.gpus().unwrap_or(0) as f64;
         let share = users.entry(user.clone()).or_insert(Share {
             weight: 0.0,
             ..UNUSED
@@ -529,7 +529,7 @@ mod tests {
             raw_shares: raw,
             norm_shares: Some(norm),
             raw_usage: 0,
-            tres_usage: tres(gpus),
+            tres_minutes: tres(gpus),
             effective_usage: None,
             fair_share: None,
         };
@@ -549,17 +549,17 @@ mod tests {
         assert_eq!(
             shares.users,
             [
-                ("alice".into(), weight(2.0, 90.0)),
-                ("bob".into(), weight(1.0, 7.0)),
-                ("carol".into(), weight(2.0, 30.0)),
+                ("alice".into(), weight(2.0, 60.0 * 90.0)),
+                ("bob".into(), weight(1.0, 60.0 * 7.0)),
+                ("carol".into(), weight(2.0, 60.0 * 30.0)),
             ]
         );
         assert_eq!(
             shares.accounts,
             [
-                ("arts".into(), weight(1.0, 30.0)),
-                ("lab".into(), weight(0.75, 90.0)),
-                ("science".into(), weight(0.5, 7.0)),
+                ("arts".into(), weight(1.0, 60.0 * 30.0)),
+                ("lab".into(), weight(0.75, 60.0 * 90.0)),
+                ("science".into(), weight(0.5, 60.0 * 7.0)),
             ]
         );
     }

@@ -66,8 +66,8 @@ pub struct Share {
     pub norm_shares: Option<f64>,
     /// Decayed billing seconds.
     pub raw_usage: u64,
-    /// Decayed TRES seconds (`GrpTRESRaw`).
-    pub tres_usage: Tres,
+    /// Decayed TRES minutes, rounded down (`GrpTRESRaw`).
+    pub tres_minutes: Tres,
     pub effective_usage: Option<f64>,
     pub fair_share: Option<f64>,
 }
@@ -180,7 +180,7 @@ fn parse_shares(output: &str) -> Result<Vec<Share>, ParseError> {
                 raw_usage: number("RawUsage", row[4])?,
                 effective_usage: row[5].parse().ok(),
                 fair_share: row[6].parse().ok(),
-                tres_usage: Tres::parse(row[7])?,
+                tres_minutes: Tres::parse(row[7])?,
             })
         })
         .collect()
@@ -234,7 +234,7 @@ mod tests {
             ("lab", Some(1), Some(0.333333))
         );
         assert_eq!(shares[0].raw_shares, None);
-        assert_eq!(alice.tres_usage.gpus(), Some(0));
+        assert_eq!(alice.tres_minutes.gpus(), Some(0));
     }
 
     #[test]
