@@ -1,4 +1,7 @@
-"""Brings dev clusters up once for the whole run, and takes them down again."""
+"""Brings dev clusters up once for the whole run, and takes them down again.
+
+With `HOP_E2E_KEEP=1` they stay up. The next run installs its own build there, and ends what ran of the one before.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs this tree's build into a running dev cluster and starts hopd there: what a sysadmin would do by hand.
 #
-#   tests/setup/deploy.sh up   BASE   install to BASE/opt, write BASE/etc/gresshopper.toml, the plugstack line, start hopd
+#   tests/setup/deploy.sh up   BASE   install to BASE/opt, write BASE/etc/gresshopper.toml, the plugstack line, start hopd;
+#                                     what runs there of another build, or with another configuration, is ended before
 #   tests/setup/deploy.sh down BASE   cancel our jobs' daemon: stop hopd (by its pid)
 #   tests/setup/deploy.sh hopd BASE   start hopd if it doesn't run (the chaos tests kill it)
 #
@@ -53,6 +54,31 @@ stop_hopd() {
 		sleep 0.05
 	done
 	rm -f "$pid_file"
+}
+
+# The sum of what long-lived processes run from, and of the configuration; nothing before the first installation.
+installed() {
+	[ ! -e "$conf" ] || find "$base/opt/bin" "$base/opt/lib" "$base/opt/python" "$conf" -type f ! -name '*.pyc' -print0 |
+		sort -z | xargs -0 sha1sum | sha1sum
+}
+
+# A kept cluster has the daemon, pilots and seats of the build before: a test would run on those, and say nothing of it.
+end_old() {
+	echo "deploy: another build or configuration: hopd and all jobs of before are ended" >&2
+	stop_hopd
+	for _ in $(seq 300); do
+		jobs=$(slurm squeue -h -o %A | sort -u)
+		[ -n "$jobs" ] || return 0
+		# shellcheck disable=SC2086 # several words
+		slurm scancel $jobs
+		sleep 0.2
+	done
+	echo "deploy: these jobs don't end: $jobs" >&2
+	exit 1
+}
+
+slurm() {
+	"$target/devcluster" exec --base "$base" --user root --chdir / -- "$@"
 }
 
 install_files() {
@@ -142,8 +168,10 @@ write_conf() {
 
 case $verb in
 up)
+	before=$(installed)
 	install_files
 	write_conf
+	[ -z "$before" ] || [ "$before" = "$(installed)" ] || end_old
 	start_hopd
 	"$base/opt/bin/hop" kernelspec install --prefix "$base/opt" \
 		--python "${USER_PYTHON:-/opt/gresshopper-dev/user/bin/python}" --name gresshopper-python3 \
