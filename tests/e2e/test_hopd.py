@@ -7,13 +7,15 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from conftest import BASE, INDEX, deployed
-from harness import Cluster, Failed, Notebook, notebook, until, without_slurmctld
+from harness import Cluster, Failed, Notebook, node_of, notebook, stream, until, without_slurmctld
 
 CELL = "%%gpu 1\nprint(1 + 1)"
 
@@ -146,3 +148,95 @@ def waiting_pilots(cluster: Cluster) -> list[str]:
 
 def job_state(cluster: Cluster, job: str) -> str:
     return cluster.run("root", "squeue", "-h", "-j", job, "-o", "%T", check=False).strip()
+
+
+def of_leases(cluster: Cluster) -> dict[int, dict[str, Any]]:
+    """The rows of all leases. An id that two leases have would be one row here, and two there."""
+    rows = cluster.hop("acct", "-a", "-X", "-S", "now-1hour")["rows"]
+    found = {int(row["lease_id"]): dict(row) for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_damaged_journal_is_set_aside_as_the_page_says(small: Cluster, alice: Notebook) -> None:
+    """`docs/operations.md`, "A way back from a damaged journal": kernels live, the accounting stays, ids are new."""
+    state = small.base / "state/hopd"
+    with notebook(small, "alice") as second:
+        second.execute("import os; x = 41; y = 42")
+        alice.execute("import os")
+        if node_of(second) != node_of(alice):
+            kernel = stream(second.execute("print(os.environ['GRESSHOPPER_KERNEL'])"), "stdout").strip()
+            small.run("alice", "hop", "migrate", kernel, "--to", node_of(alice))
+        assert alice.execute(CELL, timeout=90)["text"] == "2\n"
+        running = alice.submit("%%gpu 2\nimport time\ntime.sleep(300)")["cell"]
+        until("its lease lives", lambda: "RUNNING" in small.run("root", "hop", "queue", "-a"), 30)
+        waiting = second.submit("%%gpu 1\nprint(y)")["cell"]
+        until("the other cell waits", lambda: "PENDING" in small.run("root", "hop", "queue", "-a"), 20)
+        (lease,) = {int(lease) for lease in small.leases_live()}
+        before = of_leases(small)
+        assert lease in before
+
+        # Meanwhile no other hopd starts on this directory.
+        refused = hopd_says(small)
+        assert f"another hopd runs on {state}" in refused, refused
+
+        small.kill(r"opt/bin/hopd")
+        until("hopd is gone", lambda: not small.pids(r"opt/bin/hopd"))
+        journal = state / "journal.redb"
+        whole = journal.read_bytes()
+        journal.write_bytes(whole[:4096] + bytes(len(whole) - 4096))
+        refused = hopd_says(small)
+        assert "`hopd --recover` sets a journal aside" in refused, refused
+        assert f"{journal} is damaged" in refused, refused
+        assert journal.exists(), "by itself hopd throws nothing away"
+
+        # The page: "`hopd --recover`, as the service account, then start it".
+        said = hopd_says(small, "--recover")
+        aside = max(state.glob("journal.redb.aside-*"))
+        assert f"the journal is now {aside}" in said, said
+        small.deploy("hopd")
+        small.wait_for_pilots()
+
+        got = alice.wait(running, 60)
+        assert got["status"] == "error", got
+        assert alice.execute("print(x)")["text"] == "41\n", "the kernel lives on"
+        assert second.wait(waiting, 60)["text"] == "42\n", "what waited is asked for again"
+        assert alice.execute(CELL, timeout=90)["text"] == "2\n"
+        until("no lease is left", lambda: not small.leases_live() and small.quiet(), 40)
+    until("each lease has its end", lambda: all(row["end"] for row in of_leases(small).values()), 20)
+    after = of_leases(small)
+    assert {n: row for n, row in after.items() if n in before and n != lease} == {
+        n: row for n, row in before.items() if n != lease
+    }, "the accounting is what it was"
+    assert after[lease]["start"] == before[lease]["start"]
+    new = set(after) - set(before)
+    assert len(new) == 2
+    assert min(new) > max(before), "no id is used again"
+    steps = Counter(row["slurm_job_id"] for row in after.values() if row["start"])
+    assert steps.most_common(1)[0][1] == 1, "nor a step named twice"
+
+
+def hopd_says(cluster: Cluster, *argv: str) -> str:
+    """What `hopd` says by the service account's hand; it ends by itself."""
+    process = cluster.popen("gresshopper", ["hopd", *argv], stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode == 0) == (argv == ("--recover",)), said
+    return str(said)
+
+
+def test_another_directory_in_the_place_of_its_own_ends_hopd_and_no_lease(small: Cluster, alice: Notebook) -> None:
+    state, aside = small.base / "state/hopd", small.base / "state/hopd.aside"
+    cell = alice.submit("%%gpu 1\nimport time\ntime.sleep(12)\nprint('through', x)")["cell"]
+    lease = until("the cell has its lease", small.leases_live, 30)
+    state.rename(aside)
+    try:
+        until("hopd has ended", lambda: not small.pids(r"opt/bin/hopd"), 10)
+    finally:
+        aside.rename(state)
+    told = (small.base / "log/hopd.log").read_text().splitlines()[-1]
+    assert f"{state} is no longer the directory that this hopd was started on; this one ends" in told, told
+    small.deploy("hopd")
+    until("hopd answers", lambda: answers(small), 20)
+    assert small.leases_live() == lease
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n"), got
