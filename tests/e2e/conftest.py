@@ -38,6 +38,28 @@ def cluster() -> Iterator[Cluster]:
     yield from deployed(Cluster(BASE, INDEX, variant))
 
 
+@pytest.fixture
+def roaming(cluster: Cluster) -> Iterator[Cluster]:
+    """Policy moves kernels to free GPUs."""
+    conf = cluster.base / "etc/gresshopper.toml"
+    text = conf.read_text()
+    assert "migrate = false" in text
+    conf.write_text(text.replace("migrate = false", "migrate = { takes_s = 1, margin_s = 0, ahead = false }"))
+    try:
+        anew(cluster)
+        yield cluster
+    finally:
+        conf.write_text(text)
+        anew(cluster)
+
+
+def anew(cluster: Cluster) -> None:
+    """`hopd` reads its configuration again."""
+    cluster.kill(r"/opt/bin/hopd", "gresshopper")
+    cluster.deploy("hopd")
+    cluster.wait_for_pilots()
+
+
 @pytest.fixture(scope="session")
 def two_gpus() -> Iterator[Cluster]:
     """One pilot of two GPUs is all that the pool has; leases linger for long where nobody waits. Batch cells have a

@@ -354,6 +354,10 @@ def nothing_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0
 WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
 
 
+#: Runs until its user says so by a file.
+UNTIL_GO = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nprint('through', x)"
+
+
 def node_of(book: Notebook) -> str:
     """The kernel's node; its variables are alive."""
     got = book.execute(WHERE, timeout=90)

@@ -11,6 +11,7 @@ import pytest
 from harness import (
     OPENABLE,
     REPLICAS,
+    UNTIL_GO,
     WHERE,
     Cluster,
     Notebook,
@@ -22,9 +23,6 @@ from harness import (
     stream,
     until,
 )
-
-#: Runs until its user says so.
-UNTIL_GO = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nprint('through', x)"
 
 
 def opened(cluster: Cluster, name: str, user: str = "alice") -> Any:
@@ -47,28 +45,6 @@ def undrained(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
     for node in nodes(cluster):
         cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
-    cluster.wait_for_pilots()
-
-
-@pytest.fixture
-def roaming(cluster: Cluster) -> Iterator[Cluster]:
-    """Policy moves kernels to free GPUs."""
-    conf = cluster.base / "etc/gresshopper.toml"
-    text = conf.read_text()
-    assert "migrate = false" in text
-    conf.write_text(text.replace("migrate = false", "migrate = { takes_s = 1, margin_s = 0, ahead = false }"))
-    try:
-        anew(cluster)
-        yield cluster
-    finally:
-        conf.write_text(text)
-        anew(cluster)
-
-
-def anew(cluster: Cluster) -> None:
-    """`hopd` reads its configuration again."""
-    cluster.kill(r"/opt/bin/hopd", "gresshopper")
-    cluster.deploy("hopd")
     cluster.wait_for_pilots()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from harness import (
     OPENABLE,
+    UNTIL_GO,
     Cluster,
     Notebook,
     lose_in_a_cell,
@@ -345,6 +346,40 @@ def test_a_move_to_another_replica_is_an_election(cluster: Cluster, alice: Noteb
         assert node_of(alice) == to
         runs_with_a_gpu(alice)
         assert (grown(cluster), seats_of(cluster)) == (members, seats)
+
+
+def test_a_cell_goes_to_the_replica_beside_a_free_gpu_without_anybodys_order(
+    roaming: Cluster, alice: Notebook
+) -> None:
+    """Another user's long cell has the GPUs of the executor's node: the group elects a standby, and stays as it is."""
+    cluster = roaming
+    node, members, seats = node_of(alice), grown(cluster), seats_of(cluster)
+    runs_with_a_gpu(alice)
+    until("no lease lingers", lambda: not cluster.leases_live(), 20)
+    go = cluster.base / "home/bob/go"
+    go.unlink(missing_ok=True)
+    with notebook(cluster, "bob", env={"GRESSHOPPER_REPLICAS": "1"}) as bob:
+        bob.execute("import os; x = 41")
+        if node_of(bob) != node:
+            (row,) = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="bob")["rows"]
+            cluster.run("bob", "hop", "migrate", row["kernel_id"], "--to", node)
+        assert node_of(bob) == node
+        held = bob.submit(f"%%gpu 2\n{UNTIL_GO}")["cell"]
+        until("it holds the node's GPUs", cluster.leases_live)
+        now = node
+        for _ in range(3):
+            got = alice.execute("%%gpu 1\nprint(os.environ['SLURMD_NODENAME'], x, len(openable()))", timeout=90)
+            assert (got["status"], stream(got, "stderr")) == ("ok", ""), got
+            at, x, count = stream(got, "stdout").split()
+            assert (x, count) == ("41", "1")
+            assert at in members - {node}, "on a standby's node"
+            assert now in (node, at), "and there it stays"
+            now = at
+        assert not bob.wait(held, 0.1)["done"]
+        assert (grown(cluster), seats_of(cluster)) == (members, seats), "no seat was started for it"
+        go.touch(mode=0o666)
+        assert bob.wait(held, 30)["status"] == "ok"
+    nothing_is_left(cluster, "bob")
 
 
 def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice: Notebook) -> None:
