@@ -111,12 +111,10 @@ impl Core {
         looked: &Looked,
     ) -> Vec<Idx<Cell>> {
         let queue = self.supply.nodes[node].queue.iter();
-        let open = self.supply.open.contains(node);
         let idle = |place: &&(Rank, Idx<Cell>)| {
-            let &(rank, cell) = *place;
-            // The place alone often decides: cells are many, and each look at one is a miss of the cache.
-            let may_start = || open || holds.is_some_and(|h| rank <= h.last) || self.may_start(cell, holds);
-            far.is_none_or(|far| **place < far) && (looked.stuck.contains(&cell) || !may_start())
+            let cell = place.1;
+            far.is_none_or(|far| **place < far)
+                && (looked.stuck.contains(&cell) || !self.may_start(cell, holds))
         };
         queue.skip_while(idle).map(|&(_, cell)| cell).collect()
     }
