@@ -285,7 +285,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     @property
     def _held(self) -> Spawner:
-        """The spawner that the hub holds: this one, or the one around it (wrapspawner)."""
+        """The hub's own spawner: this one, or the one around it (wrapspawner)."""
         return getattr(self.user, "spawners", {}).get(self.name) or self
 
     async def choose(self, chosen: dict[str, Any]) -> dict[str, Any]:
@@ -391,7 +391,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
-        # As JupyterHub applies its own: a dictionary adds to what is there.
+        # JupyterHub's own overrides are applied so too: a dictionary adds to what is there.
         self._apply_overrides(await self.choose(self.user_options or {}))
         await self.submit()
         self.log.info("server of %s is job %s", self._log_name, self.job_id)
@@ -465,7 +465,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     async def _is_lost(self, node: str) -> bool:
         """Whether the server is lost with its node, for whose return Slurm waits. Two witnesses are asked: the server, and
-        Slurm's controller. One alone may be behind a broken network.
+        Slurm's controller. A single silent witness may be behind a broken network.
         """
         server = self.server
         if not (self.lost_node_s and server and server.port) or await answers(server.ip, server.port):

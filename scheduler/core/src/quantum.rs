@@ -31,7 +31,7 @@ impl Kernel {
             .filter(move |r| only.is_none_or(|o| o == r.incarnation))
     }
 
-    /// Those of them that no move takes away: nothing is set aside for the kernel where it is about to leave.
+    /// Replicas of [`Self::able`] that no move takes away. Nothing is set aside where a kernel is about to leave.
     pub(crate) fn staying(&self) -> impl Iterator<Item = &Replica> {
         let leaves = self.migrating.map(|m| m.victim);
         self.able().filter(move |r| leaves != Some(r.incarnation))

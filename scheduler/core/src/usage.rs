@@ -30,7 +30,7 @@ impl Decay {
         inflated * (-self.half_lives(now)).exp2()
     }
 
-    /// What is left at `now` of usage that was decayed to `at`, in GPU-seconds.
+    /// Usage in GPU-seconds that was decayed to `at`, decayed further to `now`.
     pub(crate) fn aged(&self, gpu_seconds: f64, at: Timestamp, now: Timestamp) -> f64 {
         let half_lives = now.since(at).as_secs_f64() / self.half_life.as_secs_f64().max(1.0);
         gpu_seconds * (-half_lives).exp2()
@@ -51,7 +51,7 @@ pub(crate) struct Usage {
     since: Timestamp,
     /// GPUs held since then.
     held: u32,
-    /// What Slurm's own jobs have used by its last word, inflated.
+    /// Usage of Slurm's own jobs by its last word, inflated.
     elsewhere: f64,
     /// The share in fair share, relative to others.
     pub weight: f64,

@@ -1,4 +1,4 @@
-//! Who overtakes a waiting cell, and how often until it is due. `queue.rs` tells of each cell that comes, starts or leaves.
+//! Counts of the later cells that overtake a waiting one, and the number from which that cell is due. `queue.rs` tells of each cell that comes, starts or leaves.
 
 use super::{Cell, Node, Pool};
 use crate::index::Idx;
