@@ -220,9 +220,6 @@ impl Core {
         self.people.user_weight = mean_weight(self.people.users.values().map(|u| &u.usage));
         self.people.account_weight = mean_weight(self.people.accounts.values().map(|a| &a.usage));
         self.rerank_all();
-        // Cells whose own rank is the same may be the first now, on nodes where nothing else has changed.
-        self.work.stale.extend(self.supply.nodes.places());
-        self.work.unheld.extend(self.supply.pools.places());
     }
 
     fn set_limits(&mut self, limits: Limits, out: &mut Vec<Output>) {

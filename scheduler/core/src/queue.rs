@@ -10,6 +10,7 @@ use crate::index::Idx;
 use crate::state::{Account, Arena, Band, Cell, Kernel, Node, Pool, Rank, Shape, Timer, User};
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
+use std::collections::BTreeSet;
 
 /// Part of the user's and of the account's service that counts beside the kernel's own: a new kernel for every cell
 /// doesn't get a user ahead of all others.
@@ -108,22 +109,32 @@ impl Core {
         Timestamp(deadline.0.saturating_sub(run.unwrap_or(Span::ZERO).0))
     }
 
-    /// Moves the cell to where its rank now is.
-    pub(crate) fn rerank(&mut self, cell: Idx<Cell>) {
+    /// Moves the cell to where its rank now is. Returns whether its rank has changed.
+    pub(crate) fn rerank(&mut self, cell: Idx<Cell>) -> bool {
         let new = self.rank(&self.work.cells[cell]);
-        if new != self.work.cells[cell].rank {
+        let changed = new != self.work.cells[cell].rank;
+        if changed {
             self.dequeue(cell);
             self.work.cells[cell].rank = new;
             self.enqueue(cell);
             self.stale_around(self.work.cells[cell].kernel);
         }
+        changed
     }
 
+    /// The same for all cells. Where a rank has changed, others may be the first now, on nodes where nothing else has.
     pub(crate) fn rerank_all(&mut self) {
         let all: Vec<Idx<Cell>> = self.work.cells.iter().map(|(i, _)| i).collect();
+        let mut changed = BTreeSet::new();
         for cell in all {
-            self.rerank(cell);
+            if self.rerank(cell) {
+                changed.insert(self.work.kernels[self.work.cells[cell].kernel].pool);
+            }
         }
+        for &pool in &changed {
+            self.work.stale.extend(&self.supply.pools[pool].nodes);
+        }
+        self.work.unheld.extend(changed);
     }
 
     pub(crate) fn enqueue(&mut self, cell: Idx<Cell>) {
