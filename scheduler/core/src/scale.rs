@@ -312,15 +312,11 @@ impl Core {
 
     /// Idle pilots of the node, the smallest first.
     fn idle_there(&self, node: Idx<Node>) -> Vec<Idx<Pilot>> {
-        let idle = |p: &Idx<Pilot>| {
-            let p = &self.supply.pilots[*p];
-            p.state == PilotState::Up && p.leases.is_empty() && p.reserved.is_empty()
-        };
         let mut idle: Vec<Idx<Pilot>> = self.supply.nodes[node]
             .pilots
             .iter()
             .copied()
-            .filter(idle)
+            .filter(|p| self.supply.pilots[*p].is_idle())
             .collect();
         idle.sort_by_key(|&p| (self.supply.pilots[p].gpus(), p));
         idle
@@ -348,13 +344,10 @@ impl Core {
     fn make_room(&mut self, pool: Idx<Pool>, size: u16, out: &mut Vec<Output>) -> bool {
         let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        let idle = |p: &&Idx<Pilot>| {
-            self.supply.pilots[**p].state == PilotState::Up && self.supply.pilots[**p].leases.is_empty()
-        };
         let mut idle: Vec<Idx<Pilot>> = self.supply.pools[pool]
             .pilots
             .iter()
-            .filter(idle)
+            .filter(|p| self.supply.pilots[**p].is_idle())
             .copied()
             .collect();
         idle.sort_by_key(|&p| (self.supply.pilots[p].keep_until, p));

@@ -385,6 +385,11 @@ impl Pilot {
         self.groups.iter().map(|g| g.used).sum()
     }
 
+    /// Whether it lends nothing, and nobody is on the way to it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state == PilotState::Up && self.leases.is_empty() && self.reserved.is_empty()
+    }
+
     pub(crate) fn cpus_free(&self) -> u16 {
         self.cpus.saturating_sub(self.cpus_used)
     }

@@ -214,3 +214,42 @@ fn a_pilot_started_for_a_kernel_on_its_way_waits_for_it() {
         w.core.waiting()
     );
 }
+
+/// A kernel is on its way to an idle pilot, and somebody without a pilot asks for one, beyond what the pool may have.
+#[test]
+fn a_pilot_that_a_kernel_is_on_its_way_to_gives_way_to_no_other() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 2;
+    pool.migrate = Some(Migrate {
+        ahead: false,
+        ..Migrate::default()
+    });
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    for n in 0..3 {
+        w.tell(Input::Node(facts(&format!("n{n}"))));
+    }
+    w.pilot("n0", 2, 8);
+    let [long, goer] = ["long", "goer"].map(|name| w.kernel(name, name, &["n0"], 2));
+    w.submit(&long, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(3600));
+    w.pilot("n1", 2, 8);
+    let (_, mut out) = w.submit(&goer, Need::gpus(2));
+    out.extend(w.pass(Span::from_secs(5)));
+    let moves = |out: &[Output]| out.iter().any(|o| matches!(o, Output::Migrate { .. }));
+    assert!(moves(&out), "{out:?}");
+    let other = w.kernel("other", "other", &["n2"], 2);
+    let (_, out) = w.submit(&other, Need::gpus(2));
+    let drained = |o: &Output| matches!(o, Output::DrainPilot { .. });
+    assert!(!out.iter().any(drained), "{out:?}");
+    w.core.sanity_check().unwrap();
+    assert!(w.move_replica(), "the move is done");
+    w.settle();
+    assert!(w.running.keys().any(|(k, _)| *k == goer));
+    w.core.sanity_check().unwrap();
+}
