@@ -60,6 +60,7 @@ impl Core {
             quiet_since: self.now,
             usage: Usage::default(),
             moved: self.now,
+            move_took: None,
             last_gpus: 0,
             sizes: Vec::new(),
             home: None,

@@ -15,8 +15,9 @@ use hop_words::time::{Span, Timestamp};
 /// What was seen where nothing was.
 static NEVER: Habit = Habit::new();
 
-/// Factor over its expected time after which a move is given up.
+/// Factor over others' time after which a move is given up, and over the time of the kernel's own last one.
 const PATIENCE: u64 = 20;
+const PATIENCE_KNOWN: u64 = 4;
 
 /// But no move is given up sooner: the cell that runs ends first, and an election itself takes no second.
 const PATIENT_FOR: Span = Span::from_secs(30);
@@ -48,7 +49,7 @@ impl Core {
             return false;
         };
         self.may_be_brought(cell)
-            && self.expected_wait(cell).0 > self.move_takes(k.pool, m.takes).0 + m.margin.0
+            && self.expected_wait(cell).0 > self.move_takes(k, m.takes).0 + m.margin.0
     }
 
     /// Whether nothing holds the cell up but GPUs that are taken, and its kernel may be moved.
@@ -167,11 +168,28 @@ impl Core {
         self.now.since(self.wanted_since(ticket)) > Span(most.0.saturating_mul(2))
     }
 
-    fn move_takes(&self, pool: Idx<Pool>, told: Span) -> Span {
+    /// How long a move of the kernel takes: as long as its last one, else as others in its pool. What kernels hold in
+    /// memory differs by orders of magnitude.
+    fn move_takes(&self, kernel: &Kernel, told: Span) -> Span {
+        kernel
+            .move_took
+            .unwrap_or_else(|| self.others_move_in(kernel.pool, told))
+    }
+
+    fn others_move_in(&self, pool: Idx<Pool>, told: Span) -> Span {
         let moves = &self.supply.pools[pool].moves;
         moves
             .remaining(moves, PRIOR_WEIGHT, Span::ZERO, 0.5)
             .unwrap_or(told)
+    }
+
+    /// How long a move of the kernel is waited for.
+    fn patience(&self, kernel: &Kernel) -> Span {
+        let config = self.supply.pools[kernel.pool].config.migrate.as_ref();
+        let told = config.map_or_else(move_takes_by_default, |m| m.takes);
+        let others = self.others_move_in(kernel.pool, told).0.saturating_mul(PATIENCE);
+        let own = kernel.move_took.unwrap_or_default().0;
+        Span(others.max(own.saturating_mul(PATIENCE_KNOWN))).max(PATIENT_FOR)
     }
 
     /// How much longer the kernel's move, if one is under way, is expected to take.
@@ -180,7 +198,7 @@ impl Core {
         let (moving, m) = k
             .migrating
             .zip(self.supply.pools[k.pool].config.migrate.as_ref())?;
-        let takes = self.move_takes(k.pool, m.takes);
+        let takes = self.move_takes(k, m.takes);
         Some(Span(takes.0.saturating_sub(self.now.since(moving.since).0)))
     }
 
@@ -252,14 +270,11 @@ impl Core {
         cause: MoveCause,
         out: &mut Vec<Output>,
     ) {
-        let pool = self.work.kernels[kernel].pool;
-        let told = self.supply.pools[pool].config.migrate.as_ref().map(|m| m.takes);
-        let takes = self.move_takes(pool, told.unwrap_or_else(move_takes_by_default));
+        let until = self.now + self.patience(&self.work.kernels[kernel]);
         let standbys = &self.work.kernels[kernel].standbys;
         let standby = standbys.iter().find(|s| s.node == node).cloned();
         let seat = self.plan_seat(kernel, node, standby.as_ref());
         let incarnation = seat.incarnation;
-        let until = self.now + Span(takes.0.saturating_mul(PATIENCE)).max(PATIENT_FOR);
         let k = &mut self.work.kernels[kernel];
         let tenure = k.replicas.iter().filter_map(|r| r.executes).max();
         k.moved = self.now;
@@ -316,8 +331,9 @@ impl Core {
             self.tally_kernel(kernel);
             self.reconsider_holds_of(kernel);
             self.stale_around(kernel);
-            let k = &self.work.kernels[kernel];
             let took = self.now.since(m.since);
+            let k = &mut self.work.kernels[kernel];
+            k.move_took = Some(took);
             let pool = k.pool;
             self.supply.pools[pool].moves.observe(took);
         }
@@ -359,8 +375,10 @@ impl Core {
         // The timer may belong to an earlier kernel in this kernel's place.
         let now = self.now;
         let is_late = |m: Moving| m.incarnation == incarnation && m.until <= now;
-        let late = |k: &Kernel| k.migrating.is_some_and(is_late);
-        if self.work.kernels.get(kernel).is_some_and(late) {
+        let late = |k: &Kernel| k.migrating.filter(|m| is_late(*m));
+        if let Some(m) = self.work.kernels.get(kernel).and_then(late) {
+            // The next one is waited for longer: this one may have been on its way with all that it holds.
+            self.work.kernels[kernel].move_took = Some(now.since(m.since));
             self.withdraw_move(kernel, Withdrawal::Late, out);
         }
     }

@@ -144,6 +144,7 @@ impl Core {
             quiet_since: self.now,
             usage,
             moved: self.now,
+            move_took: None,
             last_gpus: 0,
             sizes: Vec::new(),
             home: None,

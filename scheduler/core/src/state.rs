@@ -479,6 +479,8 @@ pub(crate) struct Kernel {
     pub quiet_since: Timestamp,
     /// When a replica of it was last moved.
     pub moved: Timestamp,
+    /// How long its last move took, or for how long it was waited for in vain. `None`: it was never moved.
+    pub move_took: Option<Span>,
     /// GPU-seconds that its cells have run, decaying.
     pub usage: Usage,
     /// GPUs of the last cell, or the expected number before any.

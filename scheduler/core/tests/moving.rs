@@ -69,3 +69,28 @@ fn a_kernel_on_its_way_takes_nothing_where_it_leaves_and_keeps_what_is_set_aside
     assert!(runs(&w, &comes));
     w.core.sanity_check().unwrap();
 }
+
+/// How long a move that never arrives is waited for, from its order on.
+fn patience(w: &mut World) -> Span {
+    let mut ordered = None;
+    for second in 0..7200 {
+        for output in &w.pass(Span::from_secs(1)) {
+            match (output, ordered) {
+                (Output::Migrate { .. }, _) => ordered = Some(second),
+                (Output::MoveWithdrawn { .. }, Some(then)) => return Span::from_secs(second - then),
+                _ => {}
+            }
+        }
+    }
+    panic!("no move is ordered, or one is waited for for ever");
+}
+
+/// A kernel with hundreds of gigabytes takes minutes. Given up each time, it would never arrive anywhere.
+#[test]
+fn a_move_that_was_given_up_is_waited_for_longer_the_next_time() {
+    let (mut w, _, _) = on_its_way();
+    // The first one is under way already, and given up after 200 s. Nobody else wants the GPU: it is tried again.
+    let second = patience(&mut w);
+    assert!(second > Span::from_secs(400), "{second:?}");
+    w.core.sanity_check().unwrap();
+}
