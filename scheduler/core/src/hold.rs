@@ -75,12 +75,20 @@ impl Core {
         cell != holder && c.rank > h.rank && c.need.gpus > 0 && !backfills()
     }
 
-    /// Whether a due cell of this size has been overtaken too often for another backfill.
+    /// Whether a due cell of this size has been overtaken too often for another backfill, be it that the cell waits for its own
+    /// boot or move and holds nothing.
     fn has_overtaken_enough(&self, c: &Cell) -> bool {
-        let holders = &self.supply.pools[self.work.kernels[c.kernel].pool].holders;
-        let holders = holders.iter().map(|&h| &self.work.cells[h]);
-        let mut of_size = holders.filter(|h| h.need.gpus == c.need.gpus && h.rank < c.rank);
-        of_size.any(|h| self.overtaken_since_due(h) >= BACKFILL_OVERTAKEN)
+        let shapes = &self.supply.pools[self.work.kernels[c.kernel].pool].shapes;
+        let of_size = shapes.iter().filter(|(shape, _)| shape.gpus == c.need.gpus);
+        let mut firsts = of_size.filter_map(|(_, waiting)| {
+            let mut due = waiting
+                .iter()
+                .take_while(|(rank, _)| rank.band == Band::Due && *rank < c.rank);
+            due.find(|&&(_, d)| {
+                self.work.cells[d].limited.is_none() && self.may_roam(self.work.cells[d].kernel)
+            })
+        });
+        firsts.any(|&(_, d)| self.overtaken_since_due(&self.work.cells[d]) >= BACKFILL_OVERTAKEN)
     }
 
     /// All holds together. `None` means that no node is held.

@@ -48,8 +48,11 @@ impl Core {
         let Some(m) = &self.supply.pools[k.pool].config.migrate else {
             return false;
         };
-        self.may_be_brought(cell)
-            && self.expected_wait(cell).0 > self.move_takes(k, m.takes).0 + m.margin.0
+        let takes = self.move_takes(k, m.takes).0 + m.margin.0;
+        let c = &self.work.cells[cell];
+        // A due cell was expected to start long ago: it has waited for longer than a move takes.
+        let expected_in_vain = || c.due && self.now.since(c.submitted).0 > takes;
+        self.may_be_brought(cell) && (expected_in_vain() || self.expected_wait(cell).0 > takes)
     }
 
     /// Whether nothing holds the cell up but GPUs that are taken, and its kernel may be moved.
