@@ -519,6 +519,10 @@ impl Core {
 
     fn warn(&mut self, why: &str) {
         let last = self.gpu.last.as_ref().map(|last| last.id);
+        // The next cell came while the kernel tried to let go, and has the lease: nothing goes back.
+        if last.is_some() && last == self.lease.granted().map(|(lease, _)| lease) {
+            return;
+        }
         if let Some(lease) = last.filter(|id| self.gpu.may_hold == Some(*id) && self.gpu.leaving.contains(id))
         {
             let before = self.gpu.held.take().filter(|held| held.lease == lease);
