@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 import time
+from collections import ChainMap
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import jinja2
@@ -195,35 +198,34 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             every = every(self)
             if asyncio.iscoroutine(every):
                 every = await every
-        return profiles.offered(every, {group.name for group in getattr(self.user, "groups", ())})
+        return profiles.offered(every, {group.name for group in self.user.groups})
 
     @default("options_form")
     def _options_form(self) -> Any:
         return GresshopperSpawner.render_form if self.profile_list or self.form_fields else ""
 
     async def _of_groups(self) -> dict[str, Any]:
-        """The settings of the user's groups (`group_overrides`), which the hub itself applies at the start alone."""
-        every = self.group_overrides
-        if callable(every):
-            every = every(self)
-            if asyncio.iscoroutine(every):
-                every = await every
-        own = {group.name for group in getattr(self.user, "groups", ())}
+        """What the hub will set by the user's groups at the start: its own rule, onto a stand-in for this spawner."""
         made: dict[str, Any] = {}
-        for name in sorted(every):
-            if own & set(every[name]["groups"]):
-                made.update(every[name]["spawner_override"])
+        every = self.group_overrides
+        stand_in = SimpleNamespace(
+            user=self.user,
+            log=logging.Logger("nobody's"),
+            group_overrides=(lambda _: every(self)) if callable(every) else every,
+            _apply_overrides=made.update,
+        )
+        await Spawner.apply_group_overrides(stand_in)
         return made
 
-    async def _setting(self, name: str, chosen: Mapping[str, Any]) -> Any:
-        """A setting as it will be at the start: what was chosen, else the groups', else the site's."""
-        value = {name: getattr(self, name), **await self._of_groups(), **chosen}[name]
+    def _setting(self, name: str, *over: Mapping[str, Any]) -> Any:
+        """A setting as it will be at the start: by the first of these that names it, else the site's."""
+        value = ChainMap(*map(dict, over), {name: getattr(self, name)})[name]
         return value(self) if callable(value) else value
 
     async def render_form(self) -> str:
         """The spawn page's form, from Slurm's present offer to this user."""
         every = await self.offered()
-        partition = await self._setting("partition", {})
+        partition = self._setting("partition", await self._of_groups())
         chosen = dict(self.user_options or {})
         slug = chosen.get("profile")
         if slug not in [p["slug"] for p in every]:
@@ -288,7 +290,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         """The hub's own spawner: this one, or the one around it (wrapspawner)."""
         return getattr(self.user, "spawners", {}).get(self.name) or self
 
-    async def choose(self, chosen: dict[str, Any]) -> dict[str, Any]:
+    async def choose(self, chosen: dict[str, Any], starts: bool = False) -> dict[str, Any]:
         """Traits set by the user's choice. A choice beyond the user's rights is refused."""
         if self._held is not self:
             # The choice was another spawner's to offer, and was us.
@@ -302,7 +304,9 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         if forbidden:
             raise refused(f"{', '.join(forbidden)} isn't yours to choose here")
         if wanted:
-            where, who = await self._setting("partition", made), await self._setting("account", made)
+            # At the start the hub has set them already.
+            groups = {} if starts else await self._of_groups()
+            where, who = (self._setting(name, made, groups) for name in ("partition", "account"))
             try:
                 made.update(await self._book.check(self.user.name, wanted, where, who, self.form_age_s))
             except SlurmError as error:
@@ -392,7 +396,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
         # JupyterHub's own overrides are applied so too: a dictionary adds to what is there.
-        self._apply_overrides(await self.choose(self.user_options or {}))
+        self._apply_overrides(await self.choose(self.user_options or {}, starts=True))
         await self.submit()
         self.log.info("server of %s is job %s", self._log_name, self.job_id)
         return await self._up()

@@ -51,6 +51,7 @@ class User:
     def __init__(self, name: str) -> None:
         self.name = name
         self.url = "/user/x"
+        self.groups: list[Group] = []
 
 
 def spawner(**settings: Any) -> GresshopperSpawner:
@@ -129,6 +130,34 @@ async def test_the_form_shows_and_checks_what_the_users_group_will_have() -> Non
     assert made.partition == "", "a member's settings aren't kept beyond the start"
     with pytest.raises(Failure, match="8 cores are more than partition teaching gives"):
         await made.choose({"cpus": "8"})
+
+
+async def test_a_choice_asks_once_for_the_groups_settings_and_the_start_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    async def by_site(of: GresshopperSpawner) -> dict[str, Any]:
+        asked.append(of)
+        return {"a": {"groups": ["course"], "spawner_override": {"partition": lambda of: "teaching"}}}
+
+    async def nothing(self: object) -> str:
+        return ""
+
+    monkeypatch.setattr(GresshopperSpawner, "submit", nothing)
+    monkeypatch.setattr(GresshopperSpawner, "_up", nothing)
+    made = spawner(group_overrides=by_site, form_fields=["cpus"])
+    made.user.groups = [Group("course")]
+    made._book = book(Site({name: Partition(name, cpus=cpus) for name, cpus in SIZES}))
+    with pytest.raises(Failure, match="partition teaching"):
+        await made.choose({"cpus": "8"})
+    assert asked == [made]
+    # As the hub starts it.
+    await made.apply_group_overrides()
+    made.user_options = {"cpus": "2"}
+    await made.start()
+    assert (made.partition, made.cpus) == ("teaching", 2)
+    assert asked == [made, made], "the hub itself asked"
 
 
 SIZES = (("main", 8), ("teaching", 2))
