@@ -4,56 +4,119 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::kernels;
-use hop_api::message::{Request, Response};
-use hop_words::id::CellId;
+use crate::output::Whose;
+use hop_api::message::{Explanation, QueueQuery, QueueRow, Request, Response};
+use hop_words::id::{CellId, KernelId};
+use serde_json::{Value, json};
 
 const EXAMPLES: &str = "\
 Examples:
+  hop explain                       all your waiting cells
   hop explain 1a2b3c4d              the waiting cell of the kernel whose id begins so
   hop explain lecture.ipynb         the same by the notebook's name
-  hop explain KERNEL CELL           one cell, also one that has run already";
+  hop explain KERNEL CELL           one cell, also one that has run already
+  hop explain -u bob                all that bob waits for (operators)";
 
 /// Why a cell waits, or waited.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Kernel: its id, the beginning of its id, or the notebook's name
-    kernel: String,
+    /// Kernel: its id, the beginning of its id, or the notebook's name; default: all that wait
+    #[arg(conflicts_with_all = ["allusers", "users", "me"])]
+    kernel: Option<String>,
     /// The cell's msg_id; default: the waiting cell
     cell: Option<String>,
+    #[command(flatten)]
+    whose: Whose,
     /// JSON
     #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, default_missing_value = "v1", value_parser = ["v1"])]
     json: Option<String>,
 }
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
-    let kernel = kernels::find(&args.kernel, context)?;
-    let cell = args.cell.as_deref().map(CellId::from);
-    let explanation = match context.hopd.ask(Request::Explain { kernel, cell })? {
-        Response::Explanation(explanation) => explanation,
+    let Some(kernel) = &args.kernel else {
+        return all_that_wait(args, context);
+    };
+    let kernel = kernels::find(kernel, context)?;
+    let explanation = ask(kernel, args.cell.as_deref().map(CellId::from), context)?;
+    match args.json.is_some() {
+        true => write_json(with_head(row(&explanation)), context),
+        false => write_sentences(&explanation.sentences, "", context),
+    }
+}
+
+fn all_that_wait(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let query = QueueQuery {
+        users: args.whose.users(context)?,
+        all_users: args.whose.all(context.is_root),
+        ..QueueQuery::default()
+    };
+    let rows = match context.hopd.ask(Request::Queue(query))? {
+        Response::Queue { rows, .. } => rows,
         other => return Err(unexpected(&other)),
     };
-    if args.json.is_some() {
-        let document = serde_json::json!({
-            "version": "v1",
-            "command": "explain",
-            "kernel_id": explanation.kernel,
-            "cell_id": explanation.cell,
-            "sentences": explanation.sentences,
-        });
-        writeln!(
-            context.out,
-            "{}",
-            serde_json::to_string_pretty(&document).map_err(|e| Failure::of(&e))?
-        )?;
-        return Ok(());
+    let waits = |row: &QueueRow| ["PENDING", "SUSPENDED"].contains(&row.state.as_str());
+    let mut explained = Vec::new();
+    for waiting in rows.into_iter().filter(waits) {
+        // It may have begun since.
+        if let Ok(explanation) = ask(waiting.kernel.clone(), waiting.cell.clone(), context) {
+            explained.push((waiting, explanation));
+        }
     }
-    for sentence in &explanation.sentences {
-        let clean: String = sentence
-            .chars()
-            .map(|c| if c.is_control() { '?' } else { c })
+    if args.json.is_some() {
+        let rows: Vec<Value> = explained
+            .iter()
+            .map(|(_, explanation)| row(explanation))
             .collect();
-        writeln!(context.out, "{clean}")?;
+        return write_json(with_head(json!({"rows": rows})), context);
+    }
+    if explained.is_empty() {
+        writeln!(context.err, "hop: no cell waits")?;
+    }
+    for (waiting, explanation) in &explained {
+        let (name, user) = (clean(&waiting.name), &waiting.user);
+        let id: String = waiting.kernel.as_str().chars().take(8).collect();
+        writeln!(context.out, "{name} ({id}), {user}:")?;
+        write_sentences(&explanation.sentences, "  ", context)?;
     }
     Ok(())
+}
+
+fn ask(kernel: KernelId, cell: Option<CellId>, context: &Context<'_>) -> Result<Explanation, Failure> {
+    match context.hopd.ask(Request::Explain { kernel, cell })? {
+        Response::Explanation(explanation) => Ok(explanation),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn row(explanation: &Explanation) -> Value {
+    json!({
+        "kernel_id": explanation.kernel,
+        "cell_id": explanation.cell,
+        "sentences": explanation.sentences,
+    })
+}
+
+fn with_head(mut document: Value) -> Value {
+    document["version"] = "v1".into();
+    document["command"] = "explain".into();
+    document
+}
+
+fn write_json(document: Value, context: &mut Context<'_>) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(&document).map_err(|e| Failure::of(&e))?;
+    Ok(writeln!(context.out, "{text}")?)
+}
+
+fn write_sentences(sentences: &[String], indent: &str, context: &mut Context<'_>) -> Result<(), Failure> {
+    for sentence in sentences {
+        writeln!(context.out, "{indent}{}", clean(sentence))?;
+    }
+    Ok(())
+}
+
+fn clean(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '?' } else { c })
+        .collect()
 }

@@ -478,6 +478,10 @@ fn queue_info_explain_cancel() {
         "info -r nowhere -n",
         "explain 1a2b3",
         "explain lecture.ipynb cell-a --json",
+        "explain",
+        "explain --json",
+        "explain -u nosuchuser",
+        "explain 1a2b3 --me",
         "cancel -v 12",
         "cancel --kernel 1a2b3",
     ];
