@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Cluster
+from harness import Cluster, notebook, until
+from test_limits import refresh
 
 
 def nodes(cluster: Cluster) -> list[str]:
@@ -135,3 +138,55 @@ def test_what_is_broken_is_named_with_its_mend(
     named = [row for row in rows if row["check"] == check and row["result"] == "failed" and says in row["says"]]
     assert named, failed(rows)
     assert named[0]["mend"]
+
+
+@pytest.fixture
+def hiding(cluster: Cluster) -> Iterator[None]:
+    """Slurm hides jobs from all but their users and operators."""
+    conf = cluster.base / "etc/slurm.conf"
+    text = conf.read_text()
+
+    def reads(text: str) -> None:
+        conf.write_text(text)
+        cluster.run("root", "scontrol", "reconfigure")
+
+    reads(f"{text}PrivateData=jobs\n")
+    try:
+        yield
+    finally:
+        reads(text)
+        service_is(cluster, "None")
+        os.kill(int((cluster.base / "run/hopd.pid").read_text()), signal.SIGHUP)
+
+
+def service_is(cluster: Cluster, level: str) -> None:
+    cluster.run("root", "sacctmgr", "-i", "modify", "user", "gresshopper", "set", f"adminlevel={level}")
+
+
+def test_a_site_that_hides_jobs_is_told_at_the_cell_and_goes_on_once_hopd_sees_them(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    check = "private-data"
+    with notebook(cluster, "alice") as before:
+        assert before.execute("%%gpu 1\n1")["status"] == "ok"
+        request.getfixturevalue("hiding")
+        refresh(cluster, "Slurm hides jobs from hopd (PrivateData)")
+        (row,) = [row for row in doctor(cluster) if row["check"] == check]
+        assert (row["result"], row["mend"]) == (
+            "failed",
+            "sacctmgr -i modify user gresshopper set adminlevel=Operator",
+        )
+        # A seat of which hopd knew whose it is stays that user's.
+        cluster.run("root", "scancel", "-u", "bob", "-n", "kernels")
+        with notebook(cluster, "bob") as after:
+            cell = after.submit("%%gpu 1\nprint('served')")["cell"]
+
+            def reads() -> bool:
+                said = [notice.get("reason") or "" for notice in after.notices(cell)["notices"]]
+                return any("Slurm hides its job" in reason and "`hop doctor`" in reason for reason in said)
+
+            until("bob reads why", reads, 60)
+            assert before.execute("%%gpu 1\nprint('still')")["text"] == "still\n"
+            service_is(cluster, "Operator")
+            assert after.wait(cell, 90)["text"] == "served\n"
+        until("nothing is wrong", lambda: not failed(doctor(cluster)), 60, every=1)

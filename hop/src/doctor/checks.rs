@@ -5,6 +5,7 @@ use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
 use hop_slurm::Version;
+use hop_words::id::UserName;
 use std::path::Path;
 
 /// The oldest series that leases were tried on.
@@ -361,7 +362,7 @@ fn accounts(slurm: &SlurmSeen, config: &Config) -> Vec<Finding> {
             )];
         }
     };
-    let mut found = vec![Finding::ok("slurmdbd", "it answers")];
+    let mut found = vec![Finding::ok("slurmdbd", "it answers"), private_data(slurm, user)];
     for (name, pool) in &config.pool {
         let is_ours = |row: &&hop_slurm::Association| {
             row.user.as_ref() == Some(user)
@@ -384,6 +385,34 @@ fn accounts(slurm: &SlurmSeen, config: &Config) -> Vec<Finding> {
         });
     }
     found
+}
+
+/// Whether hopd sees what it decides by.
+fn private_data(slurm: &SlurmSeen, user: &UserName) -> Finding {
+    const CHECK: &str = "private-data";
+    let words = match &slurm.hidden {
+        Ok(words) if words.is_empty() => {
+            return Finding::ok(CHECK, format!("Slurm hides nothing from {user}"));
+        }
+        Ok(words) => words,
+        Err(why) => return Finding::unknown(CHECK, why.clone()),
+    };
+    let has = |wanted: &[&str]| words.iter().any(|word| wanted.contains(&word.as_str()));
+    let unknown = if has(&["jobs"]) {
+        "whose job a kernel runs in, and lends it nothing"
+    } else if has(&["nodes", "partitions"]) {
+        "what there is to lend"
+    } else {
+        "users' limits and shares"
+    };
+    Finding::failed(
+        CHECK,
+        format!(
+            "PrivateData={} hides them from {user}: hopd doesn't know {unknown}",
+            words.join(",")
+        ),
+        format!("sacctmgr -i modify user {user} set adminlevel=Operator"),
+    )
 }
 
 fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {

@@ -10,6 +10,7 @@ use hop_api::identity::{Identity as _, Munge, user_id};
 use hop_api::message::{InfoReport, Request, Response};
 use hop_slurm::{Association, Node, Partition, Settings, Slurm, Version};
 use hop_words::error::chain;
+use hop_words::id::UserName;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -79,6 +80,8 @@ pub(crate) struct SlurmSeen {
     pub(crate) partitions: Vec<Partition>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) associations: Result<Vec<Association>, String>,
+    /// What it hides from the service account (`PrivateData`).
+    pub(crate) hidden: Result<Vec<String>, String>,
 }
 
 /// plugstack.conf and the plugin that it names.
@@ -131,7 +134,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
         env(hop_api::config::CONFIG_VARIABLE).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from);
     let config = Config::read(&config_path).map_err(|error| chain(&error));
     let usable = config.clone().unwrap_or_default();
-    let slurm = ask_slurm();
+    let slurm = ask_slurm(&usable.service_user);
     let conf = slurm_conf(env);
     let plugstack = asked
         .plugstack
@@ -213,7 +216,7 @@ fn installed(prefix: &Path) -> BTreeMap<String, Option<Seen>> {
         .collect()
 }
 
-fn ask_slurm() -> Result<SlurmSeen, String> {
+fn ask_slurm(service_user: &UserName) -> Result<SlurmSeen, String> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -235,6 +238,10 @@ fn ask_slurm() -> Result<SlurmSeen, String> {
             partitions: slurm.partitions().await.map_err(|error| chain(&error))?,
             nodes: slurm.nodes().await.map_err(|error| chain(&error))?,
             associations: slurm.associations(cluster).await.map_err(|error| chain(&error)),
+            hidden: slurm
+                .hidden_from(service_user, &config)
+                .await
+                .map_err(|error| chain(&error)),
         })
     })
 }

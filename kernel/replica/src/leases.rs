@@ -6,7 +6,9 @@ use hop_api::client::{self, Item};
 use hop_api::config::Config;
 use hop_api::message::{Event, Refusal, Request, Role};
 use hop_words::id::{CellId, KernelId};
+use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 /// What comes from the other side.
 #[derive(Debug)]
@@ -24,14 +26,41 @@ pub enum News {
     Event(Event),
 }
 
-/// Meaning of a refused request for the waiting cell. A request sent before the registration is repeated with it.
-fn refused(refusal: Refusal, submitted: Option<(KernelId, CellId)>) -> News {
-    let reason = refusal.to_string();
-    match (refusal, submitted) {
-        (Refusal::Invalid { .. } | Refusal::Unavailable { .. }, Some((kernel, cell))) => {
-            News::Event(Event::Refused { kernel, cell, reason })
+/// Until the next registration after a refused one: what `hopd` refused it for may have been mended.
+pub(crate) const AGAIN: Duration = Duration::from_secs(20);
+
+/// Whether `hopd` hears us.
+#[derive(Debug, Default)]
+struct Hearing {
+    /// Why it refused to register us.
+    why: Option<String>,
+    /// When to register again.
+    again: Option<Instant>,
+}
+
+impl Hearing {
+    /// Meaning of a refused request for the waiting cell. A request sent before the registration is repeated with it.
+    fn refused(&mut self, refusal: Refusal, submitted: Option<(KernelId, CellId)>, now: Instant) -> News {
+        let said = refusal.to_string();
+        if let (Refusal::Invalid { .. } | Refusal::Unavailable { .. }, Some((kernel, cell))) =
+            (&refusal, &submitted)
+        {
+            let (kernel, cell) = (kernel.clone(), cell.clone());
+            let reason = said;
+            return News::Event(Event::Refused { kernel, cell, reason });
         }
-        _ => News::Unheard { reason },
+        // A newer tenure has taken our place for good.
+        if !matches!(refusal, Refusal::Superseded { .. }) {
+            self.again.get_or_insert(now + AGAIN);
+        }
+        if submitted.is_none() {
+            self.why = Some(match refusal {
+                Refusal::Forbidden { reason } | Refusal::Unavailable { reason } => reason,
+                _ => said.clone(),
+            });
+        }
+        let reason = self.why.clone().unwrap_or(said);
+        News::Unheard { reason }
     }
 }
 
@@ -71,8 +100,17 @@ impl Leases {
         let (leases, mut requests, news) = Self::pair();
         tokio::spawn(async move {
             let (client, mut items) = client::start(options);
+            let mut hearing = Hearing::default();
             loop {
+                let again = hearing.again;
                 let item = tokio::select! {
+                    () = tokio::time::sleep_until(again.unwrap_or_else(Instant::now)), if again.is_some() => {
+                        hearing.again = None;
+                        if news.send(News::Up).is_err() {
+                            return;
+                        }
+                        continue;
+                    }
                     request = requests.recv() => match request {
                         // An error means that there is no connection: said again on the next.
                         Some(request) => { let _ = client.send(request).await; continue }
@@ -81,12 +119,21 @@ impl Leases {
                     item = items.next() => item,
                 };
                 let said = match item {
-                    Some(Item::Connected(_)) => News::Up,
-                    Some(Item::Disconnected { reason, .. }) => News::Down { reason },
-                    Some(Item::Event(event)) => News::Event(event),
+                    Some(Item::Connected(_)) => {
+                        hearing = Hearing::default();
+                        News::Up
+                    }
+                    Some(Item::Disconnected { reason, .. }) => {
+                        hearing = Hearing::default();
+                        News::Down { reason }
+                    }
+                    Some(Item::Event(event)) => {
+                        hearing = Hearing::default();
+                        News::Event(event)
+                    }
                     Some(Item::Refused { refusal, submitted }) => {
                         tracing::warn!(%refusal, "hopd refused a request");
-                        refused(refusal, submitted)
+                        hearing.refused(refusal, submitted, Instant::now())
                     }
                     Some(Item::Order(_)) => continue,
                     None => return,
@@ -121,19 +168,45 @@ impl Leases {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_words::id::Tenure;
+
+    fn submitted() -> Option<(KernelId, CellId)> {
+        Some((KernelId::from("k"), CellId::from("c")))
+    }
+
+    fn early() -> Refusal {
+        Refusal::NotFound {
+            what: "kernel k".into(),
+        }
+    }
 
     #[test]
     fn a_refused_submission_is_told_its_cell_and_one_that_came_too_early_waits_on() {
-        let submitted = || Some((KernelId::from("k"), CellId::from("c")));
+        let mut hearing = Hearing::default();
+        let mut refused = |refusal, submitted| hearing.refused(refusal, submitted, Instant::now());
         let invalid = || Refusal::Invalid { reason: "no".into() };
         assert!(matches!(
             refused(invalid(), submitted()),
             News::Event(Event::Refused { cell, reason, .. }) if cell.as_str() == "c" && reason == "no"
         ));
-        let early = Refusal::NotFound {
-            what: "kernel k".into(),
-        };
-        assert!(matches!(refused(early, submitted()), News::Unheard { .. }));
+        assert!(matches!(refused(early(), submitted()), News::Unheard { .. }));
         assert!(matches!(refused(invalid(), None), News::Unheard { reason } if reason == "no"));
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_registered_reads_why_and_tries_again() {
+        let (mut hearing, now) = (Hearing::default(), Instant::now());
+        let hidden = Refusal::Unavailable {
+            reason: "Slurm hides it".into(),
+        };
+        hearing.refused(hidden, None, now);
+        // The cell that comes then is told the reason, and not that hopd doesn't know its kernel.
+        let told = hearing.refused(early(), submitted(), now + AGAIN / 2);
+        assert!(matches!(told, News::Unheard { reason } if reason == "Slurm hides it"));
+        assert_eq!(hearing.again, Some(now + AGAIN), "not put off by cells");
+        let mut hearing = Hearing::default();
+        let (kernel, tenure) = (KernelId::from("k"), Tenure(2));
+        hearing.refused(Refusal::Superseded { kernel, tenure }, None, now);
+        assert_eq!(hearing.again, None);
     }
 }

@@ -166,6 +166,16 @@ pub(crate) fn not_your_seat(job: JobId) -> Refusal {
     }
 }
 
+/// Nothing is wrong with the caller: an administrator has to act, whom the words are for.
+pub(crate) fn hidden_seat(job: JobId) -> Refusal {
+    Refusal::Unavailable {
+        reason: format!(
+            "Slurm hides its job {job} from the scheduler (PrivateData=jobs). Tell your administrator: `hop doctor` says \
+             what mends it"
+        ),
+    }
+}
+
 pub(crate) fn too_many() -> Response {
     Response::Refused(Refusal::Unavailable {
         reason: "too many requests wait on this connection".into(),

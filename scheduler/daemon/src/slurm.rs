@@ -34,6 +34,8 @@ pub(crate) struct Facts {
     /// What each pool could ever have.
     pub offers: Vec<PoolOffers>,
     pub stepmgr: bool,
+    /// What Slurm doesn't show us (`PrivateData`).
+    pub hidden: Vec<String>,
 }
 
 /// A job's owner, and the account charged.
@@ -223,7 +225,16 @@ done
         })
     }
 
-    /// The job's owner; `None` if Slurm has forgotten the job.
+    /// What Slurm doesn't show us.
+    async fn hidden(&self, settings: &hop_slurm::Config) -> Result<Vec<String>, String> {
+        let user = &self.config.service_user;
+        self.slurm
+            .hidden_from(user, settings)
+            .await
+            .map_err(|e| chain(&e))
+    }
+
+    /// The job's owner; `None` if Slurm has forgotten the job, or hides it.
     pub(crate) async fn owner(&self, job: JobId) -> Result<Option<Owner>, String> {
         let found = self.slurm.job(job).await.map_err(|e| chain(&e))?;
         Ok(found.map(|j| Owner {
@@ -291,6 +302,8 @@ done
                 .map(|(name, pool)| offers(name, pool, &partitions, &nodes))
                 .collect(),
             stepmgr: settings.has_stepmgr(),
+            // Without slurmdbd's word nothing is complained of.
+            hidden: self.hidden(&settings).await.unwrap_or_default(),
         };
         for (name, pool) in &self.config.pool {
             let partition = partitions.iter().find(|p| p.name == pool.partition);

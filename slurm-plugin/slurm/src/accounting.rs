@@ -3,6 +3,7 @@
 //! In pool mode Slurm sees the service account, so the limits of the real user are ours to enforce; this reads
 //! them, the core applies them.
 
+use crate::config::Config;
 use crate::gres::Tres;
 use crate::handle::Slurm;
 use crate::record::{ParseError, number, pipe_table, some_text};
@@ -94,6 +95,20 @@ impl Slurm {
         self.runner.query(&call, parse_qos).await
     }
 
+    /// What `PrivateData` hides from this user, of what leases rest on: nothing from operators and from Slurm's own account.
+    pub async fn hidden_from(&self, user: &UserName, config: &Config) -> Result<Vec<String>, QueryError> {
+        let hidden: Vec<String> = config.hides().map(str::to_owned).collect();
+        if hidden.is_empty() || config.slurm_user() == Some(user.as_str()) {
+            return Ok(Vec::new());
+        }
+        let name = format!("name={user}");
+        let call = sacctmgr(["user", "where", &name, "format=AdminLevel"]);
+        match self.runner.query(&call, |out| Ok(is_operator(out))).await? {
+            true => Ok(Vec::new()),
+            false => Ok(hidden),
+        }
+    }
+
     /// Fair shares and decayed usage of all accounts and users.
     pub async fn shares(&self) -> Result<Vec<Share>, QueryError> {
         let format = format!("--format={SHARE_FORMAT}");
@@ -108,6 +123,10 @@ fn sacctmgr<const N: usize>(what: [&str; N]) -> Call {
         "sacctmgr",
         fixed.iter().chain(what.iter()).map(|word| (*word).to_owned()),
     )
+}
+
+fn is_operator(output: &str) -> bool {
+    ["Operator", "Administrator"].contains(&output.trim())
 }
 
 fn parse_associations(output: &str) -> Result<Vec<Association>, ParseError> {
@@ -215,6 +234,12 @@ mod tests {
                 }
             )
         );
+    }
+
+    #[test]
+    fn operators_and_administrators_see_all() {
+        assert!(is_operator("Operator\n") && is_operator("Administrator\n"));
+        assert!(!is_operator("None\n") && !is_operator(""));
     }
 
     #[test]

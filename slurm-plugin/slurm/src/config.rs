@@ -58,6 +58,9 @@ impl fmt::Display for Version {
     }
 }
 
+/// Words of `PrivateData`, but those of reservations, events and clouds.
+const HIDEABLE: [&str; 6] = ["accounts", "jobs", "nodes", "partitions", "usage", "users"];
+
 /// `scontrol show config`: slurm.conf and cgroup.conf as slurmctld runs with them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Config(BTreeMap<String, String>);
@@ -95,6 +98,17 @@ impl Config {
     pub fn enforces_limits(&self) -> bool {
         let word = |word| self.has_word("AccountingStorageEnforce", word);
         word("limits") || word("safe")
+    }
+
+    /// What people without `AdminLevel=Operator` don't see of others (`PrivateData`), of what leases rest on.
+    pub fn hides(&self) -> impl Iterator<Item = &str> {
+        let words = self.get("PrivateData").unwrap_or_default().split(',');
+        words.map(str::trim).filter(|word| HIDEABLE.contains(word))
+    }
+
+    /// The account that Slurm itself runs under, which sees all.
+    pub fn slurm_user(&self) -> Option<&str> {
+        self.get("SlurmUser")?.split('(').next()
     }
 
     /// Pilots can have a step manager of their own.
@@ -154,6 +168,14 @@ mod tests {
         assert_eq!(config.get("taskplugin"), Some("task/cgroup"));
         let new = Config::parse(include_str!("../tests/recorded/24.11/config.txt")).unwrap();
         assert!(new.has_stepmgr() && new.constrains_devices());
+        assert_eq!((new.hides().count(), new.slurm_user()), (0, Some("slurm")));
         assert!(Config::parse("slurm_load_ctl_conf error").is_err());
+    }
+
+    #[test]
+    fn what_is_hidden_is_read_without_what_leases_need_not() {
+        let text = "PrivateData             = cloud,jobs,reservations,users\nSLURM_VERSION = 24.11.5\n";
+        let config = Config::parse(text).unwrap();
+        assert_eq!(config.hides().collect::<Vec<_>>(), ["jobs", "users"]);
     }
 }

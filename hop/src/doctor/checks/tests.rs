@@ -95,6 +95,7 @@ fn slurm() -> SlurmSeen {
                 per_job: none(),
             },
         }]),
+        hidden: Ok(Vec::new()),
     }
 }
 
@@ -159,7 +160,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 39] = [
+const BROKEN: [(&str, &str, Break); 41] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -229,6 +230,12 @@ const BROKEN: [(&str, &str, Break); 39] = [
     }),
     ("slurmdbd", "connection refused", |f| {
         slurm_of(f).associations = Err("connection refused".into())
+    }),
+    ("private-data", "doesn't know whose job a kernel runs in", |f| {
+        slurm_of(f).hidden = Ok(vec!["jobs".into(), "users".into()])
+    }),
+    ("private-data", "doesn't know users' limits", |f| {
+        slurm_of(f).hidden = Ok(vec!["usage".into()])
     }),
     ("association", "no association in pool", |f| {
         slurm_of(f).associations = Ok(Vec::new())

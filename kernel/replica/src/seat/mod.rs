@@ -13,6 +13,7 @@ mod tend;
 mod visits;
 pub(crate) mod wire;
 
+use crate::leases::AGAIN;
 use anyhow::{Context, Result};
 use hop_api::client::{self, Item};
 use hop_api::config::Config;
@@ -218,7 +219,7 @@ async fn sit(mut stream: UnixStream, count: watch::Sender<Busy>) {
     count.send_modify(|busy| busy.replicas -= 1);
 }
 
-/// Tells `hopd` of the seat, again after every reconnection. A seat without `hopd` is still one.
+/// Tells `hopd` of the seat, again after every reconnection and refusal. A seat without `hopd` is still one.
 fn announce(config: &Config, up: Request) {
     let options = match client::Options::from_config(config, Role::Seat) {
         Ok(options) => options,
@@ -230,9 +231,13 @@ fn announce(config: &Config, up: Request) {
     tokio::spawn(async move {
         let (client, mut items) = client::start(options);
         while let Some(item) = items.next().await {
-            if matches!(item, Item::Connected(_)) && client.send(up.clone()).await.is_err() {
-                return;
+            match item {
+                Item::Connected(_) => {}
+                Item::Refused { .. } => tokio::time::sleep(AGAIN).await,
+                _ => continue,
             }
+            // An error means that there is no connection: said again on the next.
+            let _ = client.send(up.clone()).await;
         }
     });
 }

@@ -179,7 +179,8 @@ impl Scheduler {
         if let Err(reason) = answer {
             warn!(%job, "whose seat this is can't be asked now: {reason}");
         }
-        for (waiting, seat) in self.seats.answered(job, answer, self.clock.now()) {
+        let hides_jobs = self.news.hides_jobs();
+        for (waiting, seat) in self.seats.answered(job, answer, hides_jobs, self.clock.now()) {
             let Waiting { conn, message, .. } = waiting;
             let held_up = self
                 .connections

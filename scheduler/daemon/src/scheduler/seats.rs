@@ -59,7 +59,7 @@ pub(super) struct Seats {
     queue: VecDeque<(u32, JobId)>,
     /// Lookups under way.
     running: HashMap<JobId, u32>,
-    denied: HashMap<(u32, JobId), Timestamp>,
+    denied: HashMap<(u32, JobId), (Timestamp, Refusal)>,
 }
 
 impl Seats {
@@ -97,14 +97,10 @@ impl Seats {
             Some(_) => return Ask::Refused(access::not_your_seat(job)),
             None => {}
         }
-        if self
-            .denied
-            .get(&(caller.uid, job))
-            .is_some_and(|until| *until > now)
-        {
-            return Ask::Refused(access::not_your_seat(job));
+        match self.denied.get(&(caller.uid, job)) {
+            Some((until, refusal)) if *until > now => Ask::Refused(refusal.clone()),
+            _ => Ask::Waits,
         }
-        Ask::Waits
     }
 
     /// Keeps a message until the job's owner is known.
@@ -139,27 +135,31 @@ impl Seats {
         &mut self,
         job: JobId,
         answer: &Result<Option<Owner>, String>,
+        hides_jobs: bool,
         now: Timestamp,
     ) -> Vec<(Waiting, Result<Seat, Refusal>)> {
         self.running.remove(&job);
         let waiting = self.waiting.remove(&job).unwrap_or_default();
         let mut judged = Vec::new();
         for waiting in waiting {
-            let seat = seat_of(&waiting.caller, job, answer);
-            if matches!(&seat, Err(Refusal::Forbidden { .. })) {
-                self.deny(waiting.caller.uid, job, now);
+            let seat = match answer {
+                Ok(None) if hides_jobs => Err(access::hidden_seat(job)),
+                _ => seat_of(&waiting.caller, job, answer),
+            };
+            if let Err(refusal @ (Refusal::Forbidden { .. } | Refusal::Unavailable { .. })) = &seat {
+                self.deny(waiting.caller.uid, job, refusal.clone(), now);
             }
             judged.push((waiting, seat));
         }
         judged
     }
 
-    fn deny(&mut self, uid: u32, job: JobId, now: Timestamp) {
+    fn deny(&mut self, uid: u32, job: JobId, refusal: Refusal, now: Timestamp) {
         if self.denied.len() >= DENIALS {
-            self.denied.retain(|_, until| *until > now);
+            self.denied.retain(|_, (until, _)| *until > now);
         }
         if self.denied.len() < DENIALS {
-            self.denied.insert((uid, job), now + DENIED);
+            self.denied.insert((uid, job), (now + DENIED, refusal));
         }
     }
 
@@ -252,7 +252,7 @@ mod tests {
         }
         waits(&mut seats, 30, "bob", 30);
         assert_eq!(lookups(&mut seats), [1, 2, 30]);
-        seats.answered(JobId(1), &owner("mallory"), Timestamp(0));
+        seats.answered(JobId(1), &owner("mallory"), false, Timestamp(0));
         assert_eq!(lookups(&mut seats), [3]);
     }
 
@@ -275,9 +275,26 @@ mod tests {
         waits(&mut seats, 2, "bobby", 7);
         waits(&mut seats, 3, "ada", 7);
         assert_eq!(lookups(&mut seats), [7]);
-        let judged = seats.answered(JobId(7), &owner("ada"), Timestamp(0));
+        let judged = seats.answered(JobId(7), &owner("ada"), false, Timestamp(0));
         let fine: Vec<_> = judged.iter().map(|(w, s)| (w.conn.0, s.is_ok())).collect();
         assert_eq!(fine, [(1, true), (2, false), (3, true)]);
+    }
+
+    #[test]
+    fn of_a_job_that_slurm_hides_the_caller_reads_so_and_not_that_it_is_anothers() {
+        let mut seats = Seats::default();
+        waits(&mut seats, 1, "ada", 7);
+        lookups(&mut seats);
+        let judged = seats.answered(JobId(7), &Ok(None), true, Timestamp(0));
+        let hidden = |refusal: &Refusal| {
+            let said = matches!(refusal, Refusal::Unavailable { reason } if reason.contains("PrivateData"));
+            assert!(said, "{refusal}");
+        };
+        hidden(judged[0].1.as_ref().unwrap_err());
+        match seats.ask(&caller("ada"), JobId(7), Timestamp(1)) {
+            Ask::Refused(refusal) => hidden(&refusal),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -285,7 +302,7 @@ mod tests {
         let mut seats = Seats::default();
         waits(&mut seats, 1, "mallory", 7);
         lookups(&mut seats);
-        seats.answered(JobId(7), &owner("ada"), Timestamp(0));
+        seats.answered(JobId(7), &owner("ada"), false, Timestamp(0));
         let ask = |seats: &mut Seats, user, at| seats.ask(&caller(user), JobId(7), at);
         let soon = Timestamp(0) + Span::from_secs(29);
         assert!(matches!(ask(&mut seats, "mallory", soon), Ask::Refused(_)));

@@ -25,6 +25,8 @@ const KEEP_EVERY: Span = Span::from_secs(3600);
 #[derive(Debug)]
 pub(super) struct SlurmNews {
     pub(super) stepmgr: bool,
+    /// What Slurm doesn't show us (`PrivateData`).
+    hidden: Vec<String>,
     /// The limits that the core was told. `None` means that Slurm has never said.
     pub(super) limits: Option<Limits>,
     /// Whom each pool's partition takes. `None` means that Slurm has never said.
@@ -46,6 +48,7 @@ impl SlurmNews {
     ) -> Self {
         Self {
             stepmgr: false,
+            hidden: Vec::new(),
             limits,
             rules,
             shares,
@@ -53,6 +56,11 @@ impl SlurmNews {
             looking: false,
             problems: BTreeMap::new(),
         }
+    }
+
+    /// Whether a job that Slurm doesn't show may be there all the same.
+    pub(super) fn hides_jobs(&self) -> bool {
+        self.hidden.iter().any(|word| word == "jobs")
     }
 
     /// What is wrong, in sentences.
@@ -298,6 +306,24 @@ impl Scheduler {
         }
     }
 
+    /// Slurm hides from the service account what leases rest on, or does so no more.
+    fn hidden(&mut self, hidden: Vec<String>) {
+        self.news.hidden = hidden;
+        let words = self.news.hidden.join(", ");
+        if words.is_empty() {
+            self.news.relief("hidden");
+            return;
+        }
+        let text = format!(
+            "Slurm hides {words} from hopd (PrivateData), which can't lend as it should without; \
+             `sacctmgr -i modify user {} set adminlevel=Operator` shows them.",
+            self.config.service_user
+        );
+        if self.news.trouble("hidden", text.clone()) {
+            warn!("{text}");
+        }
+    }
+
     pub(super) fn facts(&mut self, facts: Result<Facts, String>) {
         let now = self.clock.now();
         self.due.retain(|(_, due)| *due != Due::Facts);
@@ -311,6 +337,7 @@ impl Scheduler {
             Ok(facts) => {
                 self.news.relief("facts");
                 self.news.stepmgr = facts.stepmgr;
+                self.hidden(facts.hidden);
                 self.todo.extend(facts.nodes.into_iter().map(Input::Node));
                 let burst = facts.burst.into_iter();
                 self.todo
