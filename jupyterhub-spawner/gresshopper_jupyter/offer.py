@@ -14,12 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .failures import Failure, refused
+from .programs import NotInstalled, find_program
 from .slurm import SlurmError, run
 
 FRESH_S = 60.0
 #: Before a choice is refused, Slurm is asked again, if its answer is older than this: users' forged choices are not to
 #: become a load on slurmdbd.
 SURE_S = 5.0
+#: Nobody waits longer for the form because of the number of free GPUs.
+HOP_S = 3.0
 #: Fields that a site may ask of its users, in the form's order.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
 
@@ -68,6 +71,19 @@ class Reservation:
 
 
 @dataclass(frozen=True)
+class Gpus:
+    """A pool's GPUs, which cells are lent, as `hop info` shows them to everybody."""
+
+    pool: str
+    free: int
+    total: int
+    types: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.free} of {self.total}" + (f" ({', '.join(self.types)})" if self.types else "")
+
+
+@dataclass(frozen=True)
 class Site:
     """Slurm's answers, for all users."""
 
@@ -75,8 +91,15 @@ class Site:
     associations: tuple[Association, ...] = ()
     default_accounts: Mapping[str, str] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
+    #: Empty where the hub's host can't ask.
+    gpus: tuple[Gpus, ...] = ()
     #: The accounting database didn't answer: its last known data are used.
     stale: bool = False
+
+    def free_gpus(self) -> str:
+        """A sentence on the GPUs that are free for cells; empty if nobody knows."""
+        pools = [str(own) if len(self.gpus) == 1 else f"{own.pool} {own}" for own in self.gpus]
+        return f"GPUs that are free for cells now: {'; '.join(pools)}." if pools else ""
 
     def offer(self, user: str) -> Offer:
         own = tuple(a for a in self.associations if a.user == user)
@@ -233,6 +256,19 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
     )
 
 
+def parse_gpus(text: str) -> tuple[Gpus, ...]:
+    """From `hop info -n -P -o pool,state,gpus,gpusfree,gputypes`. A pool without a pilot has none to show."""
+    pools: dict[str, Gpus] = {}
+    for line in text.splitlines():
+        pool, state, gpus, free, types = line.split("|")
+        if int(gpus) > 0:
+            known = pools.get(pool, Gpus(pool, 0, 0))
+            named = sorted({*known.types, *(name for name in types.split(",") if name)})
+            lent = int(free) if state == "UP" else 0
+            pools[pool] = Gpus(pool, known.free + lent, known.total + int(gpus), tuple(named))
+    return tuple(pools[name] for name in sorted(pools))
+
+
 class Book:
     """The site's answers, asked again when they are old."""
 
@@ -258,15 +294,17 @@ class Book:
             return (await self.offer(user, min(max_age_s, SURE_S))).check(chosen, partition, account)
 
     async def _ask(self) -> Site:
-        shown, sinfo, reserved = await asyncio.gather(
+        shown, sinfo, reserved, gpus = await asyncio.gather(
             run(["scontrol", "show", "partition", "-o"]),
             run(["sinfo", "-h", "-o", "%R|%c|%m|%F"]),
             _or_nothing(["scontrol", "show", "reservation", "-o"]),
+            _gpus(),
         )
         site = replace(
             self._site,
             partitions=parse_partitions(shown, sinfo),
             reservations=parse_reservations(reserved),
+            gpus=gpus,
             stale=False,
         )
         try:
@@ -281,6 +319,14 @@ class Book:
 
 def _pairs(lines: Sequence[str]) -> dict[str, str]:
     return {user: account for user, _, account in (line.partition("|") for line in lines)}
+
+
+async def _gpus() -> tuple[Gpus, ...]:
+    try:
+        argv = [find_program("hop"), "info", "-n", "-P", "-o", "pool,state,gpus,gpusfree,gputypes"]
+        return parse_gpus(await run(argv, patience_s=HOP_S))
+    except (NotInstalled, SlurmError):
+        return ()
 
 
 async def _or_nothing(argv: Sequence[str]) -> str:

@@ -71,6 +71,7 @@ async def run(
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    patience_s: float | None = None,
 ) -> str:
     """Run a command, as `user` if named, and return its standard output.
 
@@ -109,13 +110,14 @@ async def run(
     except OSError as error:
         raise SlurmError(f"{full[0]} can't be run: {error}") from error
     try:
-        out, err = await asyncio.wait_for(process.communicate(stdin), COMMAND_TIMEOUT_S)
+        patience_s = patience_s or COMMAND_TIMEOUT_S
+        out, err = await asyncio.wait_for(process.communicate(stdin), patience_s)
     except asyncio.TimeoutError:
         # sudo may be root's by now, and what it started holds our pipes after sudo's death: neither is waited for.
         with contextlib.suppress(ProcessLookupError, PermissionError, asyncio.TimeoutError):
             process.kill()
             await asyncio.wait_for(process.wait(), 1)
-        raise SlurmError(f"{argv[0]} did not answer within {COMMAND_TIMEOUT_S:.0f} s") from None
+        raise SlurmError(f"{argv[0]} did not answer within {patience_s:.0f} s") from None
     if process.returncode != 0:
         text = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
         raise SlurmError(f"{argv[0]} failed: {text[:500] or f'exit status {process.returncode}'}")

@@ -239,6 +239,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
                 notes.append("Slurm's accounting doesn't answer: accounts and QOS are the last that are known.")
             if where is not None:
                 notes.append(f"{where.idle} of {where.nodes} nodes of partition {where.name} are idle.")
+            notes.append(offer.site.free_gpus())
         except SlurmError as error:
             self.log.warning("the form can't ask Slurm: %s", error)
             notes.append("Slurm doesn't answer now; the site's defaults will be used.")

@@ -42,6 +42,15 @@ def test_partitions_are_read_with_their_bounds() -> None:
     assert (notebook.max_min, found["long"].max_min) == (1440, None)
 
 
+def test_free_gpus_are_told_by_pool() -> None:
+    rows = "main|UP|4|1|h100\nmain|UP|4|4|a100\nmain|DRAINING|4|4|a100\nmain|PENDING|0|0|\nempty|PENDING|0|0|\n"
+    told = Site(gpus=offer.parse_gpus(rows)).free_gpus()
+    assert told == "GPUs that are free for cells now: 5 of 12 (a100, h100)."
+    both = Site(gpus=offer.parse_gpus(rows + "big|UP|8|0|\n")).free_gpus()
+    assert both == "GPUs that are free for cells now: big 0 of 8; main 5 of 12 (a100, h100)."
+    assert Site().free_gpus() == ""
+
+
 def test_each_sees_their_own(alice: Offer) -> None:
     assert alice.accounts == ("physics", "bio")
     assert alice.reservations == ("course",)

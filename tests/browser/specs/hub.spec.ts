@@ -4,7 +4,7 @@ import * as fs from "node:fs";
 import * as path from "node:path";
 import { test as base, expect } from "@playwright/test";
 import { BASE, Hub, ofPage, signIn, TOKEN } from "../support/hub";
-import { HOLD, KERNEL, NOTEBOOK7, notebook, Person, release } from "../support/lab";
+import { HOLD, KERNEL, notebook, Person, release } from "../support/lab";
 import { LAB, OLDEST } from "../support/lanes";
 import { ENVIRONMENT, type Host, HUB_UID, PEERS, PYTHON, REPO, Site } from "../support/site";
 
@@ -112,6 +112,50 @@ test.describe("as the page says", () => {
     expect(hub.jobs("carol").map((job) => job.id)).toEqual(before);
     const answer = await fetch(`${hub.site.url}/user/carol/later/api`);
     expect(answer.status).toBe(200);
+  });
+
+  test("hop open", OLDEST, async ({ hub, browser }) => {
+    const { site } = hub;
+    site.write("carol", "work/a first.ipynb", notebook(["print('open' + 'ed')"]));
+    const { json } = await hub.api("POST", "users/carol/tokens");
+    const keep = "umask 077; mkdir -p ~/.config/gresshopper; echo $0 >~/.config/gresshopper/hub-token";
+    const open = ["hop", "open", "--hub", site.url, "work/a first.ipynb"];
+    // Without a token the page signs in, and the Hub starts the server.
+    const { out, err } = site.try("carol", ...open);
+    expect(err).toContain("there is no token");
+    expect(out.trim()).toBe(`${site.url}/hub/user-redirect/lab/tree/work/a%20first.ipynb`);
+    site.as("carol", "sh", "-c", keep, String(json.token));
+    hub.open(false);
+    const words = (name: string) => {
+      const file = path.join(site.home("carol"), name);
+      return fs.existsSync(file) ? fs.readFileSync(file, "utf8") : "";
+    };
+    const opens = site.background("carol", "sh", "-c", 'exec "$0" "$@" >opened 2>said', ...open);
+    try {
+      await expect.poll(() => words("said"), { timeout: 60_000 }).toContain("waits: the partition is down");
+      expect(words("opened")).toBe("");
+    } finally {
+      hub.open(true);
+    }
+    await expect
+      .poll(() => words("opened"), { timeout: 180_000 })
+      .toContain("/user/carol/lab/tree/work/a%20first.ipynb");
+    expect(opens.exitCode ?? 0).toBe(0);
+    const page = await signIn(site, browser, "carol", new URL(words("opened").trim()).pathname);
+    await page.locator(".jp-Notebook .jp-Cell").first().waitFor();
+    const carol = Person.of(site, "carol", page);
+    await carol.kernelIs("idle");
+    await carol.run(0);
+    await expect(carol.cell(0)).toContainText("opened");
+    // A server that is there is asked for, and no more.
+    expect(site.as("carol", ...open)).toBe(words("opened"));
+    site.as("carol", "sh", "-c", keep, "forged");
+    const refused = site.try("carol", ...open);
+    expect([refused.status, refused.out]).toEqual([1, ""]);
+    expect(refused.err).toContain("doesn't take the token (403 Forbidden): make a new one on its page");
+    site.remove("carol", ".config/gresshopper/hub-token");
+    await carol.endKernels();
+    await page.context().close();
   });
 
   test("a server that ends is noticed", async ({ hub }) => {
@@ -328,9 +372,8 @@ test("availability", LAB, async ({ hub, browser }) => {
       hub.site.as("root", "scontrol", "update", `NodeName=${node}`, "State=RESUME");
     }
   }
-  if (!NOTEBOOK7) {
-    await expect(page.locator("body")).toContainText("The server needs no GPU");
-  }
+  await expect(page.locator("body")).toContainText("GPUs that are free for cells now: 1 of 1");
+  await expect(page.locator("body")).toContainText("The server needs no GPU");
   await page.context().close();
 });
 
@@ -473,7 +516,7 @@ test("QOS and reservation", OLDEST, async ({ hub, browser }) => {
   }
 });
 
-test("walltime", LAB, async ({ hub, browser }) => {
+test("walltime", async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
   const page = await signIn(hub.site, browser, "carol");
   const carol = Person.of(hub.site, "carol", page);
