@@ -73,7 +73,7 @@ def waiting(cluster: Cluster, alice: Notebook) -> tuple[str, dict[str, Any]]:
 
     def told() -> bool:
         said = alice.notices(cell)["notices"]
-        return bool(said) and said[-1].get("reason", "").endswith("are in use")
+        return bool(said) and said[-1].get("reason", "").endswith("in use")
 
     until("alice is told that she waits", told)
     (row,) = queue(cluster, "alice")

@@ -217,7 +217,7 @@ def test_one_that_can_not_be_parked_runs_on_while_the_other_waits(
     until("alice's cell has said no", said)
     assert runs(two_gpus, "alice")["lease_id"] == row["lease_id"]
     waits = is_in(two_gpus, "bob", "PENDING")
-    assert waits["reason"].endswith("are in use"), waits
+    assert waits["reason"].endswith("in use"), waits
     log = (two_gpus.base / "log/hopd.log").read_text()
     assert "holds its GPU in another way than by CUDA" in log
     stop(two_gpus, "alice")

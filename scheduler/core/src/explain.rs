@@ -199,7 +199,7 @@ impl Core {
             said.push(format!("It is expected to start in {}.", spell(estimate)));
         } else if self.estimate(cell).is_some() {
             said.push(
-                "How long it waits is not known yet: nothing was seen to run so long often enough."
+                "How long it waits is not known yet: that is told once cells like those before it were seen a few times."
                     .to_owned(),
             );
         }

@@ -80,16 +80,15 @@ impl fmt::Display for Reason {
                      give way (a restarted kernel is placed anew)"
                 )
             }
-            Self::GpusBusy { node, gpus, fitting } => write!(
-                f,
-                "it needs {gpus} GPU{} and all {fitting} that fit on {node} are in use",
-                plural(*gpus)
-            ),
+            Self::GpusBusy { node, gpus, fitting } => {
+                write!(f, "it needs {} in use", gpus_busy(node, *gpus, *fitting))
+            }
             Self::CoresBusy { node, cpus, free } => {
                 write!(
                     f,
-                    "it needs {cpus} core{} and {free} are free on {node}",
-                    plural(*cpus)
+                    "it needs {cpus} core{} and {free} {} free on {node}",
+                    plural(*cpus),
+                    if *free == 1 { "is" } else { "are" }
                 )
             }
             Self::WrongType { gpu_type, mem_mib } => {
@@ -281,6 +280,16 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     match words.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
         _ => words.concat(),
+    }
+}
+
+fn gpus_busy(node: &NodeName, gpus: u16, fitting: u16) -> String {
+    match fitting {
+        1 => format!("a GPU and the only one that fits on {node} is"),
+        _ => format!(
+            "{gpus} GPU{} and all {fitting} that fit on {node} are",
+            plural(gpus)
+        ),
     }
 }
 

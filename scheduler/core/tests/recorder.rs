@@ -161,7 +161,7 @@ fn a_lease_does_not_linger_when_somebody_waits_already() {
     };
     assert_eq!(
         reason.to_string(),
-        "it needs 1 GPU and all 1 that fit on n0 are in use"
+        "it needs a GPU and the only one that fits on n0 is in use"
     );
     let out = w.end_cell(&a, &cell);
     assert_eq!(kinds(&out), ["served", "revoked"]);
@@ -713,7 +713,7 @@ fn a_cell_that_waits_beside_free_gpus_says_first_where_they_are_and_what_helps()
                  its variables, a restarted kernel goes there without them.";
     assert_eq!(said[0], first);
     assert!(
-        said[1].starts_with("The cell waits because it needs 1 GPU"),
+        said[1].starts_with("The cell waits because it needs a GPU"),
         "{said:?}"
     );
     // Where nothing is free elsewhere, nothing is said of it.
