@@ -30,8 +30,12 @@ def line_magic(line: str) -> None:
     program = shutil.which("hop")
     if program is None:
         raise UsageError("hop is not on PATH: ask your administrator where it is")
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%hop: {error}") from None
     opened = door.get()
-    argv, posted = [program, *shlex.split(line)], _Posted()
+    argv, posted = [program, *(words or ["--help"])], _Posted()
     try:
         if opened is None:
             status = _run(argv, dict(os.environ), posted)

@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gresshopper
-from gresshopper import channel, overview
+from gresshopper import channel, command, overview
 
 
 class Supervisor:
@@ -156,3 +156,15 @@ def test_a_failure_of_hop_is_its_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(gresshopper.HopError, match="not on PATH"):
         gresshopper.queue()
+
+
+def test_the_magic_hop_without_words_shows_the_help_and_an_open_quote_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from IPython.core.error import UsageError
+
+    hop(tmp_path, monkeypatch, 'echo "asked: $*"')
+    command.line_magic("")
+    assert capsys.readouterr().out == "asked: --help\n"
+    with pytest.raises(UsageError, match=r"^%hop: No closing quotation$"):
+        command.line_magic("run 'train.ipynb")
