@@ -1,6 +1,6 @@
 /** The panel of one's own kernels: where they are, what they wait for, what they used, and what can be done to them. */
-import { ReactWidget, showErrorMessage } from "@jupyterlab/apputils";
-import type { ServiceManager } from "@jupyterlab/services";
+import { Dialog, ReactWidget, showDialog, showErrorMessage } from "@jupyterlab/apputils";
+import { ServerConnection, type ServiceManager } from "@jupyterlab/services";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import { Button } from "@jupyterlab/ui-components";
 import { Poll } from "@lumino/polling";
@@ -74,7 +74,8 @@ export class KernelPanelWidget extends ReactWidget {
       this._busy = noted(this._busy, this._overview.kernels, "gpu_percent");
       this._failed = null;
     } catch (error) {
-      this._failed = this._options.trans.__("The kernels can’t be listed: %1", String(error));
+      const { trans } = this._options;
+      this._failed = sentence(trans.__("The kernels can’t be listed: %1", told(error, trans)));
       throw error;
     } finally {
       this.update();
@@ -88,6 +89,9 @@ export class KernelPanelWidget extends ReactWidget {
 
   private async _act(row: KernelRow, action: PanelAction): Promise<void> {
     const { api, services, trans } = this._options;
+    if (!(await isSure(row, action, trans))) {
+      return;
+    }
     try {
       if (action === "interrupt") {
         const kernel = services.kernels.connectTo({ model: { id: row.id, name: "" } });
@@ -99,7 +103,7 @@ export class KernelPanelWidget extends ReactWidget {
         await api.act(row.id, action);
       }
     } catch (error) {
-      await showErrorMessage(trans.__("That didn’t work"), String(error));
+      await showErrorMessage(trans.__("That didn’t work"), sentence(told(error, trans)));
     }
     await this._poll.refresh();
   }
@@ -112,6 +116,28 @@ export class KernelPanelWidget extends ReactWidget {
 }
 
 type PanelAction = ServerAction | "interrupt";
+
+/** What loses variables is asked about once more; Enter keeps them. */
+async function isSure(row: KernelRow, action: PanelAction, trans: TranslationBundle): Promise<boolean> {
+  if (action !== "end" && action !== "forget") {
+    return true;
+  }
+  const [title, label] =
+    action === "end"
+      ? [trans.__("End the kernel of %1?", row.name), trans.__("End")]
+      : [trans.__("Forget the kernel of %1?", row.name), trans.__("Forget")];
+  const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label })];
+  const asked = await showDialog({ title, body: trans.__("Its variables are lost."), buttons, defaultButton: 0 });
+  return asked.button.accept;
+}
+
+/** An error in the words that are for its reader, without the name of its class. */
+function told(error: unknown, trans: TranslationBundle): string {
+  if (error instanceof ServerConnection.NetworkError) {
+    return trans.__("your Jupyter server doesn’t answer");
+  }
+  return error instanceof Error ? error.message : String(error);
+}
 
 interface IViewProps {
   readonly overview: Overview;
@@ -279,7 +305,7 @@ function stateText(row: KernelRow, trans: TranslationBundle): string {
 function memoryText(used: number, limit: number | null, cpu: number | null, trans: TranslationBundle): string {
   const memory =
     limit === null ? trans.__("%1 MiB", Math.round(used)) : trans.__("%1 of %2 MiB", Math.round(used), limit);
-  return cpu === null ? memory : trans.__("%1, CPU %2 %", memory, Math.round(cpu));
+  return cpu === null ? memory : trans.__("%1, CPU %2\u00a0%", memory, Math.round(cpu));
 }
 
 function useText(row: KernelRow, trans: TranslationBundle): string {

@@ -61,6 +61,10 @@ test("position", LAB, async ({ site, alice, bob }) => {
   await page.run(0);
   await page.run(1);
   await expect(page.badge).toHaveText(/^place 2 in the queue/);
+  // A narrow window has room for the words, below each other.
+  await page.page.setViewportSize({ width: 700, height: 800 });
+  await expect.poll(async () => (await page.waitLine(0).boundingBox())?.height ?? 1000).toBeLessThan(120);
+  await page.page.setViewportSize({ width: 1280, height: 800 });
   // An interrupt takes the first one out; the second moves up.
   await bob.waitLine(0).getByRole("button", { name: "Stop waiting" }).click();
   await expect(bob.output(0)).toContainText("KeyboardInterrupt");
@@ -366,15 +370,27 @@ inLab("panel", LAB, async ({ site, alice, bob }) => {
   await expect(rows.nth(0)).toContainText("waits.ipynb");
   await expect(rows.nth(0)).toContainText("next");
   await expect(rows.nth(1)).toContainText("idle.ipynb");
-  await expect(rows.nth(1)).toContainText(/\d+ of \d+ MiB, CPU \d+ %/);
+  await expect(rows.nth(1)).toContainText(/\d+ of \d+ MiB, CPU \d+\s%/);
   await expect(rows.nth(1).locator(".gh-Kernel-spark polyline")).toHaveAttribute("points", /^\d/);
   const found = await axe(other.page).include(".gh-Panel").analyze();
   expect(found.violations.map((violation) => violation.help)).toEqual([]);
   await other.shot("panel");
   await rows.nth(0).getByRole("button", { name: "Interrupt" }).click();
   await expect(other.output(0)).toContainText("KeyboardInterrupt");
-  await rows.nth(1).getByRole("button", { name: "End" }).click();
+  // The variables are lost: a slip ends nothing.
+  const end = rows.nth(1).getByRole("button", { name: "End" });
+  const dialog = other.page.getByRole("dialog");
+  await end.click();
+  await expect(dialog).toContainText("End the kernel of idle.ipynb?");
+  await other.page.keyboard.press("Enter");
+  await expect(dialog).toHaveCount(0);
+  await end.click();
+  await dialog.getByRole("button", { name: "End" }).click();
   await expect(rows).toHaveCount(1);
+  await other.page.route("**/gresshopper/api/v1/kernels*", (route) => route.abort());
+  await expect(other.page.locator(".gh-Panel").getByRole("alert")).toHaveText(
+    "The kernels can’t be listed: your Jupyter server doesn’t answer.",
+  );
   await other.page.close();
   release(site, "alice");
 });
