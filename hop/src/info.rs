@@ -172,9 +172,10 @@ fn totals(nodes: &[NodeInfo], waiting: u32) -> String {
         .filter(|n| n.state == "UP")
         .map(|n| u64::from(free(n)))
         .sum();
+    let all = sum(|n| n.gpus);
     let mut said = format!(
-        "{} GPUs: {up} free, {} leased, {} lingering",
-        sum(|n| n.gpus),
+        "{all} GPU{}: {up} free, {} leased, {} lingering",
+        if all == 1 { "" } else { "s" },
         sum(|n| n.gpus_leased),
         sum(|n| n.gpus_lingering)
     );
