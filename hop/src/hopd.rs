@@ -65,7 +65,9 @@ fn call_failure(error: CallError) -> Failure {
                 "{error}; running cells go on without it. Try again, or ask the operators to look at hopd on its service host"
             ))
         }
-        error => Failure::of(&error),
+        CallError::NoServiceUser { .. } => {
+            Failure::Unreachable(format!("{error}; `hop doctor` says what mends it"))
+        }
     }
 }
 
@@ -76,4 +78,18 @@ pub(crate) fn unexpected(response: &Response) -> Failure {
     Failure::Failed(format!(
         "hopd answered with {kind}, which this hop does not expect: install the same release on both"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_the_service_account_says_what_mends_it() {
+        let user = "gresshopper".into();
+        let failure = call_failure(CallError::NoServiceUser { user });
+        assert!(
+            matches!(&failure, Failure::Unreachable(said) if said.ends_with("`hop doctor` says what mends it"))
+        );
+    }
 }
