@@ -176,9 +176,10 @@ impl Life {
         self.grouped = count >= 3;
     }
 
-    /// A kernel started by an earlier front: its replica will connect.
-    pub fn resumed(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
-        Self {
+    /// A kernel started by an earlier front, with this number of members if its group has grown: its replica will connect,
+    /// or one that the group elects.
+    pub fn resumed(durable: bool, local: bool, members: usize, tenure: Tenure, now: Timestamp) -> Self {
+        let mut life = Self {
             stage: Stage::Down {
                 since: now,
                 silent: true,
@@ -187,14 +188,16 @@ impl Life {
             tenure,
             lived: true,
             ..Self::new(durable, local)
-        }
+        };
+        life.has_members(members);
+        life
     }
 
     /// A kernel whose server and front are gone: its replica will connect, or a replica begins with what is saved.
     pub fn left(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
         Self {
             lived: false,
-            ..Self::resumed(durable, local, tenure, now)
+            ..Self::resumed(durable, local, 0, tenure, now)
         }
     }
 
@@ -670,8 +673,19 @@ mod tests {
     }
 
     #[test]
+    fn a_resumed_kernel_is_given_the_time_to_elect_another_replica() {
+        let mut life = Life::resumed(true, false, 3, Tenure(3), at(10));
+        assert_eq!(
+            life.handle(Input::Tick, at(34)),
+            [],
+            "its executor may be silent, and isn't replaced yet"
+        );
+        assert_eq!(life.handle(Input::Tick, at(36)).len(), 2);
+    }
+
+    #[test]
     fn a_resumed_kernel_is_waited_for() {
-        let mut life = Life::resumed(true, false, Tenure(3), at(10));
+        let mut life = Life::resumed(true, false, 1, Tenure(3), at(10));
         assert_eq!(life.handle(Input::Tick, at(13)), []);
         life.handle(Input::Connected { node: "n1".into() }, at(13));
         assert_eq!(

@@ -252,7 +252,8 @@ fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timesta
     let local = start.launch.local;
     if start.resume {
         let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
-        (front, Life::resumed(durable, local, tenure, now()))
+        let members = file.launch.replicas.count();
+        (front, Life::resumed(durable, local, members, tenure, now()))
     } else {
         (front.launched(launched), Life::new(durable, local))
     }
