@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -78,6 +80,20 @@ def test_the_front_is_killed_while_the_kernels_first_seat_waits(cluster: Cluster
         assert stdout(book.execute("print(41)", timeout=90)) == "41\n"
     finally:
         book.close()
+
+
+def test_a_front_that_stands_still_for_over_a_minute_finds_its_kernel_and_the_running_cell(
+    cluster: Cluster, alice: Notebook
+) -> None:
+    assert alice.execute("x = 41")["status"] == "ok"
+    cell = alice.submit("import time; time.sleep(80); x += 1")["cell"]
+    (front,) = cluster.kill(r"hop-front", "alice", signal.SIGSTOP)
+    time.sleep(70)
+    os.kill(front, signal.SIGCONT)
+    got = alice.wait(cell, 60)
+    assert got["status"] == "ok", got
+    got = alice.execute("print(x)")
+    assert (stream(got, "stdout"), stream(got, "stderr")) == ("42\n", "")
 
 
 def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Notebook) -> None:

@@ -6,15 +6,13 @@
 use crate::owner::Notebook;
 use hop_log::{Office, State};
 use hop_protocol::file::make_private;
-use hop_protocol::states::{self, NOTEBOOK};
+use hop_protocol::states::{self, NOTEBOOK, OWNER};
 use hop_words::id::KernelId;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
-
-const OWNER: &str = "owner";
 
 /// In the lock's file while its holder saves the kernel and ends.
 const PARTING: &[u8] = b"parting\n";

@@ -633,7 +633,12 @@ impl Main {
         };
         let tenure = state.as_ref().map_or(Tenure(0), hop_log::State::tenure);
         if self.states.is_some() && tenure <= self.front.tenure() {
-            // Another replica took office meanwhile.
+            // Another replica took office meanwhile; or else what was started knows nothing of the kernel.
+            if self.life.is_starting() {
+                self.process = process;
+                self.life.handle(Input::Over, now());
+                self.die("the kernel's saved state is gone".into());
+            }
             return;
         }
         let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);

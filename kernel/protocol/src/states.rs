@@ -4,7 +4,7 @@
 use crate::file::make_private;
 use hop_log::{Form, FormError, State, store};
 use hop_words::id::Tenure;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +41,15 @@ pub enum OpenError {
 
 /// The file in a kernel's folder with the notebook's name. A kernel without one can't be found again.
 pub const NOTEBOOK: &str = "notebook";
+
+/// The file in a kernel's folder that the kernel's front has locked as long as it lives.
+pub const OWNER: &str = "owner";
+
+/// Whether a front lives that runs the kernel with this folder, be it out of reach or standing still.
+pub fn has_owner(kernel: &Path) -> bool {
+    let lock = File::open(kernel.join(OWNER));
+    lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
 
 /// The path of a tenure's folder.
 pub fn folder(kernel: &Path, tenure: Tenure, part: u32) -> PathBuf {

@@ -1,9 +1,10 @@
 //! Finds the front and keeps a connection to it. When it breaks, `front.json` is read again, for a new front may have
-//! written it; when nobody answers for a minute, the kernel has no owner any more.
+//! written it; when nobody answers for a minute, and no front lives, the kernel has no owner any more.
 
 use hop_protocol::file::FrontFile;
 use hop_protocol::link::{Frame, Link};
 use hop_protocol::message::{Hello, Welcome};
+use hop_protocol::states;
 use hop_protocol::tls::front_name;
 use hop_words::id::{Incarnation, Tenure};
 use std::path::PathBuf;
@@ -40,7 +41,7 @@ pub enum LinkEvent {
 pub enum Gone {
     /// The front has another replica, or is of another release.
     Superseded(String),
-    /// Nobody answered for [`WITHOUT_FRONT`].
+    /// Nobody answered for [`WITHOUT_FRONT`], and no front lives.
     Alone(String),
 }
 
@@ -73,7 +74,7 @@ pub async fn dial(dir: PathBuf, me: Incarnation, standing: Standing, events: mps
             Err(Failure::Final(reason)) => break Gone::Superseded(reason),
             Err(Failure::Again(reason)) => {
                 tracing::debug!(reason, "no front");
-                if alone_since.elapsed() > WITHOUT_FRONT {
+                if alone_since.elapsed() > WITHOUT_FRONT && !is_awaited(&dir, standing) {
                     let reason = format!("its front was gone for {} s", WITHOUT_FRONT.as_secs());
                     break Gone::Alone(reason);
                 }
@@ -88,6 +89,13 @@ pub async fn dial(dir: PathBuf, me: Incarnation, standing: Standing, events: mps
 enum Failure {
     Again(String),
     Final(String),
+}
+
+/// Whether the front lives all the same: it stands still, or a link is cut. What it waits for runs on until it comes back, or
+/// has another replica.
+fn is_awaited(dir: &std::path::Path, standing: Standing) -> bool {
+    let state = FrontFile::read(dir).ok().and_then(|file| file.state);
+    matches!(standing, Standing::Executes(_)) && state.is_some_and(|s| states::has_owner(&s.kernel))
 }
 
 /// Whether another replica came after this one. A kernel's group may return to an incarnation that it had before, so tenures
@@ -172,4 +180,38 @@ async fn connect(file: &FrontFile) -> Result<TlsStream<TcpStream>, Failure> {
         }
     }
     Err(Failure::Again(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_protocol::file::StateFolder;
+    use hop_protocol::message::VERSION;
+    use std::fs::File;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_front_that_lives_is_waited_for_beyond_a_minute() {
+        let tmp = tempfile::tempdir().unwrap();
+        let owner = File::create(tmp.path().join(states::OWNER)).unwrap();
+        owner.lock().unwrap();
+        let file = FrontFile {
+            version: VERSION,
+            state: Some(StateFolder {
+                kernel: tmp.path().to_owned(),
+                tenure: Tenure(1),
+                store: tmp.path().to_owned(),
+                hash_seed: 0,
+            }),
+            ..crate::spare::tests::file("k", &[], &[])
+        };
+        file.write(tmp.path()).unwrap();
+        let (tx, mut events) = mpsc::channel(8);
+        let standing = Standing::Executes(Tenure(1));
+        tokio::spawn(dial(tmp.path().to_owned(), Incarnation(1), standing, tx));
+        let long = 3 * WITHOUT_FRONT;
+        assert!(timeout(long, events.recv()).await.is_err(), "it holds its lock");
+        drop(owner);
+        let said = timeout(long, events.recv()).await.unwrap();
+        assert!(matches!(said, Some(LinkEvent::Over(Gone::Alone(_)))), "{said:?}");
+    }
 }

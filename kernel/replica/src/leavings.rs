@@ -6,10 +6,12 @@ use hop_protocol::states;
 use hop_words::id::Incarnation;
 use std::path::Path;
 
-/// There is no front. Removes the front's folder, which is left only where no front cleans up after itself; so is the state
-/// of a kernel that nobody finds again. What a cell showed without a front is kept beside a state that is found.
+/// No front wants this replica. Removes the front's folder, which is left only where no front cleans up after itself; so is
+/// the state of a kernel that nobody finds again. What a cell showed without a front is kept beside a state that is found.
+/// A front that lives has another replica, or starts one from this very state.
 pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
-    if !is_ours(dir, me) {
+    let has_owner = file.state.as_ref().is_some_and(|s| states::has_owner(&s.kernel));
+    if has_owner || !is_ours(dir, me) {
         return;
     }
     let found_again = keep(file, link);
@@ -41,4 +43,40 @@ fn keep(file: &FrontFile, link: &FrontLink) -> bool {
         tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_protocol::file::StateFolder;
+    use hop_protocol::message::VERSION;
+    use hop_words::id::Tenure;
+    use std::fs::File;
+
+    #[test]
+    fn a_front_that_lives_keeps_its_folder_and_its_kernels_state() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (dir, kernel) = (tmp.path().join("dir"), tmp.path().join("state"));
+        std::fs::create_dir(&kernel).unwrap();
+        let owner = File::create(kernel.join(states::OWNER)).unwrap();
+        let file = FrontFile {
+            version: VERSION,
+            state: Some(StateFolder {
+                kernel: kernel.clone(),
+                tenure: Tenure(1),
+                store: tmp.path().to_owned(),
+                hash_seed: 0,
+            }),
+            ..crate::spare::tests::file("k", &[], &[])
+        };
+        file.write(&dir).unwrap();
+        let left = || {
+            see_to(&dir, &file, Incarnation(1), &FrontLink::new());
+            (dir.exists(), kernel.exists())
+        };
+        owner.lock().unwrap();
+        assert_eq!(left(), (true, true), "it stands still, or can't be reached");
+        drop(owner);
+        assert_eq!(left(), (false, false));
+    }
 }

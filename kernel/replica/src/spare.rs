@@ -146,7 +146,7 @@ pub(crate) mod tests {
     use hop_protocol::step::StepSize;
     use hop_protocol::tls::KernelKeys;
 
-    fn file(kernel: &str, environment: &[(&str, &str)], argv: &[&str]) -> FrontFile {
+    pub(crate) fn file(kernel: &str, environment: &[(&str, &str)], argv: &[&str]) -> FrontFile {
         let launch = json!({"argv": argv, "cwd": null});
         FrontFile {
             version: 1,
