@@ -55,10 +55,10 @@ notebooks-lost: install
 	cargo build --locked --workspace
 	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/lost_notebooks.py $(if $(RESULTS),--json $(RESULTS)) $(NAMES)
 
-## Seeded chaos beside notebooks with three replicas, on a real Slurm (SEED, MINUTES; half an hour).
+## Seeded chaos beside notebooks with three replicas, on a real Slurm (SEED, MINUTES, LANES; half an hour).
 chaos: install
 	cargo build --locked --workspace
-	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30)
+	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) --lanes $(or $(LANES),1)
 
 ## Builds the Lab extension into jupyterhub-spawner/labextension, from where the wheel takes it.
 lab: install

@@ -1,11 +1,12 @@
 """Seeded chaos: notebooks with three replicas run cells while parts of the cluster die. By hand: `make chaos`.
 
-    chaos.py [--seed N] [--minutes M] [--events NAME,..] [--json FILE]
+    chaos.py [--seed N] [--minutes M] [--lanes K] [--events NAME,..] [--json FILE]
 
 An oracle knows what each notebook's kernel must have. Each of these is a fault: a cell that was answered and whose effect is
 gone, unless the user was told so; a cell that ran twice; an effect of a cell that was told to be lost; a GPU that two kernels
 have open at once; a cell without an answer; a lease or a process that is left over. The seed decides what happens, the
-machine decides when: a run with the same seed is similar, not equal. The exit status is 1 after a fault.
+machine decides when: a run with the same seed is similar, not equal. With more lanes than one, as many things happen at a
+time. The exit status is 1 after a fault.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import json
 import os
 import random
 import re
+import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -256,13 +258,16 @@ class Person:
 class Chaos(Oracle):
     """Kills parts of the cluster and cuts its links, in the order that the seed gives."""
 
-    def __init__(self, cluster: Cluster, seed: int, only: frozenset[str] = frozenset()) -> None:
+    def __init__(self, cluster: Cluster, seed: int, only: frozenset[str] = frozenset(), lanes: int = 1) -> None:
         super().__init__(cluster)
         self.only = only
         self.rng = random.Random(seed)
+        self.lanes = lanes
         self.nodes = cluster.env["HOP_DEV_NODES"].split(",")
         self.links: Links | None = None
         self.people = [Person(self, user, i, self.rng.randrange(1 << 32)) for i, user in enumerate(USERS)]
+        #: What only one lane may disturb at a time. A node is brought back by slurmctld.
+        self.alone = {what: threading.Lock() for what in ("hopd", "slurmctld", "links", "disks", *self.nodes)}
 
     def run(self, seconds: float) -> Tally:
         if why := can_cut(self.cluster.variant):
@@ -283,12 +288,12 @@ class Chaos(Oracle):
         for person in self.people:
             person.ready.wait(ANSWER)
         self.began = time.monotonic()
-        try:
-            while time.monotonic() - self.began < seconds:
-                time.sleep(self.rng.uniform(2, 8))
-                self.event()
-        finally:
-            self.over.set()
+        lanes = [threading.Thread(target=self.disturb, args=(seconds,), daemon=True) for _ in range(self.lanes)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+        self.over.set()
         for thread, person in zip(threads, self.people, strict=True):
             thread.join(2 * ANSWER)
             if thread.is_alive():
@@ -301,11 +306,33 @@ class Chaos(Oracle):
             self.fault(sentence)
         return self.tally
 
+    def disturb(self, seconds: float) -> None:
+        while time.monotonic() - self.began < seconds:
+            time.sleep(self.rng.uniform(2, 8))
+            try:
+                self.event()
+            except Exception as error:
+                self.fault(f"chaos itself failed: {error!r}")
+
+    @contextlib.contextmanager
+    def a_node(self) -> Iterator[str]:
+        """A node that no other lane has."""
+        for node in self.rng.sample(self.nodes, len(self.nodes)):
+            if self.alone[node].acquire(blocking=False):
+                break
+        else:
+            self.alone[node].acquire()
+        try:
+            yield node
+        finally:
+            self.alone[node].release()
+
     def event(self) -> None:
         events: dict[str, tuple[int, Callable[[], None]]] = {
             "process killed": (16, lambda: self.kill(r"ipykernel_launcher")),
             "supervisor killed": (14, lambda: self.kill(r"hop-replica run")),
             "front killed": (10, self.kill_front),
+            "front stands still": (6, self.pause_front),
             "seat cancelled": (10, self.cancel_seat),
             "node lost": (12, self.lose_node),
             "node paused": (8, self.pause_node),
@@ -340,6 +367,15 @@ class Chaos(Oracle):
                 os.kill(pid, 9)
         self.last_front_kill[user] = time.monotonic()
 
+    def pause_front(self) -> None:
+        """As where a machine swaps, or a laptop sleeps: shorter and longer than a replica waits for its front."""
+        user = self.rng.choice(USERS)
+        for pid in self.cluster.pids(r"hop-front", user)[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(self.rng.choice((1, 12, 40, 75)))
+                os.kill(pid, signal.SIGCONT)
+
     def cancel_seat(self) -> None:
         user = self.rng.choice(USERS)
         seats = self.cluster.run(user, "squeue", "-h", "-u", user, "-t", "R", "-o", "%i", check=False).split()
@@ -347,13 +383,14 @@ class Chaos(Oracle):
             self.cluster.run(user, "scancel", self.rng.choice(seats), check=False)
 
     def lose_node(self) -> None:
-        node = self.rng.choice(self.nodes)
-        self.cluster.devcluster("lose-node", node)
-        time.sleep(self.rng.uniform(1, 15))
-        # Unlike after `lost_node` nobody waits for its pilot.
-        self.cluster.bring_back(node)
-        if self.links:
-            self.links.adopt()
+        with self.a_node() as node:
+            self.cluster.devcluster("lose-node", node)
+            time.sleep(self.rng.uniform(1, 15))
+            # Unlike after `lost_node` nobody waits for its pilot.
+            with self.alone["slurmctld"]:
+                self.cluster.bring_back(node)
+            if self.links:
+                self.links.adopt()
 
     def cut_links(self) -> None:
         """A node, or a node and the fronts, for a moment or for long, one way or both; or again and again."""
@@ -365,20 +402,21 @@ class Chaos(Oracle):
         if going != "both ways":
             ways = [way for way in ways if way[going == "to it"] == node]
         times, seconds = self.rng.choice(((1, 3.0), (1, 14.0), (1, 40.0), (6, 1.5)))
-        self.say(f"  {node}: {len(ways)} ways cut, {going}, {times} x {seconds:.1f} s")
-        for _ in range(times):
-            with self.links.without(ways):
-                time.sleep(seconds)
-            time.sleep(1)
+        with self.alone["links"]:
+            self.say(f"  {node}: {len(ways)} ways cut, {going}, {times} x {seconds:.1f} s")
+            for _ in range(times):
+                with self.links.without(ways):
+                    time.sleep(seconds)
+                time.sleep(1)
 
     def fill_disk(self) -> None:
         for pid in self.a_seat():
-            with disks.full(pid):
+            with self.alone["disks"], disks.full(pid):
                 time.sleep(self.rng.uniform(5, 20))
 
     def slow_disk(self) -> None:
         for pid in self.a_seat():
-            with disks.slow(self.cluster, pid, self.rng.choice((4, 20))):
+            with self.alone["disks"], disks.slow(self.cluster, pid, self.rng.choice((4, 20))):
                 time.sleep(self.rng.uniform(5, 20))
 
     def a_seat(self) -> list[int]:
@@ -386,27 +424,30 @@ class Chaos(Oracle):
         return [self.rng.choice(there)] if there else []
 
     def pause_node(self) -> None:
-        node = self.rng.choice(self.nodes)
-        self.cluster.devcluster("pause-node", node)
-        time.sleep(self.rng.choice((1, 5, 20, 40)))
-        self.cluster.devcluster("resume-node", node)
+        with self.a_node() as node:
+            self.cluster.devcluster("pause-node", node)
+            time.sleep(self.rng.choice((1, 5, 20, 40)))
+            self.cluster.devcluster("resume-node", node)
 
     def migrate(self) -> None:
         user = self.rng.choice(USERS)
-        rows = self.cluster.hop("kernels", "-t", "running,waiting,idle", user=user)["rows"]
+        with self.alone["hopd"]:
+            rows = self.cluster.hop("kernels", "-t", "running,waiting,idle", user=user)["rows"]
         if rows:
             kernel = self.rng.choice(rows)["kernel_id"]
             self.cluster.run(user, "hop", "migrate", kernel, "--to", self.rng.choice(self.nodes), check=False)
 
     def kill_hopd(self) -> None:
-        self.cluster.kill(r"opt/bin/hopd")
-        time.sleep(self.rng.uniform(0, 4))
-        self.cluster.deploy("hopd")
+        with self.alone["hopd"]:
+            self.cluster.kill(r"opt/bin/hopd")
+            time.sleep(self.rng.uniform(0, 4))
+            self.cluster.deploy("hopd")
 
     def without_slurmctld(self) -> None:
-        self.cluster.devcluster("stop-slurmctld")
-        time.sleep(self.rng.uniform(1, 10))
-        self.cluster.devcluster("start-slurmctld")
+        with self.alone["slurmctld"]:
+            self.cluster.devcluster("stop-slurmctld")
+            time.sleep(self.rng.uniform(1, 10))
+            self.cluster.devcluster("start-slurmctld")
 
     def nothing_is_left(self) -> None:
         processes = r"hop-replica run|ipykernel|hop-front"
@@ -436,6 +477,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--lanes", type=int, default=1, help="so many things happen at a time")
     parser.add_argument("--events", default="", help="only these, by name")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -445,7 +487,7 @@ def main() -> None:
     cluster = Cluster(base, int(os.environ.get("HOP_E2E_INDEX", "11")), variant)
     try:
         cluster.up()
-        said = summary(Chaos(cluster, asked.seed, only).run(asked.minutes * 60), asked.seed)
+        said = summary(Chaos(cluster, asked.seed, only, asked.lanes).run(asked.minutes * 60), asked.seed)
     finally:
         if not os.environ.get("HOP_E2E_KEEP"):
             cluster.down()
