@@ -22,6 +22,7 @@ from typing import Any, Callable, NewType, Protocol, TypeVar
 
 from . import adapters, singles
 from .lost import Lost, LostError, stands_still
+from .session import MAIN
 
 
 class Source(Protocol):
@@ -124,6 +125,50 @@ def bare(cls: Any, *args: Any) -> Any:
         b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
     )
     return base.__new__(cls, *args)
+
+
+def made_quietly(make: Any, *given: Any) -> type:
+    """A class by cloudpickle, without what the notebook's `__init_subclass__` and metaclass do when one is made: it was done."""
+    bases = types.resolve_bases(next(part for part in given if isinstance(part, tuple)))
+    own = {b: hook for base in bases for b in base.__mro__ if (hook := own_hook(b)) is not None}
+    kind, *rest = given
+    if isinstance(kind, type) and is_own_kind(kind):
+        given = (lambda *made: _past_own(kind, "__new__")(kind, *made), *rest)
+    for base in own:
+        type.__setattr__(base, "__init_subclass__", _passing_on(base))
+    try:
+        made: type = make(*given)
+    finally:
+        for base, hook in own.items():
+            type.__setattr__(base, "__init_subclass__", hook)
+    return made
+
+
+def own_hook(cls: type) -> Any | None:
+    """The `__init_subclass__` that a class of the notebook defines."""
+    hook = vars(cls).get("__init_subclass__")
+    return hook if isinstance(hook, classmethod) and _is_own(hook.__func__) else None
+
+
+def is_own_kind(kind: type) -> bool:
+    """Whether a metaclass does something of the notebook's when a class is made."""
+    made_by = (vars(k).get(name) for k in kind.__mro__ for name in ("__new__", "__init__", "__call__"))
+    return any(_is_own(getattr(way, "__func__", way)) for way in made_by)
+
+
+def _is_own(function: Any) -> bool:
+    return isinstance(function, types.FunctionType) and function.__module__ == MAIN
+
+
+def _past_own(kind: type, name: str) -> Any:
+    """The method of the first base that isn't the notebook's."""
+    found = (vars(k)[name] for k in kind.__mro__ if name in vars(k))
+    way = next(w for w in found if not _is_own(getattr(w, "__func__", w)))
+    return getattr(way, "__func__", way)
+
+
+def _passing_on(base: type) -> Any:
+    return classmethod(lambda cls, **given: super(base, cls).__init_subclass__(**given))  # type: ignore[misc]
 
 
 def new_module(name: str) -> types.ModuleType:

@@ -226,7 +226,7 @@ class Rules(Writing):
         if cid in self.owned:
             if _FORGETS:
                 self.notes.append(_FORGETS)
-            return _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls))
+            return _quietly(cls, _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls)))
         self.classes.add(cid)
         return recipes.class_of, (cid,)
 
@@ -554,6 +554,12 @@ def _by_place(obj: Any) -> tuple[Any, ...]:
     if id(obj) not in _STATEFUL:
         return recipes.module_value, where
     return recipes.module_value, where, singles.state_of(obj), None, None, recipes.set_single
+
+
+def _quietly(cls: type, reduced: Any) -> Any:
+    if not recipes.is_own_kind(type(cls)) and all(recipes.own_hook(b) is None for b in cls.__mro__[1:]):
+        return reduced
+    return (recipes.made_quietly, (reduced[0], *reduced[1]), *reduced[2:])
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:

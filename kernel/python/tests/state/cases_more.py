@@ -522,6 +522,30 @@ case(
     check="out=[c.__name__ for c in A.subs],A.subs[0] is B,A.subs[1] is C",
 )
 case(
+    "class/init_subclass tells a variable",
+    "seen=[]\nclass A:\n    def __init_subclass__(c,unit='m',**k):\n        super().__init_subclass__(**k)\n        c.unit=unit\n        seen.append(c.__name__)\nclass B(A,unit='ft'): pass\nclass C(B): pass\nx=C()",
+    "seen.append(1)",
+    check="class D(C,unit='in'): pass\nout=seen,B.unit,C.unit,D.unit,x.unit,type(x) is C",
+)
+case(
+    "class/init_subclass of a generic class and of an enumeration",
+    "import enum,typing\nseen=[]\nT=typing.TypeVar('T')\nclass H:\n    def __init_subclass__(c,**k): super().__init_subclass__(**k); seen.append(c.__name__)\nclass A(H,typing.Generic[T]): pass\nclass B(A[int]): pass\nclass E(H,enum.Enum):\n    X=1\ne=E.X",
+    "seen.append(1)",
+    check="out=seen,A.__parameters__,B.__orig_bases__,A[str],E(1) is e",
+)
+case(
+    "class/metaclass tells a variable",
+    "seen=[]\nclass M(type):\n    def __new__(m,n,b,d,**k):\n        seen.append(n)\n        return super().__new__(m,n,b,d)\n    def __init__(c,n,b,d,**k):\n        super().__init__(n,b,d)\n        c.size=len(k)\n        seen.append(len(seen))\nclass A(metaclass=M,u=1): pass\nclass B(A,u=1,v=2): pass\nx=B()",
+    "seen.append(1)",
+    check="class C(B): pass\nout=seen,A.size,B.size,C.size,type(B) is M,type(x) is B",
+)
+case(
+    "class/metaclass over abc tells a variable",
+    "import abc\nseen=[]\nclass M(abc.ABCMeta):\n    def __init__(c,n,b,d): seen.append(n); super().__init__(n,b,d)\nclass A(metaclass=M):\n    @abc.abstractmethod\n    def f(s): ...\nclass B(A):\n    def f(s): return 1\nA.register(int)\nx=B()",
+    "seen.append(1)",
+    check="out=seen,isinstance(3,A),A.__abstractmethods__,x.f()",
+)
+case(
     "class/descriptor set_name",
     "class D:\n    def __set_name__(s,o,n): s.n='_'+n\n    def __get__(s,o,t=None): return getattr(o,s.n,None) if o else s\n    def __set__(s,o,v): setattr(o,s.n,v)\nclass A:\n    x=D()\na=A()\na.x=[1]",
     check="out=a.x,a.__dict__,A.x.n",
