@@ -48,7 +48,7 @@ from . import (
 from . import restore as restoring
 from .lost import Lost, Pending
 from .records import Outcome, Ran
-from .session import Away, NoRoom, NotYet
+from .session import Away, NoRoom, NotYet, own_module
 from .store import Store, StoreError, ask_for
 
 #: Share of the cells' time for which captures may hold up cells; beyond, captures wait for think time.
@@ -1039,7 +1039,7 @@ def _own_module(value: Any) -> bool:
     else:
         kind = value if isinstance(value, type) else type(value)
         module = sys.modules.get(str(type.__getattribute__(kind, "__module__")))
-    return process.own_module(module)
+    return own_module(module)
 
 
 _IPYTHON = frozenset(

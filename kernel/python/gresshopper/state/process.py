@@ -29,7 +29,7 @@ from typing import Any, Callable
 
 from . import adapters, contexts, libraries, loggers, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
-from .session import NotHereError, reason
+from .session import NotHereError, own_module, reason
 
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
 OWN_ENV = (
@@ -168,21 +168,6 @@ def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
         found[where] = str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-#: Folders of modules that aren't the user's own.
-INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
-
-
-def own_module(module: Any) -> bool:
-    """Whether a module is the user's own, of files beside the notebook."""
-    if type(module) is not types.ModuleType or vars(module).get("__name__") == "__main__":
-        return False
-    file = vars(module).get("__file__")
-    if not isinstance(file, str) or file.startswith(INSTALLED) or "-packages/" in file:
-        return False
-    return not file.startswith(_OURS)
-
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: What is larger isn't compared.
 _COMPARED = 1 << 20
 

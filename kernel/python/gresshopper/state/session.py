@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import bisect
 import copyreg
+import os
 import sys
+import types
 import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 MAIN = "__main__"
+
+#: Folders of modules that aren't the user's own.
+INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
+
+
+def own_module(module: Any) -> bool:
+    """Whether a module is the user's own, of files beside the notebook."""
+    if type(module) is not types.ModuleType or vars(module).get("__name__") == "__main__":
+        return False
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or file.startswith(INSTALLED) or "-packages/" in file:
+        return False
+    return not file.startswith(_OURS)
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Buffer(NamedTuple):

@@ -76,3 +76,31 @@ def test_pandas_finds_a_kernel_where_a_restore_imports_it(tmp_path: Path) -> Non
         found, told = child.answer(script, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
         assert found == [20, 20], told
         assert "defaults" not in told
+
+
+EXTENSION = """
+from IPython.core.magic import Magics, line_magic, magics_class
+@magics_class
+class Desk(Magics):
+    tickets = 0
+    @line_magic
+    def ticket(self, line):
+        self.tickets += 1
+        return self.tickets
+def load_ipython_extension(shell):
+    shell.register_magics(Desk)
+"""
+
+
+def test_what_the_magics_of_an_extension_of_ones_own_keep_is_told(tmp_path: Path) -> None:
+    (tmp_path / "desk_magics.py").write_text(EXTENSION)
+    cells = [f"import sys\nsys.path.insert(0, {str(tmp_path)!r})", "%load_ext desk_magics"]
+    for used, missing in (([], False), (["%ticket"], True)):
+        base = tmp_path / str(missing)
+        base.mkdir()
+        before, _ = child.answer(SCRIPT, str(base), json.dumps(cells + used), "out = %ticket", base=base)
+        told = "print(*agent.restore(base / 'state').notices, file=sys.stderr)"
+        script = SCRIPT.replace('agent.restore(base / "state")', told)
+        after, said = child.answer(script, str(base), "[]", "out = %ticket", base=base)
+        assert (before, after) == (2 if missing else 1, 1)
+        assert ("Desk.tickets: what the magics" in said) == missing, said

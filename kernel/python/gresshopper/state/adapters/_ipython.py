@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
+from ..session import NotHereError, own_module
 from . import Adapter, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
@@ -43,6 +45,7 @@ def ipython() -> dict[str, Any]:
         ],
         "commands": [pair for pair in shell.alias_manager.aliases if pair not in _commands(shell)],
         "extensions": sorted(_extensions(shell)),
+        "held": _held(shell),
         "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
     }
 
@@ -83,7 +86,27 @@ def _reloader(shell: Any) -> Any:
     return getattr(shell.magics_manager.registry.get("AutoreloadMagics"), "_reloader", None)
 
 
+def _held(shell: Any) -> dict[str, str]:
+    """What the magics of the user's own extensions keep for themselves, as far as it is plain."""
+    return {
+        f"{cls}.{name}": repr(value)[:200]
+        for cls, held in shell.magics_manager.registry.items()
+        if own_module(sys.modules.get(type(held).__module__))
+        for name, value in vars(held).items()
+        if type(value) in _PLAIN and not name.startswith(_OF_TRAITS) and name not in _OF_MAGICS
+    }
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None), list, tuple, dict, set)
+_OF_TRAITS = ("_trait", "_cross_validation")
+_OF_MAGICS = ("magics", "options_table")
+
+
 def set_ipython(state: dict[str, Any]) -> None:
+    """
+    # Errors
+    `NotHereError` names what isn't there.
+    """
     shell = get_shell()
     text = shell.display_formatter.formatters["text/plain"]
     for owner, name, value in (
@@ -109,6 +132,11 @@ def set_ipython(state: dict[str, Any]) -> None:
     reloader = _reloader(shell)
     for name, value in (state["reloader"] or {}).items() if reloader is not None else ():
         setattr(reloader, name, value)
+    here = _held(shell)
+    if missing := sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what):
+        raise NotHereError(
+            f"{', '.join(missing)}: what the magics of an extension hold isn't saved, run its cells again"
+        )
 
 
 ADAPTER = Adapter(modules=("IPython",), sections={"IPython": Section(ipython, set_ipython)})
