@@ -177,3 +177,21 @@ def test_an_answer_that_reached_nobody_is_not_given_without_its_cells_effects(
     assert (looked["status"], stream(looked, "stdout")) == ("ok", "None\n")
     told = stream(got[0], "stderr") + stream(looked, "stderr")
     assert "effects are gone" not in told, "its own reply has said so"
+
+
+def test_a_cell_with_a_gpu_whose_front_is_cut_off_for_long_is_lost_as_any_other(links: Links, kernel: Kernel) -> None:
+    """The front takes the silent executor for lost after half a minute: the kernel goes on elsewhere."""
+    book, begun = kernel.person.book, kernel.person.notes.with_name("begun")
+    begun.unlink(missing_ok=True)
+    assert book.execute("x = 41")["status"] == "ok"
+    ways = kernel.ways("front | executor")
+    body = f"%%gpu 1\nimport time\nopen({str(begun)!r}, 'w').close()\ntime.sleep(55)\nx += 1"
+    cell = book.submit(body)["cell"]
+    until("the cell runs", begun.exists, 60)
+    with links.without(ways):
+        time.sleep(45)
+        assert links.dropped()
+    got = book.wait(cell, 150)
+    assert got["reply"].get("ename") == "CellLost", got
+    looked = book.execute("print(x)", timeout=150)
+    assert (looked["status"], stream(looked, "stdout"), stream(looked, "stderr")) == ("ok", "41\n", "")
