@@ -194,12 +194,13 @@ class Verdict:
 def names_in(source: str, *, assigned: bool) -> set[str]:
     """Names that a cell uses, or those that it assigns."""
     # Magics aren't Python, and assign nothing that is looked at.
-    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+    magics = [line for line in source.splitlines() if line.lstrip().startswith(("%", "!"))]
+    lines = [line for line in source.splitlines() if line not in magics]
     try:
         tree = ast.parse("\n".join(lines))
     except SyntaxError:
         return set(re.findall(r"[A-Za-z_]\w*", source))
-    found = set()
+    found = set() if assigned else set(re.findall(r"[A-Za-z_]\w*", "\n".join(magics)))
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and (not assigned or isinstance(node.ctx, ast.Store)):
             found.add(node.id)
