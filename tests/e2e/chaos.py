@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -332,7 +332,12 @@ class Chaos(Oracle):
             "process killed": (16, lambda: self.kill(r"ipykernel_launcher")),
             "supervisor killed": (14, lambda: self.kill(r"hop-replica run")),
             "front killed": (10, self.kill_front),
-            "front stands still": (6, self.pause_front),
+            # Shorter and longer than a replica waits for its front, and than a seat counts as lost.
+            "front stands still": (6, lambda: self.pause(r"hop-front", (1, 12, 40, 75))),
+            "seat stands still": (6, lambda: self.pause(r"hop-replica seat", (1, 5, 20, 40))),
+            "supervisor stands still": (6, lambda: self.pause(r"hop-replica run", (1, 5, 20, 40))),
+            "hopd stands still": (4, lambda: self.pause(r"opt/bin/hopd", (1, 12, 30), "gresshopper")),
+            "slurmctld stands still": (3, lambda: self.pause(r"^\S*slurmctld", (1, 12, 30), "slurm")),
             "seat cancelled": (10, self.cancel_seat),
             "node lost": (12, self.lose_node),
             "node paused": (8, self.pause_node),
@@ -367,13 +372,15 @@ class Chaos(Oracle):
                 os.kill(pid, 9)
         self.last_front_kill[user] = time.monotonic()
 
-    def pause_front(self) -> None:
-        """As where a machine swaps, or a laptop sleeps: shorter and longer than a replica waits for its front."""
-        user = self.rng.choice(USERS)
-        for pid in self.cluster.pids(r"hop-front", user)[:1]:
-            with contextlib.suppress(ProcessLookupError):
+    def pause(self, pattern: str, seconds: Sequence[float], user: str = "") -> None:
+        """One of these processes stands still, as where a machine swaps or a laptop sleeps."""
+        kind = {"gresshopper": "hopd", "slurm": "slurmctld"}.get(user)
+        pids = self.cluster.pids(pattern, user or self.rng.choice(USERS))
+        with self.alone[kind] if kind else contextlib.nullcontext(), contextlib.suppress(ProcessLookupError):
+            if pids:
+                pid = self.rng.choice(pids)
                 os.kill(pid, signal.SIGSTOP)
-                time.sleep(self.rng.choice((1, 12, 40, 75)))
+                time.sleep(self.rng.choice(seconds))
                 os.kill(pid, signal.SIGCONT)
 
     def cancel_seat(self) -> None:
