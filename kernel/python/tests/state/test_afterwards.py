@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import pytest
 
@@ -136,3 +136,31 @@ def test_the_first_figure_is_shown_as_before(
     shown = pictures(fresh)
     assert len(shown) == 1
     assert shown == pictures(kernel)
+
+
+def test_figures_are_shown_or_not_as_the_notebook_has_it_and_open_ones_stay_open(
+    start: Callable[..., Kernel],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    def shown(kernel: Kernel, source: str) -> list[Any]:
+        said: list[Any] = []
+        kernel.client.execute_interactive(
+            source,
+            timeout=60,
+            output_hook=lambda m: said.append(
+                (m["content"].get("data", {}).get("text/plain"), m["content"].get("text"))
+            ),
+        )
+        return [each for each in said if each != (None, None)]
+
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt\nplt.figure().gca().plot([1, 2])")
+    kernel.run("plt.ioff()\nheld = plt.figure(figsize=(1, 1))")
+    fresh = restored(kernel, start, tmp_path / "log")
+    for source in (
+        "print(plt.isinteractive(), plt.get_fignums(), plt.gcf() is held)",
+        "plt.figure(figsize=(2, 1)); print(plt.isinteractive(), plt.get_fignums())",
+        "plt.gca().plot([1, 2]); print(len(plt.gcf().axes), plt.gcf() is held)",
+    ):
+        assert shown(fresh, source) == shown(kernel, source) != [], source

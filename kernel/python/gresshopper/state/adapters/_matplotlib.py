@@ -9,6 +9,7 @@ import itertools
 import operator
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from .. import recipes
@@ -107,6 +108,7 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
     from matplotlib._pylab_helpers import Gcf
 
     made.__setstate__(state[0])
+    _is_not_drawn(made)
     manager = getattr(made.canvas, "manager", None)
     if manager is None or manager.num == state[1] or state[1] in Gcf.figs:
         return
@@ -115,6 +117,14 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
     manager.num = state[1]
     Gcf.figs[state[1]] = manager
     vars(made)["_number" if "_number" in vars(made) else "number"] = state[1]
+
+
+def _is_not_drawn(figure: Any) -> None:
+    """The end of the cell shows what the cell drew, and takes a figure that came back for drawn."""
+    show = getattr(sys.modules.get("matplotlib_inline.backend_inline"), "show", None)
+    if figure in getattr(show, "_to_draw", ()):
+        show._to_draw.remove(figure)
+        show._draw_called = bool(show._to_draw)
 
 
 @recipes.recipe
@@ -177,11 +187,13 @@ def _set_matplotlib(state: Any) -> None:
     other = are_others(here, state)
     state = here.whole(state) if "defaults" in state else state
     inline, hooked = state.pop("backend", None), state.pop("hooked", True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _figures_open():
         warnings.simplefilter("ignore")
         # ipykernel names the backend in the environment: a new process has its name long before its hooks.
         if inline is not None and (dict.get(matplotlib.rcParams, "backend") != inline or (hooked and not _hooked())):
             _show_inline(inline, hooked)
+        if inline is not None:
+            _configure_now()
         dict.update(matplotlib.rcParams, state)
     if other:
         raise NotHereError("matplotlib's own defaults are others here than where the state was saved")
@@ -206,6 +218,31 @@ def _show_inline(backend: str, hooked: bool) -> None:
         shell.enable_matplotlib("inline")
     else:
         plt.switch_backend(backend)
+
+
+@contextlib.contextmanager
+def _figures_open() -> Iterator[None]:
+    """A change of backends closes all figures, and those that came back are open."""
+    gcf = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
+    figures = {} if gcf is None else dict(gcf.figs)
+    if gcf is not None:
+        gcf.figs.clear()
+    try:
+        yield
+    finally:
+        if gcf is not None:
+            gcf.figs.update(figures)
+
+
+def _configure_now() -> None:
+    """Where the inline backend can't be set up at its import, it is after the first cell. That cell was another life's: what
+    the notebook has set since, `plt.ioff()` for one, would be undone."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    for hook in list(shell.events.callbacks.get("post_run_cell", ()) if shell is not None else ()):
+        if getattr(hook, "__name__", "") == "configure_once" and "inline" in str(hook.__module__):
+            hook()
 
 
 def _set_figures(state: Any) -> None:
