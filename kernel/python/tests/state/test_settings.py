@@ -20,6 +20,8 @@ CELLS = [
     "%precision 3\n%xmode Plain\n%alias_magic t timeit\n%alias hop_say echo said",
     "%load_ext autoreload\n%autoreload 2",
     "class A: pass\nget_ipython().display_formatter.formatters['text/plain'].for_type(A, lambda o, p, c: p.text('AAA'))\nimport fractions\nfractions.SEED = 4",
+    "calls = []\ndef tally(result): calls.append(1)\nget_ipython().events.register('post_run_cell', tally)",
+    "def euro(lines): return [line.replace('EURO', '1.5') for line in lines]\nget_ipython().input_transformers_cleanup.append(euro)",
 ]
 ASKED = """
 mark = '?'
@@ -30,7 +32,7 @@ out = [
     ip.display_formatter.format(3.14159)[0]['text/plain'], ip.InteractiveTB.mode, magics['line']['t'].magic_name,
     ip.alias_manager.get_alias('hop_say').cmd, any('autoreload' in n for n in ip.extension_manager.loaded),
     magics['line']['autoreload'].__self__._reloader.check_all, ip.display_formatter.format(A())[0]['text/plain'],
-    fractions.SEED,
+    fractions.SEED, EURO * 2, sum(f is tally for f in ip.events.callbacks['post_run_cell']),
 ]
 """
 SCRIPT = """
@@ -61,7 +63,7 @@ def run(base: Path, cells: list[str]) -> Any:
 def test_the_shell_is_as_the_notebook_set_it(tmp_path: Path) -> None:
     before, _ = run(tmp_path, CELLS)
     assert before[:4] == ["all", "hello al?", "abab", "3.142"]
-    assert before[4:] == ["Plain", "timeit", "echo said", True, True, "AAA", 4]
+    assert before[4:] == ["Plain", "timeit", "echo said", True, True, "AAA", 4, 3.0, 1]
     after, told = run(tmp_path, [])
     assert after == before, told
     assert "couldn't be" not in told

@@ -35,7 +35,7 @@ def ipython() -> dict[str, Any]:
             (kind, name, f)
             for kind, by_name in magics.items()
             for name, f in by_name.items()
-            if type(f) is types.FunctionType and f.__globals__ is shell.user_ns
+            if _by_notebook(f, shell)
         ],
         "aliases": [
             (kind, name, f.magic_name, f.magic_kind, f.magic_params)
@@ -43,12 +43,25 @@ def ipython() -> dict[str, Any]:
             for name, f in by_name.items()
             if type(f).__name__ == "MagicAlias" and (name, f.magic_name) not in _ALIASES
         ],
+        "called": [
+            (event, f)
+            for event, functions in shell.events.callbacks.items()
+            for f in functions
+            if _by_notebook(f, shell)
+        ],
+        "transformers": {name: [f for f in getattr(shell, name) if _by_notebook(f, shell)] for name in _TRANSFORMERS},
         "commands": [pair for pair in shell.alias_manager.aliases if pair not in _commands(shell)],
         "extensions": sorted(_extensions(shell)),
         "held": _held(shell),
         "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
     }
 
+
+def _by_notebook(f: Any, shell: Any) -> bool:
+    return type(f) is types.FunctionType and f.__globals__ is shell.user_ns
+
+
+_TRANSFORMERS = ("input_transformers_cleanup", "input_transformers_post")
 
 #: Aliases that IPython makes.
 _ALIASES = {
@@ -125,6 +138,11 @@ def set_ipython(state: dict[str, Any]) -> None:
         shell.display_formatter.formatters[mime].for_type(cls, how)
     for kind, name, f in state["magics"]:
         shell.magics_manager.register_function(f, kind, name)
+    for event, f in state.get("called", ()):
+        shell.events.register(event, f)
+    for name, functions in state.get("transformers", {}).items():
+        there = getattr(shell, name)
+        there.extend(f for f in functions if f not in there)
     for kind, name, target, _, params in state["aliases"]:
         shell.magics_manager.register_alias(name, target, kind, params)
     for name, command in state["commands"]:
