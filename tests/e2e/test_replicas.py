@@ -24,6 +24,7 @@ from harness import (
     nothing_is_left,
     stream,
     until,
+    without_slurmctld,
 )
 
 THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
@@ -545,13 +546,15 @@ def test_a_node_that_was_silent_for_long_is_a_replicas_home_again(cluster: Clust
     assert stream(alice.execute("print(seen)", timeout=60), "stdout").strip() == "[0, 1]"
 
 
-def test_a_restart_while_slurmctld_is_away_waits_for_it(cluster: Cluster, alice: Notebook) -> None:
+@pytest.mark.parametrize(("how", "seconds"), [("stopped", 8), ("hangs", 25)])
+def test_a_restart_while_slurmctld_is_away_waits_for_it(
+    cluster: Cluster, alice: Notebook, how: str, seconds: float
+) -> None:
     """Neither a seat nor a step is to be had meanwhile."""
-    cluster.devcluster("stop-slurmctld")
-    back = threading.Timer(8, lambda: cluster.devcluster("start-slurmctld"))
-    back.start()
-    try:
+    with contextlib.ExitStack() as away:
+        away.enter_context(without_slurmctld(cluster, how))
+        back = threading.Timer(seconds, away.close)
+        back.start()
         alice.restart()
-    finally:
         back.join()
     assert stream(alice.execute("print('x' in globals())", timeout=90), "stdout").strip() == "False"

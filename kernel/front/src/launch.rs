@@ -33,8 +33,12 @@ const SLURM_CALL: Duration = Duration::from_secs(60);
 /// A kernel's start waits so long for a slurmctld that is away, as while it is restarted or fails over.
 const SLURMCTLD_AWAY: Duration = Duration::from_secs(300);
 
-/// What Slurm's commands say then. Nothing was asked of slurmctld, so asking again asks once.
-const CONNECT_FAILED: &str = "Unable to contact slurm controller";
+/// What Slurm's commands say then: nobody listens, or nobody answers. A seat that was asked for twice so is empty, and ends by
+/// itself.
+const NO_ANSWER: [&str; 2] = [
+    "Unable to contact slurm controller",
+    "Socket timed out on send/recv",
+];
 
 /// Between two tries.
 const SLURMCTLD_AGAIN: Duration = Duration::from_secs(1);
@@ -767,6 +771,12 @@ async fn call(command: &mut Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
+/// Whether a command of Slurm's failed for want of slurmctld alone.
+fn is_away(error: &anyhow::Error) -> bool {
+    let said = format!("{error:#}");
+    NO_ANSWER.iter().any(|words| said.contains(words))
+}
+
 /// Like [`call`], again and again while slurmctld is away. Clients are `told`.
 async fn call_patiently(
     command: &mut Command,
@@ -779,8 +789,7 @@ async fn call_patiently(
             Ok(output) => return Ok(output),
             Err(error) => error,
         };
-        let away = format!("{error:#}").contains(CONNECT_FAILED);
-        if !away || since.elapsed() >= SLURMCTLD_AWAY {
+        if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
             return Err(error);
         }
         if since.elapsed() > TOLD_AFTER && !said {
