@@ -438,8 +438,12 @@ class Chaos(Oracle):
 
     def migrate(self) -> None:
         user = self.rng.choice(USERS)
-        with self.alone["hopd"]:
-            rows = self.cluster.hop("kernels", "-t", "running,waiting,idle", user=user)["rows"]
+        try:
+            with self.alone["hopd"]:
+                rows = self.cluster.hop("kernels", "-t", "running,waiting,idle", user=user)["rows"]
+        except Failed:
+            # hopd was started a moment ago.
+            return
         if rows:
             kernel = self.rng.choice(rows)["kernel_id"]
             self.cluster.run(user, "hop", "migrate", kernel, "--to", self.rng.choice(self.nodes), check=False)
