@@ -1188,3 +1188,15 @@ case(
     check="d.value['k'].append(1)\nd.index=0\nm.value=('a',)\nout=d.label,d.options[1][1],m.index,r.value,seen",
     needs="ipywidgets",
 )
+case(
+    "pillow/a picture of several frames",
+    "import io\nfrom PIL import Image\nb=io.BytesIO()\nImage.new('L',(2,2),3).save(b,'GIF',save_all=True,append_images=[Image.new('L',(2,2),9)])\nx=Image.open(io.BytesIO(b.getvalue()))\nx.seek(1)",
+    check="out=list(x.convert('L').getdata()),x.tell()",
+    needs="PIL",
+)
+case(
+    "pillow/a picture of one frame",
+    "import io\nfrom PIL import Image\nb=io.BytesIO()\nImage.new('L',(2,2),3).save(b,'PNG')\nx=Image.open(io.BytesIO(b.getvalue()))\nx.load()",
+    check="out=list(x.getdata()),x.mode",
+    needs="PIL",
+)

@@ -66,6 +66,7 @@ _KNOWN = {
     "_widgets": ("ipywidgets", "traitlets"),
     "_devices": ("cupy", "jax"),
     "_numba": ("numba",),
+    "_pillow": ("PIL.ImageFile",),
 }
 _imported: dict[str, Adapter] = {}
 
