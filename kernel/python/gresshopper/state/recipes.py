@@ -205,6 +205,17 @@ def new_type(name: str, supertype: Any, qualname: str) -> Any:
     return made
 
 
+def package(name: str, parts: tuple[str, ...]) -> types.ModuleType:
+    """A package, with these of its modules."""
+    found = importlib.import_module(name)
+    for part in parts:
+        try:
+            importlib.import_module(part)
+        except Exception as e:
+            current().notice(f"{part} can't be imported here: {e}")
+    return found
+
+
 def module_value(module: str, path: str) -> Any:
     """A module's value under a dotted path."""
     value: Any = importlib.import_module(module)

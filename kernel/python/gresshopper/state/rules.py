@@ -25,6 +25,7 @@ import threading
 import types
 import typing
 import weakref
+from collections.abc import Iterable
 from typing import Any, Callable, TypeVar
 
 import cloudpickle
@@ -371,7 +372,8 @@ class Rules(Writing):
 
     def _module(self, module: Any) -> Any:
         if not of_notebook(module):
-            return NotImplemented
+            parts = _named_parts(module, self.session.namespace.get("In", ()))
+            return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
         if any(held is vars(module) for held in self.session.namespace.values()):
             self.notes.append("what vars() gives of a module isn't its attributes any more")
         self.linked.add(id(module))
@@ -445,6 +447,19 @@ class _MadeScope:
 
     def __reduce__(self) -> Any:
         return recipes.module_scope, (self.module,)
+
+
+def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str, ...]:
+    """Modules of a package that cells name: not each of them comes with the package alone (`import html.parser`)."""
+    package = module.__name__
+    if not hasattr(module, "__path__"):
+        return ()
+    named = re.compile(rf"\b{re.escape(package)}((?:\.\w+)+)")
+    tails = {tail for source in sources if package in source for tail in named.findall(source)}
+    parts = {
+        ".".join([package, *tail.split(".")[1 : n + 1]]) for tail in tails for n in range(1, tail.count(".") + 1)
+    }
+    return tuple(sorted(part for part in parts if part in sys.modules))
 
 
 def of_notebook(module: types.ModuleType) -> bool:

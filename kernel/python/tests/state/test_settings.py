@@ -106,3 +106,11 @@ def test_what_the_magics_of_an_extension_of_ones_own_keep_is_told(tmp_path: Path
         after, said = child.answer(script, str(base), "[]", "out = %ticket", base=base)
         assert (before, after) == (2 if missing else 1, 1)
         assert ("Desk.tickets: what the magics" in said) == missing, said
+
+
+def test_modules_of_a_package_that_cells_import_come_back_with_it(tmp_path: Path) -> None:
+    asked = "out = [xml.dom.minidom.parseString('<a/>').documentElement.tagName, html.escape('<')]"
+    cells = ["import html, xml", "import xml.dom.minidom\nfrom html import parser\ndel parser"]
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before == after == ["a", "&lt;"], told
