@@ -230,6 +230,12 @@ impl AgentState {
                     })
                 })
                 .collect(),
+            starting: self
+                .leases
+                .iter()
+                .filter(|(_, lease)| lease.lent().is_none())
+                .map(|(id, _)| *id)
+                .collect(),
             ended: self.ended.values().cloned().collect(),
             draining: self.draining,
             standing: self.standing.clone(),
@@ -258,7 +264,7 @@ impl AgentState {
             return;
         }
         self.term = term;
-        out.push(Output::Report(Request::AgentUp(self.agent_up())));
+        out.push(Output::Report(Request::AgentUp(Box::new(self.agent_up()))));
     }
 
     fn order(&mut self, order: Order, now: Timestamp, out: &mut Vec<Output>) {

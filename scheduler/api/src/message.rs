@@ -205,7 +205,7 @@ pub enum Request {
 
     // Agents.
     /// An agent is up. Sent again after every reconnection, with the leases on its node.
-    AgentUp(AgentUp),
+    AgentUp(Box<AgentUp>),
     /// The plugin has confirmed the handover.
     LeaseStarted {
         lease: LeaseId,

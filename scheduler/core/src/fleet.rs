@@ -352,7 +352,8 @@ impl Core {
         for e in &up.ended {
             self.lease_ended(job, e.clone(), out);
         }
-        let live: BTreeSet<LeaseId> = up.leases.iter().map(|l| l.lease).collect();
+        let live = up.leases.iter().map(|l| l.lease);
+        let live: BTreeSet<LeaseId> = live.chain(up.starting.iter().copied()).collect();
         for id in known.into_iter().filter(|l| !live.contains(l)) {
             if self.work.leases.contains_key(&id) {
                 self.lease_over(
@@ -383,6 +384,16 @@ impl Core {
                     self.learn_devices(l.lease, l.devices.clone());
                 }
             }
+        }
+        for &id in &up.starting {
+            let cause = match self.work.leases.get(&id).map(|l| &l.state) {
+                Some(LeaseState::Ending { cause, .. }) => *cause,
+                None => EndCause::Released,
+                Some(LeaseState::Starting { .. } | LeaseState::Running(_) | LeaseState::Lingering { .. }) => {
+                    continue;
+                }
+            };
+            out.push(self.end_order(job, id, cause));
         }
     }
 

@@ -243,6 +243,9 @@ pub struct PilotUp {
     pub steps_left: u32,
     /// Leases that live there now.
     pub leases: Vec<LiveLease>,
+    /// Leases that are being started there, or ended before their start.
+    #[serde(default)]
+    pub starting: Vec<LeaseId>,
     /// Leases that ended there while nobody listened.
     pub ended: Vec<EndedLease>,
     /// It was told to drain before.

@@ -617,6 +617,7 @@ fn the_journal_brings_back_leases_kernels_and_counters() {
             kernel: k.clone(),
             devices: vec![GpuIndex(0)],
         }],
+        starting: vec![],
         ended: vec![],
         draining: false,
     };
@@ -1033,6 +1034,7 @@ fn a_report_of_ended_leases_ends_no_lease_that_follows_from_it() {
         ends: None,
         steps_left: 1000,
         leases: vec![],
+        starting: vec![],
         ended: vec![hop_core::EndedLease {
             lease: LeaseId(1),
             cause: EndCause::StepLost,
@@ -1631,4 +1633,39 @@ fn a_lease_of_an_executor_that_never_reported_again_is_not_the_next_ones() {
     assert_eq!(w.core.leases().len(), 1);
     let out = w.elect(&k, 2, "n0", &[]);
     assert!(kinds(&out).contains(&"end"), "{out:?}");
+}
+
+/// The driver was restarted while a node was starting a lease, and slurmctld is slow.
+#[test]
+fn a_lease_that_a_node_was_starting_keeps_its_gpu_until_its_node_has_ended_it() {
+    let config = Config {
+        journal: true,
+        ..Config::default()
+    };
+    let mut w = World::new(1, config.clone(), pool());
+    let job = w.pilot("n0", 1, 8);
+    let k = w.kernel("k", "ada", &[], 1);
+    let mut out = w.elect(&k, 1, "n0", &[]);
+    let (_, more) = w.submit(&k, Need::gpus(1));
+    out.extend(more);
+    let journal = out.into_iter().filter_map(|o| match o {
+        Output::Journal(entry) => Some(entry),
+        _ => None,
+    });
+    w.core = Core::restore(config, vec![pool()], journal, w.now, &mut Vec::new());
+    let out = w.announce_starting(job, vec![LeaseId(1)]);
+    assert!(kinds(&out).contains(&"end"), "{out:?}");
+    w.elect(&k, 1, "n0", &[]);
+    let (_, out) = w.submit(&k, Need::gpus(1));
+    assert!(
+        !kinds(&out).contains(&"start"),
+        "its node would refuse it: {out:?}"
+    );
+    let out = w.tell(Input::LeaseFailed {
+        lease: LeaseId(1),
+        pilot: job,
+        reason: "it was ended before it had started".into(),
+        device_lost: false,
+    });
+    assert!(kinds(&out).contains(&"start"), "{out:?}");
 }

@@ -55,6 +55,7 @@ pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
                 devices: l.handover.devices.iter().map(|d| d.index).collect(),
             })
             .collect(),
+        starting: up.starting,
         ended: up
             .ended
             .into_iter()

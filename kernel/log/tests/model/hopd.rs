@@ -447,6 +447,7 @@ impl Hopd {
             ends: None,
             steps_left: 40_000,
             leases: live.into_iter().collect(),
+            starting: Vec::new(),
             ended: over.into_iter().collect(),
             draining: false,
         }));

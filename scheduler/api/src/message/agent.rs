@@ -27,6 +27,9 @@ pub struct AgentUp {
     pub term: Term,
     /// Leases that live here.
     pub leases: Vec<LiveLease>,
+    /// Leases that are being started here, or ended before their start: their GPUs are spoken for.
+    #[serde(default)]
+    pub starting: Vec<LeaseId>,
     /// Ended leases that `hopd` has not acknowledged.
     pub ended: Vec<EndedLease>,
     /// `hopd` told it to drain before.

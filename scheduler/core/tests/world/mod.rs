@@ -340,6 +340,11 @@ impl World {
 
     /// The agent reports itself, as it does after every (re)connection.
     pub fn announce(&mut self, job: JobId) -> Vec<Output> {
+        self.announce_starting(job, Vec::new())
+    }
+
+    /// The same, while the agent starts these leases.
+    pub fn announce_starting(&mut self, job: JobId, starting: Vec<LeaseId>) -> Vec<Output> {
         let agent = self.agents.get_mut(&job).unwrap();
         agent.silent = false;
         // Orders that were on their way when the connection broke are lost.
@@ -368,6 +373,7 @@ impl World {
                     devices: d.clone(),
                 })
                 .collect(),
+            starting,
             ended: Vec::new(),
             draining: agent.draining,
         };

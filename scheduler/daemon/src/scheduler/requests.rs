@@ -216,7 +216,7 @@ impl Scheduler {
 
     fn of_agent(&mut self, conn: ConnId, access: &Access, body: Request) -> Result<Answer, Refusal> {
         if let Request::AgentUp(up) = body {
-            self.agent_up(conn, up)?;
+            self.agent_up(conn, *up)?;
             return Ok(DONE);
         }
         let pilot = access.pilot()?;

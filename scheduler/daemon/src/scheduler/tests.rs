@@ -230,7 +230,7 @@ async fn a_lease_whose_order_a_crash_took_has_its_row_by_its_nodes_word() {
             vec![]
         };
         let ended = if live { vec![] } else { vec![ended_lease(lease)] };
-        Request::AgentUp(AgentUp { leases, ended, ..up })
+        Request::AgentUp(Box::new(AgentUp { leases, ended, ..*up }))
     };
     for live in [true, false] {
         let mut house = House::new();
@@ -436,10 +436,10 @@ async fn a_restart_ends_no_lease_whose_replica_waits_for_slurms_word() {
     };
     house.say(
         agent,
-        Request::AgentUp(AgentUp {
+        Request::AgentUp(Box::new(AgentUp {
             leases: vec![live],
-            ..report
-        }),
+            ..*report
+        })),
     );
     let (ada, mut mailbox) = house.connect("ada", Role::Replica);
     let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
@@ -639,7 +639,7 @@ impl Long {
 }
 
 fn agent_up() -> Request {
-    Request::AgentUp(AgentUp {
+    Request::AgentUp(Box::new(AgentUp {
         node: "n0".into(),
         pilot: JobId(1),
         pool: "main".into(),
@@ -655,10 +655,11 @@ fn agent_up() -> Request {
         steps_max: 1000,
         term: Term(0),
         leases: vec![],
+        starting: vec![],
         ended: vec![],
         draining: false,
         standing: None,
-    })
+    }))
 }
 
 fn handover() -> Handover {
@@ -1459,8 +1460,10 @@ async fn a_deposed_executor_is_lent_nothing_though_it_is_connected() {
         };
         let agent = two.house.connect("gresshopper", Role::Agent);
         let (pilot, node) = (JobId(n), format!("n{n}").as_str().into());
-        two.house
-            .say(agent.0, Request::AgentUp(AgentUp { pilot, node, ..up }));
+        two.house.say(
+            agent.0,
+            Request::AgentUp(Box::new(AgentUp { pilot, node, ..*up })),
+        );
         agent
     });
     two.house.say(two.executor.0, submit_as(2));

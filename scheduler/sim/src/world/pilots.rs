@@ -187,6 +187,7 @@ impl World<'_> {
             ends: None,
             steps_left: u32::MAX,
             leases: Vec::new(),
+            starting: Vec::new(),
             ended: Vec::new(),
             draining: false,
         }));
