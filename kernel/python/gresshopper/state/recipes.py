@@ -167,8 +167,8 @@ def _past_own(kind: type, name: str) -> Any:
     return getattr(way, "__func__", way)
 
 
-def _passing_on(base: type) -> Any:
-    return classmethod(lambda cls, **given: super(base, cls).__init_subclass__(**given))  # type: ignore[misc]
+def _passing_on(base: Any) -> Any:
+    return classmethod(lambda cls, **given: super(base, cls).__init_subclass__(**given))
 
 
 def new_module(name: str) -> types.ModuleType:

@@ -121,7 +121,7 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
 
 def _is_not_drawn(figure: Any) -> None:
     """The end of the cell shows what the cell drew, and takes a figure that came back for drawn."""
-    show = getattr(sys.modules.get("matplotlib_inline.backend_inline"), "show", None)
+    show: Any = getattr(sys.modules.get("matplotlib_inline.backend_inline"), "show", None)
     if figure in getattr(show, "_to_draw", ()):
         show._to_draw.remove(figure)
         show._draw_called = bool(show._to_draw)
