@@ -11,6 +11,7 @@ import contextlib
 import os
 import pwd
 import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ from .server_job import ENDED
 COMMAND_TIMEOUT_S = 30.0
 #: How long a server may take to accept a connection.
 ANSWER_S = 5.0
-_FIELDS = "%i|%T|%r|%S|%N|%k"
+#: The comment is its owner's to write: no more of it is asked for than tells ours.
+_FIELDS = f"%i|%T|%r|%S|%N|%{len(ENDED) + 1}k"
 
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING"})
@@ -52,16 +54,23 @@ class Job:
         return (self.pending or self.state in RUNNING) and not self.server_ended
 
 
-def parse_jobs(text: str) -> dict[str, Job]:
-    """The jobs in squeue's output, by id. A comment that is not ours means nothing."""
+def parse_jobs(text: str, mark: str) -> dict[str, Job]:
+    """The jobs in squeue's output, by id. A comment that is not ours means nothing: one with a line that looks like
+    another job's lacks the mark of this question."""
     jobs = {}
     for line in text.splitlines():
-        fields = line.split("|", 5)
-        if len(fields) != 6:
+        fields = line.split("|", 6)
+        if len(fields) != 7 or fields[0] != mark:
             continue
-        job_id, state, reason, start, node, comment = fields
-        jobs[job_id] = Job(job_id, state, reason, start, node, comment == ENDED)
+        job_id, state, reason, start, node, comment = fields[1:]
+        jobs[job_id] = Job(job_id, state, reason, start, node, comment.strip() == ENDED)
     return jobs
+
+
+async def _jobs(*which: str, **how: Any) -> dict[str, Job]:
+    """The jobs that squeue shows for these options."""
+    mark = secrets.token_hex(8)
+    return parse_jobs(await run(["squeue", "-h", *which, "-t", "all", "-o", f"{mark}|{_FIELDS}"], **how), mark)
 
 
 async def run(
@@ -137,8 +146,7 @@ class JobTable:
         """The job, or None if Slurm doesn't list it to us. SlurmError if Slurm can't be asked now."""
         async with self._lock:
             if time.monotonic() - self._at > max_age_s:
-                text = await run(["squeue", "-h", "-a", "--name", self._job_name, "-t", "all", "-o", _FIELDS])
-                self._jobs = parse_jobs(text)
+                self._jobs = await _jobs("-a", "--name", self._job_name)
                 self._at = time.monotonic()
         return self._jobs.get(job_id)
 
@@ -147,12 +155,11 @@ async def job_of(user: str, job_id: str, prefix: Sequence[str]) -> Job | None:
     """The job in its user's view: `PrivateData=jobs` hides the job from others. None means that the job doesn't
     exist."""
     try:
-        text = await run(["squeue", "-h", "-j", job_id, "-t", "all", "-o", _FIELDS], user=user, prefix=prefix)
+        return (await _jobs("-j", job_id, user=user, prefix=prefix)).get(job_id)
     except SlurmError as error:
         if "Invalid job id" in str(error):
             return None
         raise
-    return parse_jobs(text).get(job_id)
 
 
 async def addresses(partition: str) -> list[str]:

@@ -24,13 +24,33 @@ from gresshopper_jupyter.spawner import GresshopperSpawner, describe
 
 def test_jobs_are_read_as_squeue_prints_them() -> None:
     jobs = parse_jobs(
-        "12|RUNNING|None|2026-11-21T10:00:00|n1|gresshopper ended\n13|PENDING|Resources|N/A||(null)\nnot a job\n"
+        "m|12|RUNNING|None|2026-11-21T10:00:00|n1|gresshopper ended \nm|13|PENDING|Resources|N/A||(null)\nnot a job\n",
+        "m",
     )
     assert jobs["12"] == Job("12", "RUNNING", "None", "2026-11-21T10:00:00", "n1", True)
     assert not jobs["12"].alive, "the hub is to take the route away while the port is held"
     assert jobs["13"].pending
     assert jobs["13"].alive
     assert len(jobs) == 2
+
+
+def squeue(argv: list[str], *rows: str) -> str:
+    """As squeue answers: each row begins as the format asked for does."""
+    mark, _, _ = argv[argv.index("-o") + 1].partition("%")
+    return "".join(f"{mark}{row}\n" for row in rows)
+
+
+async def test_nobodys_comment_passes_for_another_users_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of the servers' name, with a comment of two lines: the second would send alice's hub to another node, or end
+    her server."""
+    comment = "x\n12|RUNNING|None|N/A|evil|gresshopper ended"
+
+    async def run(argv: list[str], **more: Any) -> str:
+        return squeue(argv, "12|RUNNING|None|N/A|n1|(null)", f"13|RUNNING|None|N/A|evil|{comment}", comment)
+
+    monkeypatch.setattr(slurm, "run", run)
+    job = await slurm.JobTable("jupyter").get("12", 0)
+    assert job == Job("12", "RUNNING", "None", "N/A", "n1")
 
 
 def test_the_spawn_page_says_why_a_job_waits() -> None:
@@ -241,7 +261,7 @@ async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pyte
 
     async def run(argv: list[str], **more: Any) -> str:
         asked.append((argv, more))
-        return "".join(f"{job}|RUNNING|None|N/A|n1|\n" for job in range(20))
+        return squeue(argv, *(f"{job}|RUNNING|None|N/A|n1|" for job in range(20)))
 
     monkeypatch.setattr(slurm, "run", run)
     table = slurm.JobTable("jupyter")
@@ -258,7 +278,7 @@ async def test_a_hidden_job_is_asked_for_as_its_user_and_not_at_each_look(monkey
         if "-a" in argv:
             return ""
         asked.append((argv, more))
-        return "42|PENDING|Resources|N/A||\n"
+        return squeue(argv, "42|PENDING|Resources|N/A||")
 
     monkeypatch.setattr(slurm, "run", run)
     made = spawner(job_name="hidden", poll_age_s=0, exec_prefix=["sudo", "-u", "{username}"])
@@ -327,7 +347,7 @@ async def test_a_server_is_lost_when_neither_it_nor_its_node_is_heard(
         asked.append(" ".join(argv[:2]))
         if argv[0] == "scontrol":
             return f"NodeName=n1 NodeAddr=127.0.0.1 State={state} Weight=1"
-        return "42|RUNNING|None|N/A|n1|\n" if argv[0] == "squeue" else ""
+        return squeue(argv, "42|RUNNING|None|N/A|n1|") if argv[0] == "squeue" else ""
 
     monkeypatch.setattr(slurm, "run", run)
     monkeypatch.setattr("gresshopper_jupyter.spawner.run", run)
@@ -352,8 +372,7 @@ async def test_a_server_is_lost_when_neither_it_nor_its_node_is_heard(
 
 async def test_a_site_may_leave_lost_nodes_to_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(argv: list[str], **more: Any) -> str:
-        assert argv[0] == "squeue"
-        return "42|RUNNING|None|N/A|n1|\n"
+        return squeue(argv, "42|RUNNING|None|N/A|n1|")
 
     monkeypatch.setattr(slurm, "run", run)
     made = spawner(job_name="left", lost_node_s=0)
