@@ -353,7 +353,8 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         if os.path.isabs(home):
             env["HOME"] = home
         return await run(
-            [self.node_python, "-m", "gresshopper_jupyter.server_job", *argv],
+            # Without the modules in the user's home, which would run on the hub's host.
+            [self.node_python, "-s", "-m", "gresshopper_jupyter.server_job", *argv],
             user=self.user.name,
             stdin=stdin.encode(),
             env=env,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import re
 import socket
 import stat
@@ -254,6 +255,26 @@ async def test_a_command_that_hangs_below_sudo_is_left_to_itself(monkeypatch: py
     assert process.returncode is None, "it isn't waited for"
     process.kill()
     await process.wait()
+
+
+async def test_no_module_of_the_users_runs_on_the_hubs_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python runs `usercustomize` of the home at each start."""
+    python = "/usr/bin/python3"  # The one of a virtual environment looks into no home.
+    home = {"HOME": str(tmp_path)}
+    where = subprocess.run([python, "-m", "site", "--user-site"], env=home, capture_output=True, text=True, check=False)
+    site = Path(where.stdout.strip())
+    site.mkdir(parents=True)
+    (site / "usercustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    subprocess.run([python, "-c", ""], env=home, check=True)
+    assert (tmp_path / "ran").exists()
+    (tmp_path / "ran").unlink()
+    monkeypatch.setattr("os.path.expanduser", lambda path: str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(server_job.__file__).parents[1]))
+    made = spawner(node_python=python)
+    made.user = User(pwd.getpwuid(os.getuid()).pw_name)
+    (tmp_path / "log").write_text("said")
+    assert await made.job_program("tail", str(tmp_path / "log")) == "said"
+    assert not (tmp_path / "ran").exists()
 
 
 async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pytest.MonkeyPatch) -> None:
