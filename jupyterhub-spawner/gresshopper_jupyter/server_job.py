@@ -17,7 +17,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,8 @@ ENDED = "gresshopper ended"
 #: Logs kept of a user's ended servers, and of all servers, the newest.
 LOGS_KEPT, LOGS_MOST = 3, 16
 LOG_LINES = 20
+#: Most bytes that the hub is given of a log and of a secret: their owner may have put anything in their place.
+LOG_MOST, SECRET_MOST = 64 << 10, 1 << 20
 #: How old the secrets of a job that hasn't begun may become.
 SECRETS_KEPT_S = 14 * 86400
 #: How long `port` waits for the server before it lets the hub look at the job again.
@@ -62,7 +63,7 @@ def read_secret(path: Path) -> str:
         info = os.fstat(fd)
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
             raise PermissionError(f"{path} is not a private file of uid {os.getuid()}")
-        return file.read()
+        return file.read(SECRET_MOST)
 
 
 # Submitting.
@@ -151,8 +152,10 @@ def port(name: str) -> int:
 
 def tail(path: str) -> int:
     """Print the end of a server's log."""
-    with open(path, errors="replace") as file:
-        sys.stdout.writelines(deque(file, LOG_LINES))
+    with open(path, "rb") as file:
+        file.seek(max(os.fstat(file.fileno()).st_size - LOG_MOST, 0))
+        lines = file.read(LOG_MOST).decode(errors="replace").splitlines(keepends=True)
+    sys.stdout.writelines(lines[-LOG_LINES:])
     return 0
 
 

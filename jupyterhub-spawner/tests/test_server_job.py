@@ -31,3 +31,17 @@ def test_a_job_has_no_folder_on_its_path_that_is_closed_to_its_user(
     kept = server_job.clean_environment()
     assert kept["PATH"] == f"/usr/bin:{tmp_path}"
     assert "SLURM_JOB_ID" not in kept
+
+
+def test_the_hub_is_given_a_bounded_part_of_a_users_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 26)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast words\n")
+    assert server_job.tail(str(log)) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("\nlast words\n")
+    assert len(said) <= server_job.LOG_MOST
+    log.chmod(0o600)
+    assert len(server_job.read_secret(log)) == server_job.SECRET_MOST
