@@ -257,24 +257,31 @@ async def test_a_command_that_hangs_below_sudo_is_left_to_itself(monkeypatch: py
     await process.wait()
 
 
-async def test_no_module_of_the_users_runs_on_the_hubs_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python runs `usercustomize` of the home at each start."""
-    python = "/usr/bin/python3"  # The one of a virtual environment looks into no home.
-    home = {"HOME": str(tmp_path)}
-    where = subprocess.run([python, "-m", "site", "--user-site"], env=home, capture_output=True, text=True, check=False)
+def home_with_a_module(home: Path, python: str) -> Path:
+    """A home whose `usercustomize` is run by each start of that Python. Returns the file that says so."""
+    env, ran = {"HOME": str(home)}, home / "ran"
+    where = subprocess.run(
+        [python, "-m", "site", "--user-site"], env=env, capture_output=True, text=True, check=False
+    )
     site = Path(where.stdout.strip())
     site.mkdir(parents=True)
-    (site / "usercustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    subprocess.run([python, "-c", ""], env=home, check=True)
-    assert (tmp_path / "ran").exists()
-    (tmp_path / "ran").unlink()
+    (site / "usercustomize.py").write_text(f"open({str(ran)!r}, 'w')")
+    subprocess.run([python, "-c", ""], env=env, check=True)
+    assert ran.exists()
+    ran.unlink()
+    return ran
+
+
+async def test_no_module_of_the_users_runs_on_the_hubs_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = "/usr/bin/python3"  # The one of a virtual environment looks into no home.
+    ran = home_with_a_module(tmp_path, python)
     monkeypatch.setattr("os.path.expanduser", lambda path: str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(server_job.__file__).parents[1]))
     made = spawner(node_python=python)
     made.user = User(pwd.getpwuid(os.getuid()).pw_name)
     (tmp_path / "log").write_text("said")
     assert await made.job_program("tail", str(tmp_path / "log")) == "said"
-    assert not (tmp_path / "ran").exists()
+    assert not ran.exists()
 
 
 async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pytest.MonkeyPatch) -> None:
