@@ -7,6 +7,7 @@ use crate::kernels;
 use crate::output::Whose;
 use hop_api::message::{Explanation, QueueQuery, QueueRow, Request, Response};
 use hop_words::id::{CellId, KernelId};
+use hop_words::text::plain;
 use serde_json::{Value, json};
 
 const EXAMPLES: &str = "\
@@ -74,7 +75,7 @@ fn all_that_wait(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> 
         writeln!(context.err, "hop: no cell waits")?;
     }
     for (waiting, explanation) in &explained {
-        let (name, user) = (clean(&waiting.name), &waiting.user);
+        let (name, user) = (plain(&waiting.name), &waiting.user);
         let id: String = waiting.kernel.as_str().chars().take(8).collect();
         writeln!(context.out, "{name} ({id}), {user}:")?;
         write_sentences(&explanation.sentences, "  ", context)?;
@@ -110,13 +111,7 @@ fn write_json(document: Value, context: &mut Context<'_>) -> Result<(), Failure>
 
 fn write_sentences(sentences: &[String], indent: &str, context: &mut Context<'_>) -> Result<(), Failure> {
     for sentence in sentences {
-        writeln!(context.out, "{indent}{}", clean(sentence))?;
+        writeln!(context.out, "{indent}{}", plain(sentence))?;
     }
     Ok(())
-}
-
-fn clean(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }

@@ -45,6 +45,7 @@ mod transcripts;
 use clap::{Parser, Subcommand};
 use context::Context;
 use failure::Failure;
+use output::Plain;
 use std::process::ExitCode;
 
 /// See and steer Gresshopper: leases of GPUs, waiting cells and their reasons, usage.
@@ -136,7 +137,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr());
+    let (mut out, mut err) = (Plain(std::io::stdout().lock()), Plain(std::io::stderr()));
     let mut context = Context::of_process(&mut out, &mut err);
     let result =
         dispatch(&cli.command, &mut context).and_then(|()| context.out.flush().map_err(Failure::from));

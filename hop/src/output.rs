@@ -9,13 +9,33 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::time::{write_span, write_time};
 use hop_words::id::UserName;
+use hop_words::text::{acts, plain};
 use hop_words::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
 use serde_json::{Map, json};
+use std::io::{self, Write};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// The formats of `--json=`.
 const JSON_VERSIONS: [&str; 1] = ["v1"];
+
+/// Writes text without characters that act on a terminal, but for the ends of lines: others have chosen names and reasons.
+pub(crate) struct Plain<W>(pub(crate) W);
+
+impl<W: Write> Write for Plain<W> {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        let shown: String = String::from_utf8_lossy(text)
+            .chars()
+            .map(|c| if acts(c) && c != '\n' && c != '\t' { '?' } else { c })
+            .collect();
+        self.0.write_all(shown.as_bytes())?;
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
 
 /// What a field of one record is.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,11 +71,7 @@ impl Value {
 
     fn write(&self, zone: &TimeZone, convert: bool) -> String {
         match self {
-            // A control character in somebody's notebook name must not reach a terminal.
-            Self::Text(text) => text
-                .chars()
-                .map(|c| if c.is_control() { '?' } else { c })
-                .collect(),
+            Self::Text(text) => plain(text),
             Self::Number(n) => n.to_string(),
             Self::Decimal(n) => format!("{n:.1}"),
             Self::Percent(Some(p)) => format!("{p:.1}%"),
@@ -527,7 +543,7 @@ mod tests {
     fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(
             Value::text("a\u{1b}[31mb\n").write(&TimeZone::UTC, true),
-            "a?[31mb?"
+            "a?[31mb "
         );
     }
 

@@ -14,4 +14,5 @@ pub mod need;
 pub mod net;
 pub mod process;
 pub mod replica;
+pub mod text;
 pub mod time;

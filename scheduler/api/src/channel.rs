@@ -8,12 +8,15 @@
 //! added, left out, repeated, reordered or reflected. Contents are not encrypted.
 //!
 //! Timeouts limit the handshake, a frame once begun, and silence; sizes limit a hello, and a frame by direction. The
+//! server reads no character that acts on a terminal: names and reasons come from users, and go into logs and tables. The
 //! meaning of messages is left to `hopd` and the client.
 
 use crate::identity::{Identity, IdentityError, Proven};
 use crate::message::{Hello, Refusal, Role, VERSION, Welcome};
+use hop_words::text::plain;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,6 +159,8 @@ pub struct Reader<S> {
     seal: Seal,
     limit: usize,
     timeouts: Timeouts,
+    /// Whether what the texts in messages could do to a terminal is taken out.
+    plain: bool,
 }
 
 /// The sending half of a channel.
@@ -189,7 +194,13 @@ impl<S: AsyncRead + Unpin> Reader<S> {
         )
         .await?;
         match frame.split_first() {
-            Some((&AUTHENTIC, sealed)) => parse(self.seal.open(sealed)?),
+            Some((&AUTHENTIC, sealed)) => {
+                let message = self.seal.open(sealed)?;
+                match self.plain && may_act(message) {
+                    true => parse_plain(message),
+                    false => parse(message),
+                }
+            }
             _ => Err(ChannelError::NotAuthentic),
         }
     }
@@ -289,6 +300,7 @@ where
             seal: to_client,
             limit: FROM_HOPD_LIMIT,
             timeouts,
+            plain: false,
         },
         writer: Writer {
             stream: write,
@@ -437,6 +449,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Arrival<R, W> {
                 seal: self.to_server,
                 limit: TO_HOPD_LIMIT,
                 timeouts,
+                plain: true,
             },
             writer: Writer {
                 stream: self.write,
@@ -491,6 +504,26 @@ async fn blocking<T: Send + 'static>(
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ChannelError> {
     serde_json::from_slice(bytes).map_err(|e| ChannelError::Malformed(e.to_string()))
+}
+
+/// Whether a text in the message may hold a character that acts: JSON spells it as an escape or beyond ASCII.
+fn may_act(json: &[u8]) -> bool {
+    json.iter().any(|b| *b == b'\\' || !b.is_ascii() || *b == 0x7f)
+}
+
+fn parse_plain<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ChannelError> {
+    let mut message: Value = parse(bytes)?;
+    make_plain(&mut message);
+    serde_json::from_value(message).map_err(|e| ChannelError::Malformed(e.to_string()))
+}
+
+fn make_plain(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = plain(text),
+        Value::Array(values) => values.iter_mut().for_each(make_plain),
+        Value::Object(fields) => fields.values_mut().for_each(make_plain),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// Room for the length, the kind, `prefix`, the message; the length is filled in when it is written.

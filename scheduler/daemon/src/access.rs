@@ -4,6 +4,7 @@ use crate::caller::Caller;
 use hop_api::message::{EXPECT_MAX, Expect, PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
 use hop_words::need::Need;
+use hop_words::text::acts;
 
 /// Longest id that a caller may choose, in bytes.
 const NAME_LIMIT: usize = 200;
@@ -274,9 +275,9 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Free text from a caller, cut to `most` characters and without control characters.
+/// Free text from a caller, cut to `most` characters.
 pub(crate) fn printable(text: &str, most: usize) -> String {
-    text.chars().filter(|c| !c.is_control()).take(most).collect()
+    text.chars().filter(|c| !acts(*c)).take(most).collect()
 }
 
 /// Name of a lease's Slurm step in `squeue -s` and `sacct`: the user and the notebook's name, or the kernel's id

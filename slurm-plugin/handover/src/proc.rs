@@ -1,5 +1,6 @@
 //! Single facts about processes from `/proc`. Nothing is cached: a pid may be another process a moment later.
 
+use hop_words::text::plain;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ pub fn tracers(pid: u32) -> Vec<u32> {
 /// The program's file; empty for kernel threads and processes that are gone.
 pub fn exe(pid: u32) -> String {
     std::fs::read_link(format!("/proc/{pid}/exe"))
-        .map(|p| p.to_string_lossy().into_owned())
+        .map(|p| plain(&p.to_string_lossy()))
         .unwrap_or_default()
 }
 

@@ -441,3 +441,31 @@ async fn another_protocol_on_the_port_is_refused() {
         ChannelError::Oversize { .. }
     ));
 }
+
+/// Whichever field it is in: names and reasons go on into logs, tables and the accounting.
+#[tokio::test]
+async fn no_text_that_acts_on_a_terminal_comes_in() {
+    let table = Arc::new(Table::default());
+    let (client, server) = pipe();
+    let serving = serve(&table, server, welcome);
+    let mut client = dial(&table, client).await.unwrap();
+    let mut server = serving.await.unwrap().unwrap();
+    let wild = "n1\n2026 INFO hopd: all is well\u{1b}[2J\u{9b}31m\u{202e}";
+    let release = |node: &str| Request::Release {
+        node: node.into(),
+        gpus: vec![],
+    };
+    for (said, heard) in [
+        (wild, "n1 2026 INFO hopd: all is well?[2J?31m?"),
+        ("né \\ \"", "né \\ \""),
+    ] {
+        let body = release(said);
+        client.writer.send(&ToHopd { id: u64::MAX, body }).await.unwrap();
+        let got: ToHopd = server.reader.receive().await.unwrap();
+        assert_eq!(got.id, u64::MAX);
+        assert!(
+            matches!(&got.body, Request::Release { node, .. } if node.as_str() == heard),
+            "{got:?}"
+        );
+    }
+}
