@@ -62,7 +62,7 @@ pub async fn accept_replicas(
                         tokio::spawn(receive(link, hello, visit, replicas));
                     }
                 });
-                handshakes.begin(from.ip(), &greeting);
+                handshakes.begin(from.ip(), greeting.abort_handle());
             }
             Err(error) => {
                 tracing::warn!(%error, "can't accept a replica's connection");

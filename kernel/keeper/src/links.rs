@@ -8,6 +8,7 @@ use crate::lock::lock;
 use crate::visit::Visitor;
 use crate::wire::{Frame, Hello, PATIENCE, VERSION, greeted};
 use bytes::Bytes;
+use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
 use hop_raft::{Member, Transport, Unreachable};
 use hop_words::id::{Incarnation, JobId};
@@ -19,8 +20,9 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
+use tokio_rustls::server::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// The pause after a dial that failed.
@@ -29,6 +31,8 @@ const REDIAL_AFTER: Duration = Duration::from_millis(200);
 const CONFIRMS_AFTER: Duration = Duration::from_millis(50);
 /// Links with a seat: both sides may dial at once, beside a link fallen silent. Beyond them the oldest ends.
 const LINKS_MAX: usize = 3;
+/// The most connections that may be open without having shown the user's key.
+const HANDSHAKES: usize = 64;
 
 /// A member hosted by this seat.
 #[derive(Debug, Clone)]
@@ -105,10 +109,10 @@ impl Links {
         Timestamp(micros + 1)
     }
 
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let mut tasks = lock(&self.tasks);
         while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
+        tasks.spawn(task)
     }
 
     /// Ends all tasks and forgets all members: no message is answered any more.
@@ -154,15 +158,19 @@ impl Links {
 
     /// Accepts links until the keeper ends.
     pub(crate) async fn accept(self: Arc<Self>, listener: TcpListener) {
+        let mut handshakes = HandshakeLimit::new(HANDSHAKES);
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => {
+                Ok((stream, from)) => {
                     let links = Arc::clone(&self);
-                    self.spawn(async move {
-                        if let Err(error) = links.accepted(stream).await {
-                            tracing::debug!(%error, "a link to this seat ended");
+                    let shaking = self.spawn(async move {
+                        match links.greeted(stream).await {
+                            // Spawned separately: a peer with the key doesn't count as a stranger any more.
+                            Ok((stream, theirs)) => links.begin(Arc::clone(&links).accepted(stream, theirs)),
+                            Err(error) => tracing::debug!(%error, "no link to this seat"),
                         }
                     });
+                    handshakes.begin(from.ip(), shaking);
                 }
                 // Out of descriptors: existing links go on.
                 Err(_) => tokio::time::sleep(REDIAL_AFTER).await,
@@ -170,10 +178,23 @@ impl Links {
         }
     }
 
-    async fn accepted(self: Arc<Self>, stream: TcpStream) -> io::Result<()> {
+    /// Has the caller prove the user's key, and reads its first frame.
+    async fn greeted(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Frame)> {
         stream.set_nodelay(true)?;
         let mut stream = timeout(PATIENCE, self.acceptor.accept(stream)).await??;
         let theirs = timeout(PATIENCE, Frame::read(&mut stream)).await??;
+        Ok((stream, theirs))
+    }
+
+    fn begin(&self, link: impl Future<Output = io::Result<()>> + Send + 'static) {
+        self.spawn(async move {
+            if let Err(error) = link.await {
+                tracing::debug!(%error, "a link to this seat ended");
+            }
+        });
+    }
+
+    async fn accepted(self: Arc<Self>, mut stream: TlsStream<TcpStream>, theirs: Frame) -> io::Result<()> {
         if let Frame::Visit(visit) = theirs {
             let visitor = Visitor::received(self.me, visit, stream)?;
             self.tell(Event::Visited(visitor));

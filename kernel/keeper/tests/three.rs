@@ -455,3 +455,30 @@ fn cpu_time() -> Duration {
     };
     Duration::from_nanos(threads.map(of).sum())
 }
+
+/// Connections to a seat's port that never show the user's key, as anybody on the network can make them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_take_few_of_a_seats_descriptors() {
+    let dir = tempfile::tempdir().unwrap();
+    let (keeper, _events) = seated(dir.path(), 1).await;
+    let address = Book::open(&dir.path().join("seats"))
+        .unwrap()
+        .address(seat(1))
+        .unwrap();
+    let is_open = |stream: &std::net::TcpStream| {
+        let read = std::io::Read::read(&mut &*stream, &mut [0]);
+        matches!(read, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+    };
+    // Each has a second to show the key: before that the first ones have gone, and the last ones not.
+    let tried = (0..5).any(|_| {
+        let strangers: Vec<_> = (0..300)
+            .map(|_| std::net::TcpStream::connect(address).unwrap())
+            .inspect(|stream| stream.set_nonblocking(true).unwrap())
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        let (first, last) = strangers.split_at(200);
+        !first.iter().any(is_open) && last.iter().any(is_open)
+    });
+    assert!(tried, "all of them are open at a time");
+    drop(keeper);
+}

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::AbortHandle;
 
 /// Tasks that each prove a connection, by source address, the oldest first.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl HandshakeLimit {
     }
 
     /// Takes in one more. Without room, the address with the most of them loses its oldest.
-    pub fn begin(&mut self, from: IpAddr, proving: &JoinHandle<()>) {
+    pub fn begin(&mut self, from: IpAddr, proving: AbortHandle) {
         if self.count >= self.most {
             self.drop_finished();
         }
@@ -34,7 +34,7 @@ impl HandshakeLimit {
             self.displace();
         }
         let queue = self.proving.entry(from).or_default();
-        queue.push_back(proving.abort_handle());
+        queue.push_back(proving);
         self.count += 1;
     }
 
@@ -58,6 +58,7 @@ impl HandshakeLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::task::JoinHandle;
 
     const MOST: usize = 8;
 
@@ -69,7 +70,7 @@ mod tests {
     fn begun(limit: &mut HandshakeLimit, from: impl IntoIterator<Item = u8>) -> Vec<JoinHandle<()>> {
         let begin = |last| {
             let task = tokio::spawn(std::future::pending::<()>());
-            limit.begin(address(last), &task);
+            limit.begin(address(last), task.abort_handle());
             task
         };
         from.into_iter().map(begin).collect()
@@ -102,7 +103,7 @@ mod tests {
         let mut limit = HandshakeLimit::new(2);
         for _ in 0..10 {
             let done = tokio::spawn(async {});
-            limit.begin(address(1), &done);
+            limit.begin(address(1), done.abort_handle());
             done.await.unwrap();
         }
         let waiting = begun(&mut limit, [1, 2]);

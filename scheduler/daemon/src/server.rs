@@ -197,7 +197,7 @@ pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
                 Err(_) => debug!(%peer, "a caller took too long to prove who they are"),
             }
         });
-        handshakes.begin(peer.ip(), &proving);
+        handshakes.begin(peer.ip(), proving.abort_handle());
     }
 }
 
