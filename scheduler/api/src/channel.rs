@@ -232,20 +232,39 @@ pub struct Connected<R, W> {
     pub welcome: Welcome,
 }
 
-/// Opens a channel as a client. `service_uid` is the only uid that can answer.
+/// A client's proof of who it is, for one channel. MUNGE takes a while for it, so it is made before the server is dialled:
+/// a server under a flood keeps connections for a moment that say nothing.
+#[derive(Debug)]
+pub struct Introduction {
+    key: [u8; KEY],
+    credential: String,
+}
+
+impl Introduction {
+    /// `service_uid` is the only uid that can answer.
+    ///
+    /// # Errors
+    /// MUNGE's.
+    pub async fn make(identity: Arc<dyn Identity>, service_uid: u32) -> Result<Self, ChannelError> {
+        let key: [u8; KEY] = rand::random();
+        let credential = blocking(move || identity.encode(&key, service_uid)).await?;
+        Ok(Self { key, credential })
+    }
+}
+
+/// Opens a channel as a client.
 pub async fn connect<R, W>(
     read: R,
     write: W,
     role: Role,
-    identity: Arc<dyn Identity>,
-    service_uid: u32,
+    introduction: Introduction,
     timeouts: Timeouts,
 ) -> Result<Connected<R, W>, ChannelError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let work = connect_untimed(read, write, role, identity, service_uid, timeouts);
+    let work = connect_untimed(read, write, role, introduction, timeouts);
     tokio::time::timeout(timeouts.handshake, work)
         .await
         .unwrap_or(Err(ChannelError::Silent))
@@ -255,16 +274,13 @@ async fn connect_untimed<R, W>(
     mut read: R,
     mut write: W,
     role: Role,
-    identity: Arc<dyn Identity>,
-    service_uid: u32,
+    Introduction { key, credential }: Introduction,
     timeouts: Timeouts,
 ) -> Result<Connected<R, W>, ChannelError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let key: [u8; KEY] = rand::random();
-    let credential = blocking(move || identity.encode(&key, service_uid)).await?;
     let hello = Hello {
         version: VERSION,
         credential,

@@ -5,7 +5,7 @@
 //! no connection. Requests fail at once while there is no connection: an owner keeps important ones and repeats them
 //! when registering.
 
-use crate::channel::{self, ChannelError, Timeouts};
+use crate::channel::{self, ChannelError, Introduction, Timeouts};
 use crate::config::Config;
 use crate::identity::{Identity, Munge, user_id};
 use crate::message::{Event, FromHopd, Order, Refusal, Request, Response, Role, ToHopd, Welcome};
@@ -384,6 +384,10 @@ async fn open(options: &Options) -> Result<Channel, ChannelError> {
 }
 
 async fn open_one(address: &str, options: &Options) -> Result<Channel, ChannelError> {
+    let introduction = Introduction::make(options.identity.clone(), options.service_uid);
+    let introduction = tokio::time::timeout(options.timeouts.handshake, introduction)
+        .await
+        .map_err(|_| ChannelError::Silent)??;
     let stream = tokio::time::timeout(options.timeouts.handshake, TcpStream::connect(address))
         .await
         .map_err(|_| ChannelError::Silent)?
@@ -394,8 +398,7 @@ async fn open_one(address: &str, options: &Options) -> Result<Channel, ChannelEr
         BufReader::new(read),
         write,
         options.role,
-        options.identity.clone(),
-        options.service_uid,
+        introduction,
         options.timeouts,
     )
     .await

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used)] // what fails here fails the test
 
-use hop_api::channel::{self, ChannelError, Timeouts};
+use hop_api::channel::{self, ChannelError, Introduction, Timeouts};
 use hop_api::identity::{Identity, Munge, Proven};
 use hop_api::message::{FromHopd, Refusal, Request, Response, Role, ToHopd, VERSION, Welcome};
 use std::os::unix::process::CommandExt;
@@ -84,10 +84,10 @@ async fn act() {
         "serve" => serve(identity).await,
         "dial" => {
             let (read, write) = TcpStream::connect(&address).await.unwrap().into_split();
-            let mut channel =
-                channel::connect(read, write, Role::Client, identity, SERVICE, Timeouts::default())
-                    .await
-                    .unwrap();
+            let introduction = Introduction::make(identity, SERVICE).await.unwrap();
+            let mut channel = channel::connect(read, write, Role::Client, introduction, Timeouts::default())
+                .await
+                .unwrap();
             assert_eq!(channel.welcome.user.as_str(), ALICE.to_string());
             let ping = ToHopd {
                 id: 5,
@@ -101,7 +101,8 @@ async fn act() {
         "impostor" => {
             // Somebody who listens on hopd's port but isn't the service account can't open a hello.
             let (read, write) = TcpStream::connect(&address).await.unwrap().into_split();
-            let error = channel::connect(read, write, Role::Client, identity, SERVICE, Timeouts::default())
+            let introduction = Introduction::make(identity, SERVICE).await.unwrap();
+            let error = channel::connect(read, write, Role::Client, introduction, Timeouts::default())
                 .await
                 .unwrap_err();
             let ChannelError::Refused(Refusal::Unauthenticated { reason }) = error else {

@@ -437,17 +437,10 @@ mod tests {
     type Client = channel::Connected<BufReader<OwnedReadHalf>, OwnedWriteHalf>;
 
     async fn client(address: SocketAddr, uid: u32) -> Result<Client, ChannelError> {
+        let introduction = channel::Introduction::make(Arc::new(Says(uid)), 0).await?;
         let (read, write) = TcpStream::connect(address).await?.into_split();
-        let identity = Arc::new(Says(uid));
-        channel::connect(
-            BufReader::new(read),
-            write,
-            Role::Client,
-            identity,
-            0,
-            Timeouts::default(),
-        )
-        .await
+        let read = BufReader::new(read);
+        channel::connect(read, write, Role::Client, introduction, Timeouts::default()).await
     }
 
     fn ping(id: u64) -> ToHopd {

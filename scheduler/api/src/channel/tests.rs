@@ -83,7 +83,8 @@ async fn dial(
     halves: Halves,
 ) -> Result<Connected<tokio::io::ReadHalf<DuplexStream>, tokio::io::WriteHalf<DuplexStream>>, ChannelError> {
     let identity = Arc::new(As(table.clone(), ALICE));
-    connect(halves.0, halves.1, Role::Client, identity, SERVICE, quick()).await
+    let introduction = Introduction::make(identity, SERVICE).await?;
+    connect(halves.0, halves.1, Role::Client, introduction, quick()).await
 }
 
 fn pipe() -> (Halves, Halves) {
@@ -309,7 +310,8 @@ async fn a_credential_meant_for_another_uid_is_refused() {
     let (client, server) = pipe();
     let serving = serve(&table, server, welcome);
     let identity = Arc::new(As(table.clone(), ALICE));
-    let error = connect(client.0, client.1, Role::Client, identity, ALICE, quick())
+    let introduction = Introduction::make(identity, ALICE).await.unwrap();
+    let error = connect(client.0, client.1, Role::Client, introduction, quick())
         .await
         .unwrap_err();
     assert!(error.to_string().contains("another uid"), "{error}");
