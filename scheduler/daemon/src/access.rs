@@ -1,7 +1,7 @@
 //! Who may do what. Pure: every rule about users, roles and names that come from outside is here.
 
 use crate::caller::Caller;
-use hop_api::message::{EXPECT_MAX, Expect, PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
+use hop_api::message::{Bound, EXPECT_MAX, Expect, PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
 use hop_words::need::Need;
 use hop_words::text::acts;
@@ -14,6 +14,9 @@ const INCARNATION_LIMIT: u32 = 1 << 31;
 const MEM_LIMIT: u64 = 1 << 40;
 /// Most nodes that one placement may ask to avoid.
 const AVOID_LIMIT: usize = 64;
+/// Most reasons against a kernel's move that are kept, and the characters of each.
+const BOUND_REASONS: usize = 16;
+const BOUND_LENGTH: usize = 500;
 
 /// A caller on a connection.
 #[derive(Debug, Clone)]
@@ -195,6 +198,10 @@ pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refus
     }
     check_name("node", up.node.as_str())?;
     check_incarnation(up.incarnation)?;
+    up.standbys.iter().try_for_each(|standby| {
+        check_name("node", standby.node.as_str())?;
+        check_incarnation(standby.incarnation)
+    })?;
     if let Some((_, Some(cell))) = &up.holds {
         check_name("cell id", cell.as_str())?;
     }
@@ -280,6 +287,14 @@ pub(crate) fn printable(text: &str, most: usize) -> String {
     text.chars().filter(|c| !acts(*c)).take(most).collect()
 }
 
+/// Cuts a kernel's reasons to stay to what a table shows: they are kept, and operators are told all users' at once.
+pub(crate) fn cut(bound: &mut Bound) {
+    bound.holds.truncate(BOUND_REASONS);
+    for reason in &mut bound.holds {
+        *reason = printable(reason, BOUND_LENGTH);
+    }
+}
+
 /// Name of a lease's Slurm step in `squeue -s` and `sacct`: the user and the notebook's name, or the kernel's id
 /// without one. Its characters are safe for all tools.
 pub(crate) fn step_name(user: &UserName, name: &str, kernel: &KernelId) -> String {
@@ -301,7 +316,7 @@ pub(crate) fn step_name(user: &UserName, name: &str, kernel: &KernelId) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_api::message::{AcctQuery, Bound, ReplicaRole, SeatStep};
+    use hop_api::message::{AcctQuery, ReplicaRole, SeatStep};
     use hop_words::id::Tenure;
 
     fn access(user: &str, role: Role, operator: bool) -> Access {

@@ -207,6 +207,9 @@ impl Scheduler {
             .todo
             .extend(scheduler.news.shares.clone().map(Input::Shares));
         scheduler.carry_out(out);
+        for kernel in scheduler.registry.owned() {
+            scheduler.forget_unknown(&kernel);
+        }
         Ok(scheduler)
     }
 

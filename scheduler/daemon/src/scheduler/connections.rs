@@ -174,6 +174,10 @@ impl Connections {
         }
     }
 
+    pub(super) fn is_heard(&self, kernel: &KernelId) -> bool {
+        self.listeners.contains_key(kernel)
+    }
+
     pub(super) fn forget(&mut self, kernel: &KernelId) {
         self.listeners.remove(kernel);
     }

@@ -84,6 +84,15 @@ impl Registry {
         self.owners.get(kernel)
     }
 
+    pub(super) fn owned(&self) -> Vec<KernelId> {
+        self.owners.keys().cloned().collect()
+    }
+
+    pub(super) fn owned_by(&self, user: &UserName) -> impl Iterator<Item = &KernelId> {
+        let theirs = self.owners.iter().filter(move |(_, owner)| *owner == user);
+        theirs.map(|(kernel, _)| kernel)
+    }
+
     /// Makes the user the kernel's owner; `true` if it had none.
     pub(super) fn own(&mut self, kernel: &KernelId, user: &UserName) -> bool {
         let new = !self.owners.contains_key(kernel);

@@ -50,6 +50,8 @@ impl Scheduler {
             self.hear_tenure(&up.kernel, up.tenure)?;
         }
         let waiting = std::mem::take(&mut up.waiting);
+        up.standbys.truncate(REPLICAS);
+        access::cut(&mut up.bound);
         let job = up.seat.job;
         let pool = up.pool.clone().unwrap_or_else(|| self.default_pool());
         match self.takes(&pool, &access.caller.groups, job) {
@@ -369,6 +371,7 @@ impl Scheduler {
                 lease,
             } => {
                 self.speaks_of_lease(conn, &kernel, tenure, lease)?;
+                access::check_name("cell id", cell.as_str())?;
                 info!(%kernel, %lease, %cell, "a cell is parked");
                 self.parks.answered(lease, &kernel);
                 self.todo.push_back(Input::CellParked { kernel, cell, lease });
@@ -402,9 +405,10 @@ impl Scheduler {
             Request::KernelBound {
                 kernel,
                 tenure,
-                bound,
+                mut bound,
             } => {
                 self.speaks_for(conn, &kernel, tenure)?;
+                access::cut(&mut bound);
                 self.kernel_bound(kernel, bound);
             }
             Request::MigrationDone {
@@ -525,6 +529,17 @@ impl Scheduler {
             true => Ok(()),
             false => Err(access::over_quota(user, "kernels open", most)),
         }
+    }
+
+    /// Whether the user may name another kernel that nothing is known of, as a front does that is early.
+    pub(super) fn may_name_kernel(&self, access: &Access, kernel: &KernelId) -> Result<(), Refusal> {
+        let (user, most) = (&access.caller.user, self.config.quota.kernels);
+        let unknown = |k: &KernelId| self.core.owner(k).is_none() && self.kept.asleep(k).is_none();
+        let named = self.owner_of(kernel).is_some();
+        if named || self.registry.owned_by(user).filter(|k| unknown(k)).count() < most {
+            return Ok(());
+        }
+        Err(access::over_quota(user, "kernels open", most))
     }
 
     /// Whether `more` cells of the user may wait. The user's cells on their way to the core count too.

@@ -57,6 +57,16 @@ impl Scheduler {
                 self.due.insert((now + REPLICA_AWAY, super::Due::ReplicaAway(id)));
             }
         }
+        for kernel in open.kernels {
+            self.forget_unknown(&kernel);
+        }
+    }
+
+    /// Forgets a kernel that a front alone has named, and no front names any more.
+    pub(super) fn forget_unknown(&mut self, kernel: &KernelId) {
+        if self.core.owner(kernel).is_none() && !self.connections.is_heard(kernel) {
+            self.forget(kernel);
+        }
     }
 
     pub(super) fn message(&mut self, conn: ConnId, message: ToHopd) {
@@ -394,6 +404,7 @@ impl Scheduler {
             Request::PlaceKernel(place) => return self.place(conn, access, message.id, place),
             Request::FrontUp { kernel } => {
                 access.owns(self.owner_of(&kernel), &kernel)?;
+                self.may_name_kernel(access, &kernel)?;
                 self.owned_now(&kernel, user);
                 self.connections.listen(conn, &kernel);
             }

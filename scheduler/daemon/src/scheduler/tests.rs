@@ -1,5 +1,6 @@
 //! What one user can do to the others through `hopd`: nothing. No Slurm is asked: what it would say is put in.
 
+mod hostile;
 mod outlive;
 
 use super::connections::{HELD_UP, UNREAD};
@@ -129,12 +130,15 @@ impl House {
 
     /// The answer to a request.
     fn ask(&mut self, conn: ConnId, mailbox: &mut Mailbox, body: Request) -> Response {
+        self.ask_if_heard(conn, mailbox, body).unwrap()
+    }
+
+    /// The answer to a request, if there is one by now.
+    fn ask_if_heard(&mut self, conn: ConnId, mailbox: &mut Mailbox, body: Request) -> Option<Response> {
         while mailbox.try_recv().is_ok() {}
         self.say(conn, body);
-        std::iter::from_fn(|| mailbox.try_recv().ok())
-            .find(|m| m.id == 1)
-            .unwrap()
-            .body
+        let answers = std::iter::from_fn(|| mailbox.try_recv().ok());
+        answers.into_iter().find(|m| m.id == 1).map(|m| m.body)
     }
 
     fn seat(&mut self, job: u32, user: &str, node: &str) {
