@@ -40,6 +40,8 @@ pub(super) struct Connections {
     acct_open: HashMap<u32, usize>,
     /// Callers that don't read: to be hung up on.
     deaf: Vec<ConnId>,
+    /// Callers whose seats are theirs by their own word alone.
+    believed: Vec<ConnId>,
 }
 
 impl Connections {
@@ -127,6 +129,16 @@ impl Connections {
     /// A caller that doesn't read, to be closed.
     pub(super) fn next_deaf(&mut self) -> Option<ConnId> {
         self.deaf.pop()
+    }
+
+    /// Notes a caller that was believed because Slurm could not be asked.
+    pub(super) fn believed(&mut self, conn: ConnId) {
+        self.believed.push(conn);
+    }
+
+    /// Slurm answers again: who was believed is hung up on, reports anew, and Slurm is asked.
+    pub(super) fn doubt(&mut self) {
+        self.deaf.append(&mut self.believed);
     }
 
     /// Whether answers pile up: the caller asks and doesn't read.

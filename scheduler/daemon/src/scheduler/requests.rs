@@ -184,7 +184,7 @@ impl Scheduler {
         }
     }
 
-    /// Slurm has named a seat's owner, or can't be asked. In the latter case the caller is believed this once.
+    /// Slurm has named a seat's owner, or can't be asked. In the latter case the caller is believed until Slurm answers.
     pub(super) fn seat_owner(&mut self, job: JobId, answer: &Result<Option<Owner>, String>) {
         if let Err(reason) = answer {
             warn!(%job, "whose seat this is can't be asked now: {reason}");
@@ -202,7 +202,10 @@ impl Scheduler {
                     self.message(conn, message);
                     match answer {
                         Ok(_) => self.write_seat(job, Some(seat)),
-                        Err(_) => self.seats.forget(job),
+                        Err(_) => {
+                            self.seats.forget(job);
+                            self.connections.believed(conn);
+                        }
                     }
                 }
                 Err(refusal) => self

@@ -134,6 +134,7 @@ impl Scheduler {
                     info!("Slurm answers again");
                 }
                 self.todo.push_back(Input::SlurmAway { away: false });
+                self.connections.doubt();
                 let pilots: BTreeSet<JobId> = self.core.pilots().iter().map(|p| p.pilot).collect();
                 self.say_what_pilots_wait_for(&queue.pilots);
                 let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);

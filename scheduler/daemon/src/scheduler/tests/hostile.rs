@@ -402,3 +402,46 @@ async fn what_a_kernel_says_of_itself_is_cut() {
         "no process the number",
     );
 }
+
+/// Slurm is slow, or its commands fail. Nobody gets a lease by that alone: the node's plugin has its own record. But the
+/// account of such a seat isn't known, and so holds nobody to its limits.
+#[tokio::test]
+async fn whose_seat_was_believed_while_slurm_was_away_is_asked_when_it_answers() {
+    let mut house = House::new();
+    let (eve, mut mailbox) = house.connect("evelyn", Role::Replica);
+    house.say(eve, up("evelyn", "e", 1, 7, "n0"));
+    house.scheduler.seat_owner(JobId(7), &Err("away".into()));
+    house.scheduler.settle();
+    assert!(std::iter::from_fn(|| mailbox.try_recv().ok()).any(|m| done(&m.body)));
+    let looked = || crate::slurm::Queue {
+        pilots: vec![],
+        alive: vec![JobId(7)],
+        ends: BTreeMap::new(),
+        drained: BTreeMap::new(),
+    };
+    house.scheduler.looked(Err("away".into()));
+    house.scheduler.settle();
+    assert!(house.scheduler.connections.get(eve).is_some());
+    house.scheduler.looked(Ok(looked()));
+    house.scheduler.settle();
+    assert!(house.scheduler.connections.get(eve).is_none());
+    let (eve, mut mailbox) = house.connect("evelyn", Role::Replica);
+    house.say(eve, up("evelyn", "e", 1, 7, "n0"));
+    let adas = crate::slurm::Owner {
+        uid: 3,
+        account: Some("lab".into()),
+        qos: None,
+        nodes: vec!["n0".into()],
+        lives: true,
+    };
+    house.scheduler.seat_owner(JobId(7), &Ok(Some(adas)));
+    house.scheduler.settle();
+    let answer = mailbox.try_recv().unwrap();
+    refused(&answer.body, "no running job 7 of yours");
+    house.scheduler.looked(Ok(looked()));
+    house.scheduler.settle();
+    assert!(
+        house.scheduler.connections.get(eve).is_some(),
+        "nobody was believed since"
+    );
+}
