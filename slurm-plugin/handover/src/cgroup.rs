@@ -328,10 +328,10 @@ impl Drop for Frozen {
     }
 }
 
-/// Removes the cgroups made by [`confine`], if empty. `true` means that none is left.
+/// Removes the cgroups made by [`confine`], if empty. `true` means that none is left. On v2 it is Slurm's, and to be empty.
 pub fn remove(mounts: &Mounts, cgroup: &KernelCgroup) -> bool {
     let KernelCgroup::V1 { devices, cpuset, .. } = cgroup else {
-        return true;
+        return processes(mounts, cgroup).is_empty();
     };
     let cpuset = cpuset.as_ref().and_then(|c| mounts.v1("cpuset", &c.path));
     let dirs = mounts.v1("devices", devices).into_iter().chain(cpuset);

@@ -216,9 +216,7 @@ impl Node {
     }
 
     fn forget(&self, kernel: &KernelRecord) -> Result<(), StoreError> {
-        // On v2 the cgroup is Slurm's, and may still have processes: these stay shut out until the cgroup is gone.
-        let empty = cgroup::processes(&self.mounts, &kernel.cgroup).is_empty();
-        if let (Some(group), true, Ok(counter)) = (kernel.group, empty, self.counter()) {
+        if let (Some(group), Ok(counter)) = (kernel.group, self.counter()) {
             let _ = counter.forget(group);
         }
         self.store.remove_lock(&kernel_lock(kernel.key));

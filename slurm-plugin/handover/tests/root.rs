@@ -523,3 +523,46 @@ fn a_lease_on_cgroup_v1() {
     assert_eq!(node.store().get::<KernelRecord>(key).unwrap(), None);
     assert!(cgroup::remove(&mounts, &kernel.cgroup), "nothing is left");
 }
+
+/// Its processes are shut out by their cgroup's number, one of so many: whoever forgets the record never takes it off.
+#[test]
+fn a_kernel_with_processes_left_on_cgroup_v2_is_kept() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some((group, task)) = Group::make("left") else {
+        return;
+    };
+    let node = Node::open(site(dir.path().join("run"))).unwrap();
+    let shell = Shell::start();
+    std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+    let key = StepKey {
+        job: JobId(603),
+        step: 0,
+    };
+    let kernel = KernelRecord {
+        key,
+        uid: NOBODY,
+        // It has ended, and its child has not.
+        process: ProcessId {
+            pid: shell.pid(),
+            start_time: 1,
+        },
+        group: None,
+        cgroup: KernelCgroup::V2 {
+            task,
+            base: None,
+            program: Program::default(),
+        },
+        denied: Vec::new(),
+    };
+    node.store().put(&kernel).unwrap();
+    let is_known = || node.store().get::<KernelRecord>(key).unwrap().is_some();
+    node.unregister(key).unwrap();
+    assert!(is_known());
+    drop(shell);
+    node.unregister(key).unwrap();
+    assert!(!is_known());
+}
