@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// A process that holds one of the devices, or may, with the kind of reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +33,7 @@ impl Found {
 /// One pass over processes.
 struct Scan<'a> {
     numbers: &'a [Number],
+    until: Instant,
     /// Inode of a Unix socket -> a descriptor is in flight in it.
     sockets: HashMap<u64, bool>,
     /// The device number of the file system of anonymous inodes.
@@ -41,14 +43,19 @@ struct Scan<'a> {
     found: HashSet<Found>,
 }
 
-/// Processes among `pids` that hold or may hold one of `numbers` (character devices).
-pub fn among(pids: &[u32], numbers: &[Number]) -> Vec<Found> {
+/// How long a search may take: a user may have millions of descriptors, and Slurm drains the node of a step that doesn't
+/// end.
+const SEARCH: Duration = Duration::from_secs(5);
+
+/// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false`: there was more to search.
+pub fn among(pids: &[u32], numbers: &[Number]) -> (Vec<Found>, bool) {
     let Ok(proc) = open_dir(CWD, "/proc") else {
-        return Vec::new();
+        return (Vec::new(), false);
     };
     let mut scan = Scan::new(numbers);
     pids.iter().for_each(|pid| scan.process(&proc, *pid));
-    scan.sorted()
+    let all = !scan.is_late();
+    (scan.sorted(), all)
 }
 
 /// Every process.
@@ -156,6 +163,7 @@ impl<'a> Scan<'a> {
     fn new(numbers: &'a [Number]) -> Self {
         Self {
             numbers,
+            until: Instant::now() + SEARCH,
             sockets: HashMap::new(),
             anonymous: anonymous_device(),
             harmless: HashSet::new(),
@@ -167,6 +175,10 @@ impl<'a> Scan<'a> {
         let mut found: Vec<Found> = self.found.into_iter().collect();
         found.sort_unstable();
         found
+    }
+
+    fn is_late(&self) -> bool {
+        Instant::now() > self.until
     }
 
     fn process(&mut self, proc: &OwnedFd, pid: u32) {
@@ -207,6 +219,9 @@ impl<'a> Scan<'a> {
     }
 
     fn descriptor(&mut self, process: &OwnedFd, dir: &OwnedFd, fdinfo: &str, number: u32, pid: u32) {
+        if self.is_late() {
+            return;
+        }
         let name = number.to_string();
         // A file of a file system that doesn't answer must not hold up the take-back.
         let flags = AtFlags::STATX_DONT_SYNC;
@@ -261,6 +276,9 @@ impl<'a> Scan<'a> {
         let lines = BufReader::new(File::from(maps)).split(b'\n');
         for line in lines.map_while(Result::ok) {
             any = true;
+            if self.is_late() {
+                break;
+            }
             let mapping = parse_mapping(&String::from_utf8_lossy(&line));
             if mapping.is_some_and(|m| self.maps_ours(process, &m)) {
                 self.found(pid, Hold::Mapping);
@@ -347,7 +365,9 @@ pub(crate) mod tests {
     const ZERO: Number = Number { major: 1, minor: 5 };
 
     fn holds(device: Number, pid: u32) -> Vec<Hold> {
-        among(&[pid], &[device]).iter().map(|f| f.how).collect()
+        let (found, all) = among(&[pid], &[device]);
+        assert!(all);
+        found.iter().map(|f| f.how).collect()
     }
 
     #[test]
@@ -483,6 +503,18 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
             held.contains(&Hold::Descriptor),
             "what comes after it is found too"
         );
+    }
+
+    /// The time is over at the first of them.
+    #[test]
+    fn a_search_that_takes_too_long_says_that_there_was_more() {
+        let proc = open_dir(CWD, "/proc").unwrap();
+        let _full = File::open("/dev/full").unwrap();
+        let numbers = [FULL];
+        let mut scan = Scan::new(&numbers);
+        scan.until = Instant::now();
+        scan.process(&proc, std::process::id());
+        assert!(scan.is_late() && scan.sorted().is_empty());
     }
 
     #[test]

@@ -163,8 +163,8 @@ impl Release<'_> {
                 .all(|n| counter.open_files(*n).is_ok_and(|c| c == 0)),
             None => {
                 let _still = self.freeze();
-                let pids = holders::all_processes();
-                pids.is_ok_and(|pids| self.judged(&pids).is_empty())
+                let found = holders::all_processes().map(|pids| holders::among(&pids, self.numbers));
+                found.is_ok_and(|(found, all)| all && self.judge(found).is_empty())
             }
         }
     }
@@ -195,7 +195,7 @@ impl Release<'_> {
 
     /// Relevant processes among `pids`, each with its verdict.
     fn judged(&self, pids: &[u32]) -> Vec<(Found, Suspect, Verdict)> {
-        self.judge(holders::among(pids, self.numbers))
+        self.judge(holders::among(pids, self.numbers).0)
     }
 
     fn judge(&self, found: impl IntoIterator<Item = Found>) -> Vec<(Found, Suspect, Verdict)> {
@@ -266,7 +266,7 @@ impl Release<'_> {
     fn holding(&self, suspects: bool) -> Vec<u32> {
         let mut pids = holders::all_processes().unwrap_or_default();
         pids.retain(|pid| self.is_lessees(*pid));
-        let found = holders::among(&pids, self.numbers).into_iter();
+        let found = holders::among(&pids, self.numbers).0.into_iter();
         found.filter(|f| suspects || f.is_sure()).map(|f| f.pid).collect()
     }
 

@@ -21,6 +21,9 @@ pub struct Sighting {
     pub how: Hold,
 }
 
+/// Most bytes of a look: a user may have many duplicates of a file. Those beyond are seen once the first are gone.
+const MOST: u64 = 16 << 20;
+
 /// The iterators over all descriptors and all mappings of the host.
 #[derive(Debug)]
 pub struct Sight {
@@ -92,7 +95,7 @@ impl Sight {
             (&self.mappings, Hold::Mapping),
         ] {
             let mut bytes = Vec::new();
-            bpf::run(link)?.read_to_end(&mut bytes)?;
+            bpf::run(link)?.take(MOST).read_to_end(&mut bytes)?;
             let (words, _) = bytes.as_chunks::<8>();
             let (items, _) = words.as_chunks::<2>();
             seen.extend(items.iter().map(|[file, pid]| Sighting {
