@@ -185,6 +185,10 @@ impl Core {
         };
         let place = (c.submitted, c.seq);
         for arena in arenas {
+            // A kernel may have two replicas on a node.
+            if self.work.cells[cell].arenas.contains(&arena) {
+                continue;
+            }
             let overtaking = self.work.arenas.entry(arena).or_default();
             overtaking.enter(cell, gpus, place, most);
             self.work.cells[cell].arenas.push(arena);
