@@ -540,6 +540,13 @@ mod tests {
     }
 
     #[test]
+    fn nothing_that_is_written_acts_on_a_terminal() {
+        let mut written = Vec::new();
+        write!(Plain(&mut written), "a\u{1b}[2J\u{9b}31m\u{202e}\nb\tc").unwrap();
+        assert_eq!(String::from_utf8(written).unwrap(), "a?[2J?31m?\nb\tc");
+    }
+
+    #[test]
     fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(
             Value::text("a\u{1b}[31mb\n").write(&TimeZone::UTC, true),
