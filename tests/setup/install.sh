@@ -41,8 +41,6 @@ git git
 make make
 procps pgrep
 nftables /usr/sbin/nft
-prometheus promtool
-prometheus-node-exporter prometheus-node-exporter
 python3 /usr/bin/python3
 python3-venv /usr/share/doc/python3-venv
 python3-numpy /usr/lib/python3/dist-packages/numpy
@@ -57,6 +55,9 @@ nodejs node
 npm npm
 shellcheck shellcheck
 sudo sudo
+'
+[ "$mode" = --demo ] || packages+='prometheus promtool
+prometheus-node-exporter prometheus-node-exporter
 '
 
 say() { echo "install: $*" >&2; }
