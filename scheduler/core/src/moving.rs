@@ -19,6 +19,9 @@ static NEVER: Habit = Habit::new();
 const PATIENCE: u64 = 20;
 const PATIENCE_KNOWN: u64 = 4;
 
+/// But no move is waited for longer: where it goes, GPUs are kept for it.
+const PATIENT_AT_MOST: Span = Span::from_secs(1800);
+
 /// But no move is given up sooner: the cell that runs ends first, and an election itself takes no second.
 const PATIENT_FOR: Span = Span::from_secs(30);
 
@@ -192,7 +195,7 @@ impl Core {
         let told = config.map_or_else(move_takes_by_default, |m| m.takes);
         let others = self.others_move_in(kernel.pool, told).0.saturating_mul(PATIENCE);
         let own = kernel.move_took.unwrap_or_default().0;
-        Span(others.max(own.saturating_mul(PATIENCE_KNOWN))).max(PATIENT_FOR)
+        Span(others.max(own.saturating_mul(PATIENCE_KNOWN))).clamp(PATIENT_FOR, PATIENT_AT_MOST)
     }
 
     /// How much longer the kernel's move, if one is under way, is expected to take.

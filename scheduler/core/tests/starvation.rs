@@ -6,7 +6,6 @@ use hop_core::Input;
 use hop_core::config::{Config, Limit, LimitOf, Limits, Migrate, PoolConfig};
 use hop_words::id::{CellId, KernelId};
 use hop_words::need::Need;
-use hop_words::replica::MoveCause;
 use hop_words::time::{Span, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -286,55 +285,6 @@ fn who_sits_on_a_held_node_goes_elsewhere() {
         w.settle();
     }
     assert!(!waits(&w, &sits) && waits(&w, &whole), "{:?}", w.core.waiting());
-}
-
-/// Quick cells backfill beside a due cell of two GPUs, and another due one of their own size waits for its kernel's move, in
-/// which it holds nothing.
-#[test]
-fn nobody_backfills_for_long_past_a_due_cell_of_the_same_size_that_holds_nothing() {
-    let config = Config {
-        due_after: Span::from_secs(60),
-        fair_share: false,
-        ..Config::default()
-    };
-    let mut w = two_nodes(config);
-    let [quick, goer] = ["quick", "goer"].map(|name| w.kernel(name, name, &["n0"], 1));
-    for _ in 0..10 {
-        run(&mut w, &quick, 5);
-    }
-    for (name, at, gpus) in [("month", "n0", 1), ("other", "n1", 2)] {
-        let kernel = w.kernel(name, name, &[at], gpus);
-        w.submit(&kernel, Need::gpus(gpus));
-    }
-    w.settle();
-    w.pass(Span::from_secs(3600));
-    let whole = w.kernel("whole", "whole", &["n1"], 2);
-    w.submit(&whole, Need::gpus(2));
-    // It is due, and holds both nodes.
-    w.pass(Span::from_secs(2000));
-    w.tell(Input::Migrate {
-        kernel: goer.clone(),
-        from: None,
-        to: Some("n1".into()),
-        cause: MoveCause::Asked,
-    });
-    w.submit(&goer, Need::gpus(1));
-    w.pass(Span::from_secs(61));
-    let mut started = 0;
-    for _ in 0..12 {
-        let (cell, _) = w.submit(&quick, Need::gpus(1));
-        w.settle();
-        w.pass(Span::from_secs(5));
-        if w.running.contains_key(&(quick.clone(), cell.clone())) {
-            started += 1;
-            w.end_cell(&quick, &cell);
-            w.settle();
-        } else {
-            break;
-        }
-    }
-    assert!((1..=4).contains(&started), "{started}, {:?}", w.core.waiting());
-    w.core.sanity_check().unwrap();
 }
 
 /// Quick cells of those who have had less service go first, but no more than so many of them.
