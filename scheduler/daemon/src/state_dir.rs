@@ -7,11 +7,13 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub(crate) const JOURNAL: &str = "journal.redb";
 /// The last term, beside the journal.
 const TERM: &str = "term";
+/// How long the lock of a `hopd` that has ended is waited for.
+const LEAVING: Duration = Duration::from_secs(3);
 /// Lease ids of a term begin at the term's number times this factor.
 pub(crate) const IDS_PER_TERM: u64 = 1_000_000;
 
@@ -45,8 +47,10 @@ impl StateDir {
             .mode(0o600)
             .open(&path)
             .with_context(|| format!("{}", path.display()))?;
-        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| anyhow::anyhow!("another hopd runs on {}", dir.display()))?;
+        match take(&lock) {
+            Err(rustix::io::Errno::WOULDBLOCK) => bail!("another hopd runs on {}", dir.display()),
+            taken => taken.with_context(|| format!("can't lock {}", path.display()))?,
+        }
         let dir = dir.to_owned();
         Ok(Self { dir, lock })
     }
@@ -112,6 +116,19 @@ impl StateDir {
     }
 }
 
+/// Takes the lock. A killed `hopd` has it until Linux has closed its files, and so has a child that it was about to start.
+fn take(lock: &File) -> rustix::io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) if begun.elapsed() < LEAVING => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            taken => return taken,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,6 +149,19 @@ mod tests {
         let (_, snapshot) = Journal::<JournalKey, JournalValue>::open_after(&state.path(JOURNAL), known)?;
         state.write_term(snapshot.term)?;
         Ok(snapshot.term)
+    }
+
+    #[test]
+    fn a_hopd_that_is_about_to_end_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("state");
+        let other = StateDir::open(&dir).unwrap();
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(other);
+        });
+        StateDir::open(&dir).expect("the other one has ended");
+        ends.join().unwrap();
     }
 
     #[test]
