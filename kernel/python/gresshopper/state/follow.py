@@ -83,6 +83,8 @@ class Follower:
         self._set(staged)
         loader.forget()
         process.apply_late(sections, loader.notice)
+        for uid in changed:
+            loader.notice_of(units[uid])
         return restore.Told(sorted(staged), self._lost(changed, staged), loader.notices, 0.0)
 
     def _with_dependents(self, changed: set[int]) -> set[int]:

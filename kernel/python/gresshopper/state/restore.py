@@ -269,6 +269,11 @@ class Loader:
         if text not in self.notices:
             self.notices.append(text)
 
+    def notice_of(self, entry: Entry) -> None:
+        """What the capture noted of these variables."""
+        for note in entry.said["notes"]:
+            self.notice(f"{', '.join(entry.names)}: {note}")
+
     # --- loading ---
 
     def load(self, uid: int) -> list[Any]:
@@ -458,6 +463,5 @@ def restore(
     lost = lost_in(snapshot, staged)
     lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})
     for entry in snapshot.units.values():
-        for note in entry.said["notes"]:
-            loader.notice(f"{', '.join(entry.names)}: {note}")
+        loader.notice_of(entry)
     return Told(sorted(staged), lost, loader.notices, time.perf_counter() - started), loader

@@ -1192,6 +1192,7 @@ case(
     "pillow/a picture of several frames",
     "import io\nfrom PIL import Image\nb=io.BytesIO()\nImage.new('L',(2,2),3).save(b,'GIF',save_all=True,append_images=[Image.new('L',(2,2),9)])\nx=Image.open(io.BytesIO(b.getvalue()))\nx.seek(1)",
     check="out=list(x.convert('L').getdata()),x.tell()",
+    reported=True,
     needs="PIL",
 )
 case(
