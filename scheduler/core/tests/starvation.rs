@@ -361,6 +361,57 @@ fn wait_for_a_limit(w: &mut World, cells: usize) {
     }
 }
 
+/// A cell whose kernel moves holds no node, and counts all the same: short cells of its size start on a node that is held
+/// for a larger one a few times, and wait then.
+#[test]
+fn nobody_backfills_for_long_past_a_cell_that_waits_for_its_move() {
+    let config = Config {
+        due_after: Span::from_secs(30),
+        due_overtaken: 2,
+        fair_share: false,
+        ..Config::default()
+    };
+    let mut w = two_nodes(config);
+    w.pilot("n2", 2, 8);
+    let [whole, quick, month0] = ["whole", "quick", "month0"].map(|name| w.kernel(name, name, &["n0"], 1));
+    for _ in 0..10 {
+        run(&mut w, &quick, 2);
+        run(&mut w, &month0, 3000);
+    }
+    run(&mut w, &whole, 1);
+    // One GPU of n0 and of n2 is free, and none of n1.
+    let [month1, month2, month3] = [("month1", "n1"), ("month2", "n1"), ("month3", "n2")]
+        .map(|(name, at)| w.kernel(name, name, &[at], 1));
+    for month in [&month0, &month1, &month2, &month3] {
+        w.submit(month, Need::gpus(1));
+        w.settle();
+    }
+    w.submit(&whole, Need::gpus(2));
+    w.pass(Span::from_secs(31));
+    let goer = w.kernel("goer", "goer", &["n1"], 1);
+    w.submit(&goer, Need::gpus(1));
+    assert_eq!(w.migrations.last().expect("it moves").2.node.as_str(), "n2");
+    w.pass(Span::from_secs(31));
+    let starts = |w: &World, k: &KernelId| w.running.keys().any(|(kernel, _)| kernel == k);
+    let mut overtook = 0;
+    loop {
+        let (cell, _) = w.submit(&quick, Need::gpus(1));
+        w.settle();
+        if !starts(&w, &quick) {
+            break;
+        }
+        overtook += 1;
+        assert!(overtook < 20, "it goes on for ever");
+        w.pass(Span::from_secs(2));
+        w.end_cell(&quick, &cell);
+        w.settle();
+    }
+    assert_eq!(overtook, 2 + 4, "{:?}", w.core.waiting());
+    assert!(w.move_replica());
+    w.settle();
+    assert!(starts(&w, &goer), "{:?}", w.core.waiting());
+}
+
 /// Submits a cell of one GPU that should be done `by` seconds from now.
 fn submit_deadline(w: &mut World, kernel: &KernelId, by: u64) {
     let need = Need {
