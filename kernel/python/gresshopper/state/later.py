@@ -36,6 +36,8 @@ def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, l
         said = entry.said
         if said["gone"] or said.get("redo") or any(m.startswith("c:") for m in said["m"]):
             continue
+        if any(kind.startswith("matplotlib.figure.") for kind in said["types"]):
+            continue  # pyplot gives it out without a name
         names = entry.names if large and _size(said) >= LARGE else _shown(entry) if shown else []
         if names:
             found[int(said["u"])] = names

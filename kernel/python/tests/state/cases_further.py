@@ -1189,6 +1189,13 @@ case(
     needs="ipywidgets",
 )
 case(
+    "matplotlib/a figure that pyplot alone holds",
+    "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.figure()\nf=plt.figure()\nplt.figure()\n_=__=___=None",
+    check="out=plt.get_fignums(),plt.figure(2) is f",
+    reported=True,
+    needs="matplotlib",
+)
+case(
     "pillow/a picture of several frames",
     "import io\nfrom PIL import Image\nb=io.BytesIO()\nImage.new('L',(2,2),3).save(b,'GIF',save_all=True,append_images=[Image.new('L',(2,2),9)])\nx=Image.open(io.BytesIO(b.getvalue()))\nx.seek(1)",
     check="out=list(x.convert('L').getdata()),x.tell()",

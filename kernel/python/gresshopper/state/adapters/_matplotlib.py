@@ -252,6 +252,10 @@ def _set_figures(state: Any) -> None:
         _know_shell()
     if state["current"] is not None and state["current"] in Gcf.figs:
         Gcf.set_active(Gcf.figs[state["current"]])
+    lost = [number for number in state["numbers"] if number not in Gcf.figs]
+    if lost:
+        which = f"figure {lost[0]}" if len(lost) == 1 else f"figures {', '.join(map(str, lost))}"
+        raise NotHereError(f"{which} of pyplot: no variable held {'it' if len(lost) == 1 else 'them'}, draw again")
 
 
 def colormaps() -> dict[str, Any]:
