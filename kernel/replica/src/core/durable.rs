@@ -26,7 +26,7 @@ pub struct Durably {
     pub folder: PathBuf,
     /// The user's content-addressed store of chunks.
     pub store: PathBuf,
-    /// The reply of a cell waits until its effects are in the store.
+    /// The reply of a cell waits until its effects are in the store, or in the log of the kernel's group.
     pub before_reply: bool,
     /// Why nothing can be captured in the kernel's process, if it can't.
     pub silent: Option<String>,
@@ -98,7 +98,7 @@ pub(super) struct Durable {
     pub(super) last_request: u64,
     /// Captures whose cell hasn't been answered yet.
     pub(super) captured: VecDeque<(CellId, Parcel)>,
-    /// Replies that wait for the store, with the number of their cell.
+    /// Replies that wait for the cell's effects to be durable, with the number of their cell.
     pub(super) held_replies: VecDeque<(CellNumber, CellId, Answering)>,
     /// Answered cells whose effects the newest tenure lacks, until the front is told.
     pub(super) lost: Vec<CellId>,
@@ -147,6 +147,14 @@ pub(super) struct Move {
 }
 
 impl Durable {
+    /// Takes the replies that waited for the effects of the cells up to this one.
+    pub(super) fn held_through(&mut self, through: CellNumber) -> Vec<(CellNumber, CellId, Answering)> {
+        let ready = self
+            .held_replies
+            .partition_point(|(number, ..)| *number <= through);
+        self.held_replies.drain(..ready).collect()
+    }
+
     pub(super) fn new(given: Durably) -> Self {
         Self {
             journal: Journal::new(given.state),

@@ -261,7 +261,8 @@ impl Core {
                 self.out.push(Output::WriteState { state: bytes });
             }
             Effect::Joined => self.standby_changed(entry),
-            Effect::Again | Effect::Left { .. } | Effect::Recorded | Effect::Fresh | Effect::Heard => {}
+            Effect::Recorded => self.recorded(),
+            Effect::Again | Effect::Left { .. } | Effect::Fresh | Effect::Heard => {}
         }
         self.go_if_settled();
     }

@@ -45,19 +45,23 @@ impl Core {
         };
         durable.resting = durable.resting.saturating_sub(1);
         let through = durable.journal.state().settled_through();
-        let mut ready = Vec::new();
-        while durable
-            .held_replies
-            .front()
-            .is_some_and(|(number, ..)| *number <= through)
-        {
-            ready.extend(durable.held_replies.pop_front());
-        }
+        let ready = durable.held_through(through);
         self.note(Note::Settled { through: through.0 });
         for (number, cell, answer) in ready {
             self.send_answer(number, cell, answer);
         }
         self.go_if_settled();
+    }
+
+    /// A record is in the log. A group's log has it whole: what waits for the store needn't.
+    pub(super) fn recorded(&mut self) {
+        let Some(durable) = self.durable.as_mut().filter(|d| d.is_grouped()) else {
+            return;
+        };
+        let through = durable.journal.state().durable_through();
+        for (number, cell, answer) in durable.held_through(through) {
+            self.send_answer(number, cell, answer);
+        }
     }
 
     /// The tenure's folder is open, and takes all further captures.

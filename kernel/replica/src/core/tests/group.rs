@@ -20,7 +20,11 @@ fn apply(state: &mut State, entry: &Entry) {
 
 /// A kernel with replicas 2 and 3 beside this one, which has founded the group.
 pub(super) fn grown() -> World {
-    let mut world = World::of(durably(state(1)), Replicas::Three);
+    grown_of(durably(state(1)))
+}
+
+fn grown_of(durably: Option<Durably>) -> World {
+    let mut world = World::of(durably, Replicas::Three);
     greet(&mut world);
     world.input(Input::KernelUp { pid: 7 });
     assert_eq!(world.answer(1, json!({})), ["front: note kernel-up", "found 3"]);
@@ -97,6 +101,32 @@ fn a_reply_waits_for_the_group() {
     assert_eq!(records.count(), 1, "the record is in the log itself");
     let out = world.commit();
     assert_eq!(out, ["front: note answered a", "front: execute_reply a ok"]);
+}
+
+/// `before-reply`: the group's disks are enough, and the store isn't waited for.
+#[test]
+fn a_reply_that_waits_for_its_effects_leaves_once_the_group_has_them() {
+    let mut world = grown_of(durably(state(1)).map(|d| Durably {
+        before_reply: true,
+        ..d
+    }));
+    let leaves = ["a", "b"].map(|cell| {
+        [
+            format!("front: note answered {cell}"),
+            format!("front: execute_reply {cell} ok"),
+        ]
+    });
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    let mut out = world.commit();
+    out.retain(|line| line != "sync");
+    assert_eq!(out, leaves[0]);
+    world.run("b", Value::Null);
+    world.reply("b", "ok");
+    assert_eq!(world.commit(), ["sync"], "the effects aren't captured yet");
+    world.captured("state.record", json!({"cells": [{"msg_id": "b"}], "record": 2}));
+    assert_eq!(world.commit(), leaves[1]);
 }
 
 #[test]
