@@ -1,6 +1,6 @@
 """bench `replica`: cells of real notebooks with three replicas on a dev cluster.
 
-    notebooks.py [--pause S] [--keep FILE] [NAME..]
+    notebooks.py [--pause S] [--keep FILE] [--durable WHEN] [NAME..]
 
 Each notebook of `tests/notebooks` (or those named) runs once, in a kernel of its own whose group has three members. Each cell
 is sent so long after the reply to the one before it (0.3 s).
@@ -9,6 +9,8 @@ is sent so long after the reply to the one before it (0.3 s).
   disks. The peer is one fdatasync of 4 KiB on that disk, between the notebooks.
 - `notebooks_durable`: share of the cells whose effects were durable before their reply.
 - `notebooks_lag_p50|p99`: from the reply of the others until their effects are durable.
+
+`--durable before-reply` measures kernels whose replies wait for their effects: the cases are `notebooks_before_*` then.
 
 The replica itself measures (`kernel/replica/src/progress.rs`); this script reads its log. `--keep` writes each cell's line
 there. Prints a measured line per case (see hop-bench).
@@ -49,12 +51,12 @@ def fdatasync_ms(folder: Path) -> float:
     return took
 
 
-def lines_of(place: Place, name: str, pause: float) -> list[str]:
+def lines_of(place: Place, name: str, pause: float, durable: str) -> list[str]:
     """Runs the notebook once the kernel's group is whole. Returns what the replica logs meanwhile."""
     place.fresh_folder()
     book = Notebook(place.cluster, "alice")
     try:
-        place.open(book, name, GRESSHOPPER_LOG=LOG)
+        place.open(book, name, GRESSHOPPER_LOG=LOG, GRESSHOPPER_DURABLE=durable)
         until("the kernel runs", lambda: place.row(name), 60)
         place.wait_until_whole(name)
         before = len(book.log.read_text())
@@ -73,6 +75,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--pause", type=float, default=0.3)
     parser.add_argument("--keep", metavar="FILE")
+    parser.add_argument("--durable", metavar="WHEN", default="after-reply")
     args = parser.parse_args()
     index = int(os.environ.get("HOP_E2E_INDEX", "19"))
     base = os.environ.get("HOP_E2E_BASE", BASE)
@@ -86,7 +89,7 @@ def main() -> int:
         place = Place(cluster, "node", 3, 3)
         for name in args.names or all_names():
             syncs += [fdatasync_ms(cluster.base) for _ in range(20)]
-            lines = lines_of(place, name, args.pause)
+            lines = lines_of(place, name, args.pause, args.durable)
             answered = [found for line in lines if (found := ANSWERED.search(line))]
             held += [int(found[1]) / 1e3 for found in answered]
             durable += sum(found[2] == "true" for found in answered)
@@ -97,10 +100,11 @@ def main() -> int:
                     file.writelines(f"{name} {line}\n" for line in lines if "progress" in line)
     finally:
         cluster.down()
-    spread("notebooks_sync", held, "ms", (50, 90, 99), ("fdatasync_4k", syncs))
-    say("notebooks_durable", "share", durable / len(held), len(held))
+    what = "notebooks" if args.durable == "after-reply" else "notebooks_before"
+    spread(f"{what}_sync", held, "ms", (50, 90, 99), ("fdatasync_4k", syncs))
+    say(f"{what}_durable", "share", durable / len(held), len(held))
     if lags:
-        spread("notebooks_lag", lags, "ms", (50, 99))
+        spread(f"{what}_lag", lags, "ms", (50, 99))
     return 0
 
 
