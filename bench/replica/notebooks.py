@@ -35,6 +35,10 @@ BASE = "/srv/gresshopper-bench-notebooks"
 LOG = "warn,hop_replica::progress=debug"
 ANSWERED = re.compile(r"a cell is answered cell=\S+ held_us=(\d+) durable=(true|false)")
 DURABLE = re.compile(r"a cell is durable lag_us=(\d+)")
+CASES = {
+    "after-reply": ("notebooks_sync", "notebooks_durable", "notebooks_lag"),
+    "before-reply": ("notebooks_before_sync", "notebooks_before_durable", "notebooks_before_lag"),
+}
 #: Seconds within which a cell's effects are durable, else its lag isn't known.
 LAGS = 2.0
 
@@ -75,7 +79,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--pause", type=float, default=0.3)
     parser.add_argument("--keep", metavar="FILE")
-    parser.add_argument("--durable", metavar="WHEN", default="after-reply")
+    parser.add_argument("--durable", choices=CASES, default="after-reply")
     args = parser.parse_args()
     index = int(os.environ.get("HOP_E2E_INDEX", "19"))
     base = os.environ.get("HOP_E2E_BASE", BASE)
@@ -100,11 +104,11 @@ def main() -> int:
                     file.writelines(f"{name} {line}\n" for line in lines if "progress" in line)
     finally:
         cluster.down()
-    what = "notebooks" if args.durable == "after-reply" else "notebooks_before"
-    spread(f"{what}_sync", held, "ms", (50, 90, 99), ("fdatasync_4k", syncs))
-    say(f"{what}_durable", "share", durable / len(held), len(held))
+    sync, whole, lag = CASES[args.durable]
+    spread(sync, held, "ms", (50, 90, 99), ("fdatasync_4k", syncs))
+    say(whole, "share", durable / len(held), len(held))
     if lags:
-        spread(f"{what}_lag", lags, "ms", (50, 99))
+        spread(lag, lags, "ms", (50, 99))
     return 0
 
 
