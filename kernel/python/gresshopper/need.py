@@ -30,7 +30,7 @@ HELP = """A cell that asks for GPUs or cores waits its turn, runs with them, and
     --type T      Slurm's GPU type, as `hop info -o node,gputypes` shows it
     --mem G       at least so much memory on each GPU, in GiB (40, 40G, 512M)
     --cpus C      cores that come with the lease, beside the kernel's own
-    --deadline D  by when it should have begun: 10m, 2h30m, 2026-12-01T18:00Z
+    --deadline D  by when it should be done: 10m, 2h30m, 2026-12-01T18:00Z
 %%cpu --cpus C           cores alone
 %%retry                  above either: run the cell again if its node is lost in its middle
 with gresshopper.gpu(N): for a part of a cell (import gresshopper)

@@ -1,7 +1,7 @@
 //! `gresshopper.toml`: the one configuration file of an installation, the same on every node.
 //!
 //! World-readable, without secrets. Reading is strict: an unknown key, a wrong type or an impossible value is an
-//! error that names the key. `docs/operations.md` explains each key to administrators.
+//! error that names the key. `docs/configuration.md` explains each key to administrators.
 
 pub use hop_core::config::{Burst, Linger, Migrate, Quantum, Scale};
 use hop_words::id::{AccountName, PoolName, UserName};

@@ -226,7 +226,7 @@ pub(crate) fn explain(core: &Core, kernel: KernelId, cell: Option<CellId>) -> Re
         None => Err(Refusal::NotFound {
             what: match cell {
                 Some(cell) => {
-                    format!("cell {cell} that waits or runs; hop acct --cells lists those that are over")
+                    format!("cell {cell} that waits or runs; `hop acct` lists those that are over")
                 }
                 None => format!("waiting cell or lease of kernel {kernel}"),
             },
