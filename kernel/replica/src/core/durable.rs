@@ -147,14 +147,6 @@ pub(super) struct Move {
 }
 
 impl Durable {
-    /// Takes the replies that waited for the effects of the cells up to this one.
-    pub(super) fn held_through(&mut self, through: CellNumber) -> Vec<(CellNumber, CellId, Answering)> {
-        let ready = self
-            .held_replies
-            .partition_point(|(number, ..)| *number <= through);
-        self.held_replies.drain(..ready).collect()
-    }
-
     pub(super) fn new(given: Durably) -> Self {
         Self {
             journal: Journal::new(given.state),

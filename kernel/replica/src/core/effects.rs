@@ -261,7 +261,7 @@ impl Core {
                 self.out.push(Output::WriteState { state: bytes });
             }
             Effect::Joined => self.standby_changed(entry),
-            Effect::Recorded => self.recorded(),
+            Effect::Recorded => self.send_durable(),
             Effect::Again | Effect::Left { .. } | Effect::Fresh | Effect::Heard => {}
         }
         self.go_if_settled();
@@ -352,6 +352,8 @@ impl Core {
         if durable.before_reply && durable.captures() {
             durable.held_replies.push_back((number, cell, answer));
             self.out.push(Output::Sync);
+            // The record of a cell whose end was written ahead may be in the log before its reply is made.
+            self.send_durable();
             return;
         }
         self.send_answer(number, cell, answer);

@@ -2,7 +2,7 @@
 
 use super::durable::Durable;
 use super::{Core, wording};
-use hop_log::{Entry, RecordNumber, Settled};
+use hop_log::{CellNumber, Entry, RecordNumber, Settled};
 use hop_protocol::message::Note;
 use hop_words::id::Tenure;
 
@@ -45,21 +45,29 @@ impl Core {
         };
         durable.resting = durable.resting.saturating_sub(1);
         let through = durable.journal.state().settled_through();
-        let ready = durable.held_through(through);
         self.note(Note::Settled { through: through.0 });
-        for (number, cell, answer) in ready {
-            self.send_answer(number, cell, answer);
-        }
+        self.send_held(through);
         self.go_if_settled();
     }
 
-    /// A record is in the log. A group's log has it whole: what waits for the store needn't.
-    pub(super) fn recorded(&mut self) {
-        let Some(durable) = self.durable.as_mut().filter(|d| d.is_grouped()) else {
+    /// Sends the held replies whose cells are durable in the group's log, which has each record whole. Without a group
+    /// they wait for the store ([`Core::rested`]).
+    pub(super) fn send_durable(&mut self) {
+        let grouped = self.durable.as_ref().filter(|d| d.is_grouped());
+        if let Some(through) = grouped.map(|d| d.journal.state().durable_through()) {
+            self.send_held(through);
+        }
+    }
+
+    fn send_held(&mut self, through: CellNumber) {
+        let Some(durable) = &mut self.durable else {
             return;
         };
-        let through = durable.journal.state().durable_through();
-        for (number, cell, answer) in durable.held_through(through) {
+        let ready = durable
+            .held_replies
+            .partition_point(|(number, ..)| *number <= through);
+        let ready: Vec<_> = durable.held_replies.drain(..ready).collect();
+        for (number, cell, answer) in ready {
             self.send_answer(number, cell, answer);
         }
     }

@@ -130,6 +130,21 @@ fn a_reply_that_waits_for_its_effects_leaves_once_the_group_has_them() {
 }
 
 #[test]
+fn a_reply_that_is_made_after_its_effects_are_in_the_log_leaves_at_once() {
+    let mut world = grown_of(durably(state(1)).map(|d| Durably {
+        before_reply: true,
+        ..d
+    }));
+    world.run("a", Value::Null);
+    ends(&mut world, "a");
+    world.captured("state.record", json!({"cells": [{"msg_id": "a"}], "record": 1}));
+    world.commit();
+    let mut out = world.reply("a", "ok");
+    out.retain(|line| line.contains(" a"));
+    assert_eq!(out, ["front: note answered a", "front: execute_reply a ok"]);
+}
+
+#[test]
 fn an_entry_that_has_overtaken_another_comes_again() {
     let mut world = grown();
     world.run("a", Value::Null);
