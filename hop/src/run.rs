@@ -1,8 +1,9 @@
 //! `hop run`: a whole notebook, unattended, with a GPU for each cell that needs one, and by a deadline.
 //!
 //! nbclient runs the cells in a Python process ([`worker`]) and asks before each cell how to run it. This side plans
-//! ([`plan`]) from the cells' earlier run times ([`history`]). It gives each cell a class, a time by which it should be done, and GPUs,
-//! and reports to the user. The order of cells in the queue is left to `hopd`.
+//! ([`plan`]) from the cells' earlier run times ([`history`]). The plan has each cell's class, its GPUs and
+//! the time by which the cell should be done. The command reports to the user. The order of cells in the queue is left
+//! to `hopd`.
 
 mod history;
 mod plan;

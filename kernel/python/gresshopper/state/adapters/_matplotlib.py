@@ -254,8 +254,7 @@ def _set_figures(state: Any) -> None:
         Gcf.set_active(Gcf.figs[state["current"]])
     lost = [number for number in state["numbers"] if number not in Gcf.figs]
     if lost:
-        which = f"figure {lost[0]}" if len(lost) == 1 else f"figures {', '.join(map(str, lost))}"
-        raise NotHereError(f"{which} of pyplot: no variable held {'it' if len(lost) == 1 else 'them'}, draw again")
+        raise NotHereError(f"pyplot's figures that no variable held: {', '.join(map(str, lost))}; draw them again")
 
 
 def colormaps() -> dict[str, Any]:
