@@ -181,3 +181,19 @@ def test_a_large_figure_is_there_before_a_cell_names_it(start: Callable[..., Ker
     source = "print(plt.get_fignums(), len(plt.gcf().axes), len(plt.gca().lines))"
     assert printed(fresh, source) == printed(kernel, source) == "[1] 1 1\n"
     assert not fresh.of("notice")
+
+
+def test_a_figure_that_pyplot_alone_held_is_told(start: Callable[..., Kernel], tmp_path: Path) -> None:  # noqa: F811
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt")
+    kernel.run("plt.ioff()\nplt.figure()\nheld = plt.figure()\nplt.figure()")
+    kernel.run("None")
+    kernel.ask("flush", {"audit": False})
+    kernel.settle()
+    write_log(tmp_path / "log", [])
+    fresh = start()
+    fresh.begin(record=99, capture="nothing", patience_ms=None)
+    told = fresh.ask("restore", {"folder": str(tmp_path / "log"), "lazy": False}, kernel.attachments())
+    figures = [notice for notice in told["notices"] if "pyplot" in notice]
+    assert len(figures) == 1 and ": 1" in figures[0] and "2" not in figures[0], told
