@@ -8,12 +8,15 @@ answer to "how many devices" for ever: no question may reach torch before a devi
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
+
+from ._own import is_own
 
 Ensure = Callable[[str], None]
 
@@ -86,7 +89,7 @@ def make_mode(ensure: Ensure, is_usable: Callable[[], bool], device_type: str = 
     class Guard(overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            if not is_usable():
+            if not is_usable() and not is_own():
                 moves = operation(func) == "cuda" and device_type == "cuda"
                 if moves or touches(func, args, kwargs, device_type):
                     ensure(f"torch's {operation(func)} needs it")
@@ -124,7 +127,7 @@ class TorchGuard:
     def _before(self, name: str, original: Any) -> Any:
         @functools.wraps(original)
         def asked(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_usable():
+            if not self._is_usable() and not is_own():
                 self._ensure(f"torch.cuda.{name.lstrip('_')}() asks for one")
             return original(*args, **kwargs)
 
@@ -205,16 +208,38 @@ class Threads:
         return found
 
 
-def close_devices_in_children(prefix: str = "/dev/nvidia") -> None:
-    """Has forked children (DataLoader workers) close the device files that they inherit and can't use: CUDA doesn't
-    survive a fork, and an open file in a child would hold the device after a park."""
+#: Linux's MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS | MAP_NORESERVE, which not each Python names.
+_OVER = 0x02 | 0x10 | 0x20 | 0x4000
 
-    def close() -> None:
+
+def close_devices_in_children(prefix: str = "/dev/nvidia") -> None:
+    """Has forked children (DataLoader workers) let go of the devices that they inherit and can't use: CUDA doesn't
+    survive a fork, and an open or mapped file in a child would hold the device after a park."""
+    # Looked up before the fork: a child may find the loader's lock taken for ever.
+    mmap = ctypes.CDLL(None, use_errno=True).mmap
+    mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+
+    def let_go() -> None:
         for name in os.listdir("/proc/self/fd"):
             try:
                 if os.readlink(f"/proc/self/fd/{name}").startswith(prefix):
                     os.close(int(name))
             except OSError:
                 continue
+        for start, size in _mapped(prefix):
+            # Empty memory takes the place: a stray access to a hole would end the child.
+            mmap(start, size, 3, _OVER, -1, 0)
 
-    os.register_at_fork(after_in_child=close)
+    os.register_at_fork(after_in_child=let_go)
+
+
+def _mapped(prefix: str) -> list[tuple[int, int]]:
+    """Addresses and sizes of this process's mappings of files whose path begins so."""
+    found = []
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(prefix):
+                start, end = (int(at, 16) for at in fields[0].split("-"))
+                found.append((start, end - start))
+    return found

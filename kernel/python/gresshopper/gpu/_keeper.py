@@ -27,6 +27,7 @@ from ._host import Pool
 from ._jax import JaxHalf
 from ._lease import LeaseSource, Workstation
 from ._others import others
+from ._own import own_work
 from ._reading import Access, Reading
 from ._torch import TorchHalf
 from ._touch import may_touch
@@ -214,6 +215,7 @@ class Keeper:
 
     # --- what the supervisor asks ---
 
+    @own_work()
     def report(self) -> dict[str, Any]:
         """Reports the memory to be moved by a copy-out, and the obstacles to a copy-out."""
         total, refusals, managed, ipc = 0, list(self.threads.unguarded()), False, False
@@ -239,6 +241,7 @@ class Keeper:
     def _loaded(self) -> list[Any]:
         return [half for half in self.halves if half.loaded()]
 
+    @own_work()
     def out(self) -> _move.Moved:
         """Copies out what the frameworks hold. Raises ParkRefused, and nothing has changed."""
         if not self._doing.acquire(blocking=False):
@@ -306,6 +309,7 @@ class Keeper:
         moved.bytes += parked.nbytes
         moved.pin_s += self.pool.last_pin_s
 
+    @own_work()
     def back(self) -> _move.Moved:
         """Copies everything in again, and calls off a copy-out that is under way. Raises ParkRefused, with the
         unreturned memory safe in host memory; another request goes on from there."""
@@ -328,6 +332,7 @@ class Keeper:
             self.parked.pop()
         self.pool.give_back()
 
+    @own_work()
     def driver_only(self, off: bool) -> None:
         """The driver checkpoints everything (`off`), or has brought it back: nothing is copied, but what the user's
         code touches must meet the guard."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -17,6 +16,7 @@ from typing import Any, Callable
 from ._errors import ParkRefused
 from ._host import Pin
 from ._move import Found
+from ._own import own_thread
 
 #: Places of the classes of such objects, if loaded at all.
 _USERS = (
@@ -277,7 +277,7 @@ def within(deadline: float, work: Callable[[], None], otherwise: str) -> None:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True, name="gresshopper-sync")
+    thread = own_thread(run, "gresshopper-sync")
     thread.start()
     thread.join(deadline)
     if thread.is_alive():

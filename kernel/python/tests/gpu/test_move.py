@@ -153,6 +153,7 @@ def test_a_copy_in_calls_off_a_copy_out_that_hangs() -> None:
     assert at_sync.wait(10)
     backer = threading.Thread(target=keeper.back)
     backer.start()
+    assert keeper._cancelled.wait(10)
     go_on.set()
     for thread in (worker, backer):
         thread.join(10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -177,6 +177,32 @@ def test_threads_that_the_user_starts_meet_the_guard(world: World, monkeypatch: 
     world.keeper.back()
 
 
+def test_a_park_on_a_thread_that_meets_the_guard_moves_everything(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hop gpu park` is answered on a thread that begins after torch was imported."""
+    monkeypatch.setattr(threading.Thread, "run", threading.Thread.run)
+    world.keeper.threads.install()
+    weights = torch.arange(100.0)
+    world.on(weights)
+    world.keeper.came_with_lease = lambda: False
+    world.keeper.after_cell()
+    assert not world.keeper.usable, "the lease is over, and the guard refuses everybody else"
+    moved: list[int] = []
+
+    def asked(work: Callable[[], int]) -> None:
+        thread = threading.Thread(target=lambda: moved.append(work()), name="gresshopper-op")
+        thread.start()
+        thread.join(30)
+
+    asked(lambda: int(world.keeper.report()["frameworks_bytes"]))
+    asked(lambda: world.keeper.out().bytes)
+    assert size(weights) == 0
+    asked(lambda: world.keeper.back().bytes)
+    assert size(weights) == 400
+    assert moved == [400, 400, 400]
+
+
 def test_a_thread_without_a_guard_is_refused_by_name(world: World) -> None:
     go = threading.Event()
     worker = threading.Thread(target=lambda: go.wait(10) and None, name="loader")
@@ -233,6 +259,10 @@ def test_a_question_without_a_lease_never_reaches_the_driver() -> None:
         with pytest.raises(GpuUnavailable, match="none now"):
             ask()
     assert cuda.kept is None, "the answer that would be kept was never given"
+    counts: list[int] = []
+    within(5.0, lambda: counts.append(cuda.device_count()), "it asks")
+    assert counts == [0], "the park itself may ask: it only runs where torch has its device"
+    cuda.kept = None
     state["usable"], cuda.devices = True, 1
     assert cuda.is_available()
 

@@ -139,23 +139,27 @@ def test_in_ipython(tmp_path: Path) -> None:
 
 
 CHILD = """
-import os, sys
+import mmap, os, sys
 from gresshopper.gpu._guard import close_devices_in_children
 close_devices_in_children(sys.argv[1] + "/nvidia")
 device, other = os.open(sys.argv[1] + "/nvidia0", os.O_RDWR), os.open(sys.argv[1] + "/other", os.O_RDWR)
+mapped = mmap.mmap(device, 4096), mmap.mmap(other, 4096)
 if os.fork() == 0:
     open_still = [os.readlink(f"/proc/self/fd/{fd}") for fd in (device, other) if os.path.exists(f"/proc/self/fd/{fd}")]
-    print([os.path.basename(path) for path in open_still], flush=True)
+    print([os.path.basename(path) for path in open_still], end=" ")
+    maps = [line.split()[5] for line in open("/proc/self/maps") if sys.argv[1] in line]
+    print(sorted(os.path.basename(path) for path in maps), mapped[0][0], chr(mapped[1][0]), flush=True)
     os._exit(0)
-os.wait()
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 os.fstat(device)
+assert chr(mapped[0][0]) == "n"
 """
 
 
 def test_forked_children_hold_no_device(tmp_path: Path) -> None:
     for name in ("nvidia0", "other"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_bytes(name.encode() + bytes(4096))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout.strip(), done.returncode) == ("['other']", 0), done.stderr
+    assert (done.stdout.strip(), done.returncode) == ("['other'] ['other'] 0 o", 0), done.stderr
