@@ -54,11 +54,11 @@ class Reading:
     def __init__(self, access: Access, guard: TorchGuard, device_type: str, off: bool, parked: Iterable[Any]) -> None:
         self._access, self._guard, self._device_type, self._off = access, guard, device_type, off
         self._parked = parked
-        self._has = self._guarded = False
+        self._has = self._holds = self._guarded = False
         self._copies: dict[int, memoryview] = {}
 
     def __enter__(self) -> Reading:
-        self._has = self._access.read()
+        self._has = self._holds = self._access.read()
         self._guarded = self._guard.guards_this_thread
         self._guard.leave()
         if self._has:
@@ -74,7 +74,14 @@ class Reading:
         self._copies = {}
         if self._guarded:
             self._guard.enter()
-        if self._has:
+        if self._holds:
+            self._access.end()
+
+    def has_read(self) -> None:
+        """Everything that this capture needs of the device is read. A park needn't wait until the capture is stored, unless
+        the capture lies in the host's copies, which the park would write over."""
+        if self._holds and not self._copies:
+            self._holds = False
             self._access.end()
 
     def copy(self, storage: Any) -> memoryview | None:

@@ -502,6 +502,8 @@ class Capture:
             work.look(unit)
         self.session.expect(work.seconds())
         final = work.settle()
+        if self.session.device is not None:
+            self.session.device.has_read()
         buffers = [b for block in final.blocks for b in block.dump.buffers]
         expected = sum(map(self.memories.cost, buffers))
         self.session.room(_ITEMS_COPIED * sum(b.nbytes for b in buffers if b.items is not None and expected))

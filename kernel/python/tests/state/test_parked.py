@@ -14,7 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 from gresshopper.gpu import Keeper, ParkRefused
 from gresshopper.gpu._torch import TorchHalf
-from gresshopper.state.adapters import _shared
+from gresshopper.state.adapters import _shared, _torch
 from gresshopper.state.session import Away
 
 from harness import Kernel
@@ -121,6 +121,68 @@ def test_a_park_ends_a_capture_that_reads_the_device(tmp_path: Path, keeper: Kee
     assert parked[0].bytes and keeper.parked
     keeper.back()
     assert kernel.capture.run(None).changed
+
+
+def test_a_park_need_not_wait_until_what_was_read_is_stored(
+    tmp_path: Path, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gresshopper.gpu import _keeper
+
+    monkeypatch.setattr(_keeper, "SYNC_S", 0.1)
+    kernel = Kernel(tmp_path)
+    assert kernel.run(SOURCE), kernel.error
+    on_device(keeper, kernel)
+    while_storing: list[Any] = []
+    adopt = kernel.capture._adopt
+
+    def stores(*args: Any) -> Any:
+        thread = threading.Thread(target=lambda: while_storing.append(keeper.out().bytes))
+        thread.start()
+        thread.join()
+        return adopt(*args)
+
+    monkeypatch.setattr(kernel.capture, "_adopt", stores)
+    assert kernel.capture.run(None).changed
+    assert while_storing == [sum(keeper.parked[0].blocks[i].nbytes for i in range(3))]
+
+    # The host's copies are what the next capture lies in: they must stay as they are until it is stored.
+    refused: list[str] = []
+
+    def stores_copies(*args: Any) -> Any:
+        try:
+            keeper.back()
+        except ParkRefused as error:
+            refused.append(str(error))
+        return adopt(*args)
+
+    monkeypatch.setattr(kernel.capture, "_adopt", stores_copies)
+    kernel.capture.run(None)
+    monkeypatch.setattr(kernel.capture, "_adopt", adopt)
+    assert len(refused) == 1 and "capture" in refused[0]
+    keeper.back()
+
+
+def test_device_memory_is_read_in_pieces_and_given_up_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "PIECE", 1000)
+    asked: list[float] = []
+
+    class Session:
+        def expect(self, seconds: float) -> None:
+            asked.append(seconds)
+
+        def check(self) -> None:
+            asked.append(0)
+            if len(asked) > limit:
+                raise Away
+
+    memory = torch.arange(2500, dtype=torch.float32).to(torch.uint8)
+    limit = 10
+    assert (_torch.read_device(Session(), memory) == memory.numpy()).all()
+    assert asked == [2500 / _torch.READ_RATE, 0, 0, 0]
+    asked.clear()
+    limit = 2
+    with pytest.raises(Away):
+        _torch.read_device(Session(), memory)
 
 
 def test_a_capture_that_does_not_let_go_refuses_the_park(

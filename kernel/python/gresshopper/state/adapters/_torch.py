@@ -8,11 +8,33 @@ from typing import Any
 
 from .. import native, recipes
 from ..lost import LostError
+from ..session import Session
 from ..writing import Writing
 from . import Adapter, Rule, Section
 from ._shared import data_of, find_root, storage_nbytes, storage_of, untyped
 
 # --- writing ---
+
+#: Bytes that are read from a device between two looks at whether somebody waits for the device, or for the kernel.
+PIECE = 64 << 20
+#: Bytes a second into new host memory: 1.1 GB with an H200.
+READ_RATE = 1e9
+
+
+def read_device(session: Session, raw: Any) -> Any:
+    """Device memory, given as a tensor of bytes, as a numpy array.
+
+    # Errors
+    `Interrupted` when there is no time for it, or somebody waits.
+    """
+    import torch
+
+    session.expect(len(raw) / READ_RATE)
+    host = torch.empty(len(raw), dtype=torch.uint8, device="cpu")
+    for at in range(0, len(raw), PIECE):
+        session.check()
+        host[at : at + PIECE].copy_(raw[at : at + PIECE])
+    return host.numpy()
 
 
 def _torch_untyped(dump: Writing, storage: Any) -> Any:
@@ -41,7 +63,7 @@ def _torch_untyped(dump: Writing, storage: Any) -> Any:
 
         dump.session.room(nbytes)
         raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
-        host = raw.set_(storage, 0, (nbytes,), (1,)).cpu().numpy()
+        host = read_device(dump.session, raw.set_(storage, 0, (nbytes,), (1,)))
         dump.ranges.append((address, address + nbytes))  # on the device: what shares it is one group
         index = dump.add_buffer(data_of(host), nbytes, host)
     else:
