@@ -143,6 +143,8 @@ class Bench:
         self._until = time.monotonic() + options.seconds
         self.host = ["--host-gib", str(options.host_gib)] if options.host_gib else []
         self.cases: list[dict[str, Any]] = []
+        #: The machine that measured, for lines that are recorded on another.
+        self.machine = ""
         self.out: Path | None = options.out
         self.work = Path(tempfile.mkdtemp(prefix="park-"))
         self.log = open((self.out or self.work) / "subjects.log", "w")  # noqa: SIM115 - as long as the run
@@ -178,6 +180,7 @@ class Bench:
             "peer_value": value,
             "unit": unit,
             "n": n,
+            "machine": self.machine,
         }
         if self.fake is None:
             print(json.dumps(measured), flush=True)
@@ -521,6 +524,14 @@ def without_room(bench: Bench, size: int) -> None:
         same(before, subject.get("digest"))
 
 
+def machine(status: dict[str, Any]) -> str:
+    """The machine, as `hop-bench` writes it, and its GPUs by `hop gpu status`."""
+    nvml = status["nvml"]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    gpus = ", ".join(device["name"] for device in nvml["devices"])
+    return f"{os.cpu_count()} cores, {memory} GiB, {gpus}, driver {nvml['driver']}, Linux {os.uname().release}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Off the GPU and back on: measured and checked.")
     parser.add_argument("--hop", required=True, help="the hop binary")
@@ -540,6 +551,7 @@ def main() -> int:
         if report is None:
             raise Failed(said)
         print(json.dumps(report), file=sys.stderr)
+        bench.machine = machine(report)
     sizes = (
         [(1 << 22, "tiny"), (1 << 24, "small")]
         if bench.fake

@@ -227,11 +227,12 @@ def _graph(torch: Any) -> Commands:
     with torch.cuda.graph(graph):
         out.copy_(held * 2 + 1)
 
-    def digest(_: dict[str, Any]) -> float:
+    def digest(_: dict[str, Any]) -> list[float]:
         out.zero_()
         graph.replay()
         torch.cuda.synchronize()
-        return float(out.sum())
+        # A graph keeps addresses and not tensors: its input must live as long.
+        return [float(out.sum()), float(held.sum())]
 
     return {"digest": digest}
 

@@ -14,8 +14,9 @@ use rustix::process::Signal;
 use crate::host::{CgroupMount, cgroup_mounts};
 use crate::process::{Process, wait_until};
 
-/// The v2 controllers that Slurm's constraints and accounting need handed down to `system.slice`.
-pub(crate) const CONTROLLERS: [&str; 3] = ["cpu", "cpuset", "memory"];
+/// The v2 controllers that Slurm's constraints and accounting need handed down to `system.slice`. Slurm 22.05 misses the last
+/// of a directory's `cgroup.controllers`, newline and all: `pids` stands there for `memory` on a host without systemd.
+pub(crate) const CONTROLLERS: [&str; 4] = ["cpu", "cpuset", "memory", "pids"];
 const HANDS_DOWN: [&str; 2] = ["/sys/fs/cgroup/system.slice", "/sys/fs/cgroup"];
 
 /// Those of [`CONTROLLERS`] that the host doesn't hand down, by directory; none unless it has v2 alone.

@@ -126,10 +126,9 @@ fn nodes_and_partitions(conf: &mut String, o: &Options, facts: &Facts) {
     let _ = writeln!(
         conf,
         "NodeName=DEFAULT CPUs={cores} Sockets=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=65536{gres} State=UNKNOWN",
-        gres = if o.gpus_per_node > 0 {
-            format!(" Gres=gpu:{}", o.gpus_per_node)
-        } else {
-            String::new()
+        gres = match nodes.first().map_or(0, |node| devices::paths(o, node).len()) {
+            0 => String::new(),
+            gpus => format!(" Gres=gpu:{gpus}"),
         },
     );
     for (place, name) in o.all_nodes().iter().enumerate() {
@@ -170,12 +169,8 @@ SlurmctldParameters=power_save_interval=1,power_save_min_interval=0,idle_on_node
 pub(crate) fn gres_conf(o: &Options) -> String {
     let mut conf = "AutoDetect=off\n".to_owned();
     for node in o.all_nodes() {
-        for gpu in 0..o.gpus_per_node {
-            let _ = writeln!(
-                conf,
-                "NodeName={node} Name=gpu File={}",
-                devices::path(&node, gpu).display()
-            );
+        for file in devices::paths(o, &node) {
+            let _ = writeln!(conf, "NodeName={node} Name=gpu File={}", file.display());
         }
     }
     conf
@@ -376,6 +371,26 @@ mod tests {
     }
 
     #[test]
+    fn real_gpus_take_the_place_of_fake_ones() {
+        let o = Options {
+            nodes: 1,
+            burst_nodes: 0,
+            gpu_files: vec!["/dev/nvidia0".into()],
+            ..sample()
+        };
+        o.check().expect("one node may hold them");
+        assert_eq!(
+            gres_conf(&o),
+            "AutoDetect=off\nNodeName=n1 Name=gpu File=/dev/nvidia0\n"
+        );
+        let conf = slurm_conf(&o, &facts(CgroupSetup::Hybrid));
+        assert!(conf.contains(" Gres=gpu:1 State=UNKNOWN"), "{conf}");
+        Options { nodes: 2, ..o }
+            .check()
+            .expect_err("a device has one node");
+    }
+
+    #[test]
     fn the_chroot_of_another_series() {
         let o = Options {
             variant: Variant::Trixie,
@@ -391,7 +406,7 @@ mod tests {
             variant: Variant::V2,
             ..sample()
         };
-        let enable = "echo '+cpu +cpuset +memory' >$dir/cgroup.subtree_control";
+        let enable = "echo '+cpu +cpuset +memory +pids' >$dir/cgroup.subtree_control";
         assert!(keeper_script(&o, &facts(CgroupSetup::V2)).contains(enable));
         assert!(!keeper_script(&o, &facts(CgroupSetup::Hybrid)).contains(enable));
     }

@@ -18,16 +18,28 @@ const TTY_MAJOR: u32 = 4;
 /// Virtual consoles that no getty or X server takes by default.
 const MINORS: std::ops::RangeInclusive<u32> = 8..=63;
 
-/// Path of a node's fake GPU.
-pub(crate) fn path(node: &str, gpu: u16) -> PathBuf {
-    format!("/dev/fakegpu-{node}-{gpu}").into()
+/// Paths of a node's GPUs: fake ones, unless the machine's own were named.
+pub(crate) fn paths(options: &Options, node: &str) -> Vec<PathBuf> {
+    if options.gpu_files.is_empty() {
+        fakes(options, node).collect()
+    } else {
+        options.gpu_files.clone()
+    }
 }
 
+fn fakes(options: &Options, node: &str) -> impl Iterator<Item = PathBuf> {
+    (0..options.gpus_per_node).map(move |gpu| format!("/dev/fakegpu-{node}-{gpu}").into())
+}
+
+/// The fake GPUs to be made.
 fn wanted(options: &Options) -> Vec<PathBuf> {
+    if !options.gpu_files.is_empty() {
+        return Vec::new();
+    }
     options
         .all_nodes()
         .iter()
-        .flat_map(|n| (0..options.gpus_per_node).map(move |g| path(n, g)))
+        .flat_map(|node| fakes(options, node).collect::<Vec<_>>())
         .collect()
 }
 

@@ -119,6 +119,9 @@ struct UpArgs {
     /// Fake GPUs per node.
     #[arg(long, default_value_t = 2)]
     gpus_per_node: u16,
+    /// A real GPU's device file instead of fake ones, on a cluster of one node; again for each further GPU.
+    #[arg(long = "gpu-file")]
+    gpu_files: Vec<PathBuf>,
     /// The machine's real cores with ConstrainCores=yes, instead of 32 pretended ones.
     #[arg(long)]
     real_cores: bool,
@@ -173,6 +176,7 @@ impl UpArgs {
             nodes: self.nodes,
             burst_nodes: self.burst_nodes,
             gpus_per_node: self.gpus_per_node,
+            gpu_files: self.gpu_files,
             real_cores: self.real_cores,
             task_affinity: self.task_affinity,
             conf_extra,
@@ -236,12 +240,15 @@ fn up(options: Options) -> Result<()> {
         UpOutcome::AlreadyUp => "was up already",
         UpOutcome::Mended => "is whole again",
     };
+    let gpus = match o.gpu_files.len() {
+        0 => format!("{} fake GPUs each", o.gpus_per_node),
+        real => format!("{real} real GPUs"),
+    };
     eprintln!(
-        "devcluster: {} ({}, {} nodes with {} fake GPUs each) {what} at {} after {:.1} s",
+        "devcluster: {} ({}, {} nodes with {gpus}) {what} at {} after {:.1} s",
         o.cluster_name(),
         o.variant,
         o.nodes,
-        o.gpus_per_node,
         o.base.display(),
         started.elapsed().as_secs_f32()
     );

@@ -60,6 +60,9 @@ pub struct Options {
     pub burst_nodes: u16,
     /// Fake GPUs per node, on burst nodes too.
     pub gpus_per_node: u16,
+    /// Device files of real GPUs, in place of fake ones. The cluster has one node then, which holds them all.
+    #[serde(default)]
+    pub gpu_files: Vec<PathBuf>,
     /// The machine's real cores and `ConstrainCores=yes`, rather than 32 pretended ones.
     pub real_cores: bool,
     /// `task/affinity` before `task/cgroup`.
@@ -106,6 +109,12 @@ impl Options {
             self.nodes
         );
         ensure!(self.burst_nodes <= 10, "a cluster has at most 10 burst nodes");
+        ensure!(
+            self.gpu_files.is_empty() || self.nodes + self.burst_nodes == 1,
+            "real GPUs belong to one node: ask for --nodes 1 --burst-nodes 0, not for {} and {}",
+            self.nodes,
+            self.burst_nodes
+        );
         Ok(())
     }
 
@@ -175,6 +184,7 @@ pub(crate) fn sample() -> Options {
         nodes: 4,
         burst_nodes: 2,
         gpus_per_node: 2,
+        gpu_files: vec![],
         real_cores: false,
         task_affinity: false,
         conf_extra: String::new(),

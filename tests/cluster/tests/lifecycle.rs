@@ -25,6 +25,7 @@ fn options(index: u16, variant: Variant) -> Options {
         nodes: 2,
         burst_nodes: 0,
         gpus_per_node: 2,
+        gpu_files: vec![],
         real_cores: false,
         task_affinity: false,
         conf_extra: String::new(),
