@@ -59,9 +59,10 @@ def gpu() -> Iterator[Cluster]:
         GPUS_PER_PILOT="1",
         SEAT_MEM_MIB="18000",
         LINGER_MS="0",
+        GRACE_MS="20000",
         USER_PYTHON=USER_PYTHON,
         HUB_PYTHON=HUB_PYTHON,
-        POOL_EXTRA="grace_ms = 20000\nquantum = { batch_s = 2, worth_waiting_s = 0 }",
+        POOL_EXTRA="quantum = { batch_s = 2, worth_waiting_s = 0 }",
     )
     try:
         made.up()

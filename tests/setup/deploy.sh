@@ -7,8 +7,9 @@
 #   tests/setup/deploy.sh hopd BASE   start hopd if it doesn't run (the chaos tests kill it)
 #
 # Environment: PROFILE (release), HOPD_PORT (17900), HOPD_EXTRA, POOL_EXTRA (lines added to [hopd], [pool.main]),
-# GPUS_PER_PILOT (2), CPUS_PER_PILOT (8), SEAT_MEM_MIB (2048), PILOTS (4), MAX_PILOTS (PILOTS), TIME_LIMIT_MIN (1440), REPLICAS and MIGRATE (as
-# the pool's defaults are), USER_PYTHON and HUB_PYTHON (/opt/gresshopper-dev/{user,hub}/bin/python).
+# GPUS_PER_PILOT (2), CPUS_PER_PILOT (8), SEAT_MEM_MIB (2048), PILOTS (4), MAX_PILOTS (PILOTS),
+# LINGER_MS and GRACE_MS (2000), TIME_LIMIT_MIN (1440), REPLICAS and MIGRATE (as the pool's defaults are), USER_PYTHON and
+# HUB_PYTHON (/opt/gresshopper-dev/{user,hub}/bin/python).
 # The demo and the end-to-end tests both use it, so there is one way of installing.
 set -eu
 
@@ -150,6 +151,7 @@ write_conf() {
 		max_pilots = ${MAX_PILOTS:-${PILOTS:-4}}
 		time_limit_min = ${TIME_LIMIT_MIN:-1440}
 		linger_ms = ${LINGER_MS:-2000}
+		grace_ms = ${GRACE_MS:-2000}
 		isolation = "devices"
 		${REPLICAS:+replicas = $REPLICAS}
 		${MIGRATE:+migrate = $MIGRATE}

@@ -202,8 +202,9 @@ fn default_migrate() -> Option<Migrate> {
     Some(Migrate::default())
 }
 
+/// Enough for the first park of some 30 GB, whose host memory has to be page-locked (docs/gpu-park.md, "Measured on a GPU").
 fn default_grace_ms() -> u64 {
-    2000
+    10_000
 }
 
 impl Default for Config {
