@@ -34,6 +34,9 @@ from ._touch import may_touch
 
 #: How long the device may take to come to rest before a park.
 SYNC_S = 10.0
+#: How long memory that comes back waits for a capture that lies in its copies. The next cell waits for both; a refusal would
+#: fail it.
+BACK_S = 60.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
 _UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}
 #: Frameworks that are only imported for a device.
@@ -316,7 +319,7 @@ class Keeper:
         self._cancelled.set()
         with self._doing:
             watch, moved = _move.Stopwatch(), _move.Moved(bytes=sum(parked.nbytes for parked in self.parked))
-            self._access.move(SYNC_S)
+            self._access.move(BACK_S)
             try:
                 self._all_back()
             finally:

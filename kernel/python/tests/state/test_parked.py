@@ -129,6 +129,7 @@ def test_a_park_need_not_wait_until_what_was_read_is_stored(
     from gresshopper.gpu import _keeper
 
     monkeypatch.setattr(_keeper, "SYNC_S", 0.1)
+    monkeypatch.setattr(_keeper, "BACK_S", 0.1)
     kernel = Kernel(tmp_path)
     assert kernel.run(SOURCE), kernel.error
     on_device(keeper, kernel)
