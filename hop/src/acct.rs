@@ -287,7 +287,7 @@ fn read_job(word: &str) -> Result<(LeaseId, Option<u32>), Failure> {
 }
 
 fn read_state(word: &str) -> Result<String, Failure> {
-    const STATES: [(&str, &str); 9] = [
+    const STATES: [(&str, &str); 8] = [
         ("PD", "PENDING"),
         ("R", "RUNNING"),
         ("L", "LINGERING"),
@@ -296,7 +296,6 @@ fn read_state(word: &str) -> Result<String, Failure> {
         ("F", "FAILED"),
         ("NF", "NODE_FAIL"),
         ("PR", "PREEMPTED"),
-        ("CG", "ENDING"),
     ];
     let upper = word.to_ascii_uppercase();
     STATES

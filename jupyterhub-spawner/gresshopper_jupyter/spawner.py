@@ -537,11 +537,14 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     # Internal SSL: the certificate is of the nodes on which the server may come to run.
 
     async def create_certs(self) -> dict[str, str]:
-        names = await addresses(self.partition)
+        # The hub asks before `start`, where the user's choice is made to count.
+        made = await self.choose(self.user_options or {}, starts=True)
+        names = await addresses(self._setting("partition", made))
         kinds = ("IP" if name.replace(".", "").isdigit() or ":" in name else "DNS" for name in names)
         if not callable(self.ssl_alt_names):
             own = list(self.ssl_alt_names)
-            self.set_trait("ssl_alt_names", own + [f"{kind}:{name}" for kind, name in zip(kinds, names)])
+            found = [f"{kind}:{name}" for kind, name in zip(kinds, names)]
+            self.set_trait("ssl_alt_names", own + [name for name in found if name not in own])
         paths: dict[str, str] = await super().create_certs()
         return paths
 

@@ -107,6 +107,23 @@ async def test_sbatch_gets_what_the_profile_says_and_no_more() -> None:
     assert "Big &lt;b&gt;" in await made.render_form()
 
 
+async def test_certificates_are_for_the_nodes_of_the_chosen_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses(partition: str) -> list[str]:
+        return {"long": ["n7", "10.0.0.7"]}[partition]
+
+    async def hubs(self: object) -> dict[str, str]:
+        return {}
+
+    monkeypatch.setattr("gresshopper_jupyter.spawner.addresses", addresses)
+    monkeypatch.setattr("jupyterhub.spawner.Spawner.create_certs", hubs)
+    profile = {"slug": "big", "display_name": "Big", "override": {"partition": "long"}}
+    made = spawner(profile_list=[profile], ssl_alt_names=["DNS:proxy"])
+    made.user_options = {"profile": "big"}
+    for _ in range(2):
+        await made.create_certs()
+        assert made.ssl_alt_names == ["DNS:proxy", "DNS:n7", "IP:10.0.0.7"]
+
+
 async def test_a_profile_cant_change_how_the_hub_acts_as_its_user() -> None:
     made = spawner(profile_list=[{"slug": "a", "display_name": "A", "override": {"exec_prefix": ["sh"]}}])
     with pytest.raises(Failure, match="can't set 'exec_prefix'"):

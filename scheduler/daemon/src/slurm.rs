@@ -483,9 +483,6 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
     let Some(partition) = partition else {
         return Some(format!("Slurm has no partition {}", pool.partition));
     };
-    if pool.isolation == Isolation::None {
-        return None;
-    }
     // A pilot is replaced this long before its end, and must be of use until then.
     let minutes = match (pool.time_limit_min, partition.max_time) {
         (0, TimeLimit::At(span)) => Some(span.0 / 60_000_000),
@@ -497,6 +494,9 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
             "its pilots end after {minutes} min and are to be replaced {} s before: lower rotate_before_s",
             pool.rotate_before_s
         ));
+    }
+    if pool.isolation == Isolation::None {
+        return None;
     }
     if !constrained {
         return Some(
@@ -681,5 +681,11 @@ mod tests {
         };
         assert_eq!(refusal(&aloud, Some(&partition("SUSPEND")), false), None);
         assert!(refusal(&aloud, None, true).unwrap().contains("no partition p"));
+        let short = Pool {
+            time_limit_min: 10,
+            ..aloud
+        };
+        let why = refusal(&short, Some(&partition("OFF")), true).unwrap();
+        assert!(why.contains("lower rotate_before_s"), "{why}");
     }
 }
