@@ -194,9 +194,12 @@ pub struct Latencies {
     pub replica: Dist,
     /// Fixed part of restoring a kernel's state, without the time for its size.
     pub restore: Dist,
-    /// GPU memory of a kernel in GB per GPU, and how fast it goes to the host and back, in GB/s.
+    /// GPU memory of a kernel in GB per GPU.
     pub vram_gb: Dist,
+    /// Seconds that any park and its way back take, and how fast the memory goes to the host and back, in GB/s.
+    pub park_s: f64,
     pub park_gb_s: f64,
+    pub unpark_s: f64,
     pub unpark_gb_s: f64,
     /// State of a kernel that moves, in GB, and how fast the store reads and writes, in GB/s.
     pub state_gb: Dist,
@@ -221,8 +224,11 @@ impl Default for Latencies {
             replica: Dist::new(3.0, 10.0),
             restore: Dist::new(0.5, 3.0),
             vram_gb: Dist::new(4.8, 38.9),
-            park_gb_s: 2.7,
-            unpark_gb_s: 4.3,
+            // 1 and 16 GB by copying out and the driver's checkpoint, on an H200 (bench `park`).
+            park_s: 0.5,
+            park_gb_s: 28.0,
+            unpark_s: 0.42,
+            unpark_gb_s: 21.7,
             state_gb: Dist::new(1.0, 10.0),
             store_gb_s: 2.0,
             container: Dist::new(12.0, 40.0),
@@ -231,6 +237,22 @@ impl Default for Latencies {
             host_sd: 2.0,
         }
     }
+}
+
+impl Latencies {
+    /// How long so much memory of each of a kernel's GPUs takes to leave them.
+    pub fn park(&self, gb: f64) -> Span {
+        moving(self.park_s, gb, self.park_gb_s)
+    }
+
+    /// How long it takes to be back.
+    pub fn unpark(&self, gb: f64) -> Span {
+        moving(self.unpark_s, gb, self.unpark_gb_s)
+    }
+}
+
+fn moving(fixed_s: f64, gb: f64, gb_s: f64) -> Span {
+    Span(((fixed_s + gb / gb_s) * 1e6) as u64)
 }
 
 /// The knobs of our own policy: the tables of `[pool.NAME]` in `gresshopper.toml`, and what is fixed in `hopd`.
@@ -451,7 +473,13 @@ impl Cluster {
                 return bad(what, value, "above 0, and finite");
             }
         }
-        for (what, value) in [("latency.host_mean", l.host_mean), ("latency.host_sd", l.host_sd)] {
+        let fixed = [
+            ("latency.host_mean", l.host_mean),
+            ("latency.host_sd", l.host_sd),
+            ("latency.park_s", l.park_s),
+            ("latency.unpark_s", l.unpark_s),
+        ];
+        for (what, value) in fixed {
             if !day(value) {
                 return bad(what, value, "from 0 to 86400");
             }

@@ -153,7 +153,7 @@ impl Default for Scale {
             idle_min: Span::from_secs(20),
             idle_max: Span::from_secs(24 * 3600),
             immediate: 0.97,
-            most_per_wait: 58_000.0,
+            most_per_wait: 25_000.0,
             learn: true,
             right_size: true,
             too_small: 0.4,

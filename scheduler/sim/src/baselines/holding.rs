@@ -232,7 +232,7 @@ impl World<'_> {
         let read = Span((gb / l.store_gb_s * 1e6) as u64);
         let load = match state.gpus {
             0 => Span::ZERO,
-            _ => Span((state.vram_gb / l.unpark_gb_s * 1e6) as u64),
+            _ => l.unpark(state.vram_gb),
         };
         self.result.moved_gb += gb;
         (container, read, load)

@@ -420,12 +420,11 @@ impl World<'_> {
         let message = l.message.draw(&mut self.rng);
         let vote = l.lease.draw(&mut self.rng);
         let granted = self.now + Span(message.0 + vote.0);
-        let load = if c.gpus > 0 && self.sessions[s].last.is_some() {
-            self.sessions[s].vram / l.unpark_gb_s
+        let unpark = if c.gpus > 0 && self.sessions[s].last.is_some() {
+            l.unpark(self.sessions[s].vram)
         } else {
-            0.0
+            Span::ZERO
         };
-        let unpark = Span((load * 1e6) as u64);
         let start = granted + unpark;
         let end = start + c.run;
         let reused = match (self.sessions[s].last, host) {
@@ -436,7 +435,7 @@ impl World<'_> {
             self.hosts[n].free -= c.gpus;
             self.sessions[s].last = Some(n);
             self.train(s, true);
-            let store = Span((self.sessions[s].vram / l.park_gb_s * 1e6) as u64);
+            let store = l.park(self.sessions[s].vram);
             let since = self.now;
             self.at(
                 end + store,

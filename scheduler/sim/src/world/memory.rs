@@ -82,7 +82,7 @@ impl World<'_> {
     pub(super) fn bring_memory(&mut self, s: usize, node: usize, gpus: u16, lingering: bool) -> (Span, Span) {
         let l = &self.cluster.latency;
         let memory = &self.sessions[s].memory;
-        let unpark = seconds(memory.vram_gb, l.unpark_gb_s);
+        let unpark = l.unpark(memory.vram_gb);
         let costs = match memory.place {
             Place::Nowhere => (Span::ZERO, Span::ZERO),
             _ if lingering => (Span::ZERO, Span::ZERO),
@@ -104,7 +104,7 @@ impl World<'_> {
     /// How long the kernel's GPU memory takes to leave the GPUs.
     pub(super) fn park_takes(&self, s: usize) -> Span {
         let memory = &self.sessions[s].memory;
-        seconds(memory.vram_gb, self.cluster.latency.park_gb_s)
+        self.cluster.latency.park(memory.vram_gb)
     }
 
     /// The kernel's GPU memory is off the GPUs of the node.
