@@ -109,11 +109,19 @@ impl World {
     /// The group commits what was proposed.
     pub(super) fn commit(&mut self) -> Vec<String> {
         let mut all = Vec::new();
-        while let Some(entry) = self.proposed.pop_front() {
-            let index = self.core.applied_index().next();
-            all.extend(self.input(Input::Applied { index, entry }));
+        while !self.proposed.is_empty() {
+            all.extend(self.commit_one());
         }
         all
+    }
+
+    /// The group commits the entry that was proposed first.
+    pub(super) fn commit_one(&mut self) -> Vec<String> {
+        let index = self.core.applied_index().next();
+        match self.proposed.pop_front() {
+            Some(entry) => self.input(Input::Applied { index, entry }),
+            None => Vec::new(),
+        }
     }
 
     /// What the core says to an input, and to the entries that are committed by it: a group of one replica commits at

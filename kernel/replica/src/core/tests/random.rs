@@ -14,8 +14,10 @@ enum Step {
     },
     /// The kernel begins the oldest cell that it has.
     Begin,
-    /// The oldest cell that the kernel has ran well to its end, and its reply is being made.
-    End,
+    /// The oldest cell that the kernel has ran well to its end, and its reply is being made. It may be captured already.
+    End {
+        whole: bool,
+    },
     Reply {
         ok: bool,
     },
@@ -39,8 +41,10 @@ enum Step {
     Die,
     /// Front, store and agent do the oldest thing that they were asked for.
     Serve,
-    /// The group commits what was proposed.
-    Commit,
+    /// The group commits what was proposed, or the first entry of it.
+    Commit {
+        all: bool,
+    },
     Announce,
     ReleaseNow,
     Wait {
@@ -52,8 +56,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..3u16, any::<bool>()).prop_map(|(gpus, stop_on_error)| Step::Run { gpus, stop_on_error }),
         4 => Just(Step::Begin),
-        2 => Just(Step::End),
-        4 => Just(Step::Commit),
+        2 => any::<bool>().prop_map(|whole| Step::End { whole }),
+        4 => any::<bool>().prop_map(|all| Step::Commit { all }),
         4 => any::<bool>().prop_map(|ok| Step::Reply { ok }),
         4 => Just(Step::Grant),
         1 => Just(Step::Refuse),
@@ -91,6 +95,8 @@ struct Others {
     ended: BTreeSet<String>,
     /// Requests to the agent so far.
     requests: u64,
+    /// The last record that the store was given and hasn't synced.
+    appended: Option<u64>,
     /// Answers of front, store and agent that are due.
     due: VecDeque<Input>,
     /// The state that the announced client heard last.
@@ -156,7 +162,16 @@ impl Others {
                 ["front:", "note", "begins", cell] => {
                     self.due.push_back(Input::MayBegin { cell: (*cell).into() });
                 }
-                ["sync"] => self.due.push_back(Input::InSync),
+                ["append", record] => self.appended = Some(record.parse().unwrap()),
+                ["sync"] => self.due.push_back(match self.appended.take() {
+                    None => Input::InSync,
+                    Some(record) => Input::Synced {
+                        upto: RecordNumber(record),
+                        length: 100 * record,
+                        mac: "11".into(),
+                    },
+                }),
+                ["rest"] => self.due.push_back(Input::Rested),
                 ["open", _] => self.due.push_back(Input::TenureOpened),
                 ["start"] => {
                     self.kernel.clear();
@@ -198,16 +213,23 @@ impl Others {
                 world.begins(&self.kernel[0]);
                 Vec::new()
             }
-            Step::End if self.durable && !self.kernel.is_empty() => {
+            Step::End { whole } if self.durable && !self.kernel.is_empty() => {
                 let cell = self.kernel[0].clone();
-                let said = json!({"msg_id": cell, "status": "later", "plain": 3});
+                let said = match whole {
+                    true => {
+                        let record = world.core.durable.as_ref().unwrap().journal.next_record().0;
+                        json!({"msg_id": cell, "status": "whole", "plain": 3, "record": record})
+                    }
+                    false => json!({"msg_id": cell, "status": "later", "plain": 3}),
+                };
                 let plain = world.core.members() > 0 && !world.core.lease.is_for(&cell.as_str().into());
                 if plain && world.place(&cell) == Some(Place::Running) {
                     self.ended.insert(cell);
                 }
                 world.captured("state.cell", said)
             }
-            Step::Commit => world.commit(),
+            Step::Commit { all: true } => world.commit(),
+            Step::Commit { all: false } => world.commit_one(),
             Step::Grant => {
                 let Some(cell) = self.asked.take() else { return };
                 self.next += 1;
@@ -260,7 +282,7 @@ impl Others {
                 world.request(Channel::Shell, "comm_msg", "r", &json!({}), &content)
             }
             Step::Wait { ms } => world.after(Span::from_millis(*ms)),
-            Step::Reply { .. } | Step::Begin | Step::End => return,
+            Step::Reply { .. } | Step::Begin | Step::End { .. } => return,
         };
         self.see(&out);
         if let Some(heard) = &self.heard {
@@ -343,7 +365,7 @@ proptest! {
                 Step::Errand { well: true, broken: false },
                 Step::Reply { ok: true },
                 Step::Serve,
-                Step::Commit,
+                Step::Commit { all: true },
                 Step::Wait { ms: if durable { 1_000 } else { 400_000 } },
             ] {
                 others.take(&mut world, &step);
