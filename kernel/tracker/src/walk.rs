@@ -3,6 +3,9 @@
 //! CPython keeps the memo of its C pickler in a plain table, with the same layout from 3.2 to 3.13. The Python side
 //! verifies the layout on a known object; if it differs, the memo is copied, which is slower.
 
+use std::collections::{HashMap, HashSet};
+use std::ffi::{c_int, c_void};
+
 /// `PyObject` as far as it is read here: the count of references and the type.
 #[repr(C)]
 struct Object {
@@ -30,14 +33,105 @@ struct MemoEntry {
     value: isize,
 }
 
-/// Offset of a type's flags, in bytes, on 64-bit machines.
+/// Offsets of a type's flags and of its function that visits what an instance refers to, in bytes, on 64-bit machines.
 const TYPE_FLAGS: usize = 168;
+const TYPE_TRAVERSE: usize = 184;
 const TYPE_SUBCLASS: u64 = 1 << 31;
+/// Instances of these are visited: of `list`, `tuple` and `dict`.
+const CONTAINERS: u64 = (1 << 25) | (1 << 26) | (1 << 29);
+
+type Visit = unsafe extern "C" fn(*const Object, *mut c_void) -> c_int;
+type Traverse = unsafe extern "C" fn(*const Object, Visit, *mut c_void) -> c_int;
+
+impl Object {
+    fn flags(&self) -> u64 {
+        // SAFETY: an object's type is alive.
+        unsafe { self.kind.add(TYPE_FLAGS).cast::<u64>().read() }
+    }
+}
+
+impl Memo {
+    /// Whether an object is a key, found as CPython does. Another way of CPython's finds nothing.
+    fn has(&self, key: *const Object) -> bool {
+        let hash = key as usize >> 3;
+        let (mut at, mut perturb) = (hash & self.mask, hash);
+        for _ in 0..self.allocated {
+            // SAFETY: the table has `mask` + 1 places.
+            let there = unsafe { (*self.table.add(at & self.mask)).key };
+            if there == key || there.is_null() {
+                return there == key;
+            }
+            at = (at << 2).wrapping_add(at).wrapping_add(perturb).wrapping_add(1);
+            perturb >>= 5;
+        }
+        false
+    }
+}
+
+/// Objects that were made for a dump: the memo and other such objects alone refer to them. They are gone once the memo is,
+/// and what comes to lie at their address has nothing to do with the dump.
+struct Made<'a> {
+    memo: &'a Memo,
+    /// References from such objects, by object.
+    from_made: HashMap<usize, isize>,
+    found: HashSet<usize>,
+    left: Vec<*const Object>,
+}
+
+impl Made<'_> {
+    /// # Safety
+    /// The interpreter's lock is held, and the memo is a pickler's.
+    unsafe fn of(memo: &Memo, entries: &[MemoEntry]) -> HashSet<usize> {
+        let keys = entries.iter().map(|entry| entry.key).filter(|key| !key.is_null());
+        // SAFETY: the memo holds a reference to each of its keys.
+        let alone = keys.filter(|key| unsafe { (**key).references } == 1);
+        let left: Vec<*const Object> = alone.collect();
+        let mut made = Made {
+            memo,
+            from_made: HashMap::new(),
+            found: left.iter().map(|key| *key as usize).collect(),
+            left,
+        };
+        while let Some(key) = made.left.pop() {
+            // SAFETY: the memo holds a reference to each of its keys, and visiting an object changes nothing.
+            unsafe {
+                let object = &*key;
+                if object.flags() & CONTAINERS == 0 {
+                    continue;
+                }
+                let traverse = object.kind.add(TYPE_TRAVERSE).cast::<Option<Traverse>>().read();
+                if let Some(traverse) = traverse {
+                    traverse(key, visited, (&raw mut made).cast());
+                }
+            }
+        }
+        made.found
+    }
+
+    fn refers_to(&mut self, key: *const Object) {
+        if !self.memo.has(key) {
+            return;
+        }
+        let counted = self.from_made.entry(key as usize).or_insert(0);
+        *counted += 1;
+        // SAFETY: the memo holds a reference to each of its keys.
+        if unsafe { (*key).references } - *counted == 1 && self.found.insert(key as usize) {
+            self.left.push(key);
+        }
+    }
+}
+
+/// # Safety
+/// `made` is a [`Made`].
+unsafe extern "C" fn visited(object: *const Object, made: *mut c_void) -> c_int {
+    // SAFETY: by this function's contract; nobody else uses it during a visit.
+    unsafe { (*made.cast::<Made<'_>>()).refers_to(object) };
+    0
+}
 
 /// Writes the sorted addresses of the objects in a pickler's memo to `out` and returns how many there are, which may
 /// be more than `out` holds (then nothing useful was written). Left out are instances of the types in `harmless`,
-/// classes, members of enumerations (whose metaclass is the last in `harmless`), and what only the memo refers to any
-/// more (made for the dump).
+/// classes, members of enumerations (whose metaclass is the last in `harmless`), and what was made for the dump.
 ///
 /// # Safety
 /// The interpreter's lock is held and `pickler` is a `_pickle.Pickler` (or of a subclass).
@@ -46,9 +140,10 @@ pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) 
     let mut kinds: Vec<usize> = harmless.to_vec();
     kinds.sort_unstable();
     // SAFETY: by this function's contract; the table is the pickler's own and stays while the lock is held.
-    let entries = unsafe {
+    let (entries, made) = unsafe {
         let memo = &*(*pickler.cast::<Pickler>()).memo;
-        std::slice::from_raw_parts(memo.table, memo.allocated)
+        let entries = std::slice::from_raw_parts(memo.table, memo.allocated);
+        (entries, Made::of(memo, entries))
     };
     let mut n = 0;
     for entry in entries {
@@ -57,17 +152,12 @@ pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) 
         }
         // SAFETY: the memo holds a reference to each of its keys.
         let object = unsafe { &*entry.key };
-        if object.references == 1 || kinds.binary_search(&(object.kind as usize)).is_ok() {
+        if made.contains(&(entry.key as usize)) || kinds.binary_search(&(object.kind as usize)).is_ok() {
             continue;
         }
         // SAFETY: an object's type is alive, and so is the type's own type.
-        let (flags, meta) = unsafe {
-            (
-                object.kind.add(TYPE_FLAGS).cast::<u64>().read(),
-                (*object.kind.cast::<Object>()).kind as usize,
-            )
-        };
-        if flags & TYPE_SUBCLASS != 0 || Some(&meta) == enum_meta {
+        let meta = unsafe { (*object.kind.cast::<Object>()).kind as usize };
+        if object.flags() & TYPE_SUBCLASS != 0 || Some(&meta) == enum_meta {
             continue;
         }
         if let Some(place) = out.get_mut(n) {

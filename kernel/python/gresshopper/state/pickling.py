@@ -7,6 +7,7 @@ and global names. `rules` chooses the recipes. The pickler never calls a user's 
 from __future__ import annotations
 
 import array
+import bisect
 import copyreg
 import io
 import pickle
@@ -141,7 +142,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             out.getvalue(),
             pickler.buffers,
             pickler.foreign,
-            _linking(pickler),
+            _linking(pickler, (lead, value, orders)),
             pickler.ranges,
             pickler.classes,
             pickler.touches,
@@ -160,10 +161,16 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
 _EMPTY_SET = b"\x8f"
 
 
-def _linking(pickler: Any) -> Any:
+def _linking(pickler: Any, ours: Iterable[Any]) -> Any:
+    """Addresses of the objects that link groups. The lists `ours` of the dump's own, soon gone, leave their addresses to
+    objects of other groups."""
     ids = native.memo_ids(pickler, harmless())
     if pickler.functions or pickler.linked:
         ids = array.array("Q", sorted(set(ids).union(map(id, pickler.functions), pickler.linked)))
+    for at in map(id, ours):
+        i = bisect.bisect_left(ids, at)
+        if i < len(ids) and ids[i] == at:
+            ids.pop(i)
     return ids
 
 
