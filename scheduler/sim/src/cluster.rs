@@ -249,6 +249,11 @@ impl Latencies {
     pub fn unpark(&self, gb: f64) -> Span {
         moving(self.unpark_s, gb, self.unpark_gb_s)
     }
+
+    /// How long the store takes to read or write so much.
+    pub fn store(&self, gb: f64) -> Span {
+        moving(0.0, gb, self.store_gb_s)
+    }
 }
 
 fn moving(fixed_s: f64, gb: f64, gb_s: f64) -> Span {

@@ -229,7 +229,7 @@ impl World<'_> {
         }
         let (l, state) = (&self.cluster.latency, &self.sessions[s]);
         let gb = state.state_gb + state.vram_gb * f64::from(state.gpus);
-        let read = Span((gb / l.store_gb_s * 1e6) as u64);
+        let read = l.store(gb);
         let load = match state.gpus {
             0 => Span::ZERO,
             _ => l.unpark(state.vram_gb),
@@ -320,7 +320,7 @@ impl World<'_> {
         let gb = state.state_gb + state.vram_gb * f64::from(state.gpus);
         let (node, gpus, since) = state.holds.take().expect("the caller has looked");
         self.result.moved_gb += gb;
-        let until = self.now + Span((gb / self.cluster.latency.store_gb_s * 1e6) as u64);
+        let until = self.now + self.cluster.latency.store(gb);
         self.book(since, until, gpus);
         self.at(until, Event::Free { node, gpus });
     }

@@ -376,8 +376,7 @@ impl World<'_> {
         let l = &self.cluster.latency;
         // A pre-warmed container if possible: a replica's start. Its data directory goes through the store.
         let gb = self.sessions[s].state + self.sessions[s].vram * f64::from(self.sessions[s].gpus);
-        let copy = 2.0 * gb / l.store_gb_s;
-        let takes = Span(l.replica.draw(&mut self.rng).0 + (copy * 1e6) as u64);
+        let takes = Span(l.replica.draw(&mut self.rng).0 + l.store(2.0 * gb).0);
         // The reserved GPUs are held meanwhile.
         self.result.held.span(self.now, self.now + takes, i64::from(need));
         self.at(

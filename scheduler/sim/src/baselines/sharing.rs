@@ -26,10 +26,10 @@ pub(crate) fn sharing(trace: &Trace, cluster: &Cluster, seed: u64, how: Sharing)
     let memory = trace.sessions.iter().map(|s| {
         let vram = l.vram_gb.draw(&mut draw).as_secs_f64().min(80.0);
         let state = l.state_gb.draw(&mut draw).as_secs_f64().min(200.0);
-        (state + vram * f64::from(s.gpus())) / l.store_gb_s
+        l.store(state + vram * f64::from(s.gpus()))
     });
     let mut fluid = Fluid {
-        fetch: memory.map(|seconds| Span((seconds * 1e6) as u64)).collect(),
+        fetch: memory.collect(),
         home: vec![None; trace.sessions.len()],
         trace,
         how,

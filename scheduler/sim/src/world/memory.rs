@@ -73,10 +73,6 @@ impl Memory {
     }
 }
 
-fn seconds(gb: f64, gb_s: f64) -> Span {
-    Span((gb / gb_s * 1e6) as u64)
-}
-
 impl World<'_> {
     /// Time between the start of a cell of `gpus` GPUs on the node and its code's start: fetching and unparking.
     pub(super) fn bring_memory(&mut self, s: usize, node: usize, gpus: u16, lingering: bool) -> (Span, Span) {
@@ -91,7 +87,7 @@ impl World<'_> {
                 let gb = memory.state_gb + memory.on_gpus();
                 self.result.moved_gb += gb;
                 let restore = l.restore.draw(&mut self.rng);
-                (Span(restore.0 + seconds(gb, l.store_gb_s).0), unpark)
+                (Span(restore.0 + l.store(gb).0), unpark)
             }
         };
         self.leave_host(s);
@@ -150,7 +146,7 @@ impl World<'_> {
         };
         self.result.moved_gb += gb;
         let restore = l.restore.draw(&mut self.rng);
-        Span(restore.0 + seconds(gb, l.store_gb_s).0)
+        Span(restore.0 + l.store(gb).0)
     }
 
     /// The kernel's memory has come along to the node.
