@@ -34,8 +34,8 @@ from ._touch import may_touch
 
 #: How long the device may take to come to rest before a park.
 SYNC_S = 10.0
-#: How long memory that comes back waits for a capture that lies in its copies. The next cell waits for both; a refusal would
-#: fail it.
+#: How long memory waits to come back while a capture still stores the host's copies of it. The next cell waits for the
+#: capture anyway, and a refusal would fail that cell.
 BACK_S = 60.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
 _UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}

@@ -1,7 +1,7 @@
-"""The threads that park and unpark: the guard lets them pass, whatever the user's code would be told.
+"""The threads that park and unpark: the guard lets them pass.
 
-A park runs on a thread of its own, and asks torch for what the user's code may no longer ask: each thread of a process
-meets the guard unless it says that it does this module's work.
+`hop gpu` is answered on a thread of the kernel's process, and a thread there meets the guard from its start. A park asks
+torch for the memory that the guard keeps from the user's code, so its threads say that they do a park's work.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Callable
 
 
 class _Here(threading.local):
@@ -34,13 +33,3 @@ def own_work() -> Iterator[None]:
         yield
     finally:
         _here.own = before
-
-
-def own_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """A thread, not started yet, that passes the guard."""
-
-    def run() -> None:
-        with own_work():
-            work()
-
-    return threading.Thread(target=run, daemon=True, name=name)

@@ -78,8 +78,8 @@ class Reading:
             self._access.end()
 
     def has_read(self) -> None:
-        """Everything that this capture needs of the device is read. A park needn't wait until the capture is stored, unless
-        the capture lies in the host's copies, which the park would write over."""
+        """Gives the device up before the capture is stored, since nothing more is read from it. A capture that uses the
+        host's copies keeps it: the next park would write over these copies."""
         if self._holds and not self._copies:
             self._holds = False
             self._access.end()

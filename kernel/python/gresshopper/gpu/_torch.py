@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -16,7 +17,7 @@ from typing import Any, Callable
 from ._errors import ParkRefused
 from ._host import Pin
 from ._move import Found
-from ._own import own_thread
+from ._own import own_work
 
 #: Places of the classes of such objects, if loaded at all.
 _USERS = (
@@ -271,13 +272,14 @@ def within(deadline: float, work: Callable[[], None], otherwise: str) -> None:
     """Does `work` on a separate thread; raises ParkRefused after `deadline` seconds."""
     errors: list[BaseException] = []
 
+    @own_work()
     def run() -> None:
         try:
             work()
         except BaseException as error:
             errors.append(error)
 
-    thread = own_thread(run, "gresshopper-sync")
+    thread = threading.Thread(target=run, daemon=True, name="gresshopper-sync")
     thread.start()
     thread.join(deadline)
     if thread.is_alive():

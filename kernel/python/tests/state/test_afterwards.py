@@ -19,17 +19,27 @@ SHOWN = (
 )
 
 
-def restored(kernel: Kernel, start: Callable[..., Kernel], folder: Path, lazy: bool = True) -> Kernel:  # noqa: F811
-    """Another kernel with what this one has recorded."""
+def told_and_restored(
+    kernel: Kernel,
+    start: Callable[..., Kernel],  # noqa: F811
+    folder: Path,
+    lazy: bool = True,
+) -> tuple[Any, Kernel]:
+    """What a restore tells, and another kernel with what this one has recorded."""
     # An audit would find what the capture of the cells has missed.
     kernel.ask("flush", {"audit": False})
     kernel.settle()
     write_log(folder, [])
     fresh = start()
     fresh.begin(record=99, capture="nothing", patience_ms=None)
-    fresh.ask("restore", {"folder": str(folder), "lazy": lazy}, kernel.attachments())
+    told = fresh.ask("restore", {"folder": str(folder), "lazy": lazy}, kernel.attachments())
     fresh.begin(record=50, patience_ms=None)
-    return fresh
+    return told, fresh
+
+
+def restored(kernel: Kernel, start: Callable[..., Kernel], folder: Path, lazy: bool = True) -> Kernel:  # noqa: F811
+    """Another kernel with what this one has recorded."""
+    return told_and_restored(kernel, start, folder, lazy)[1]
 
 
 def printed(kernel: Kernel, source: str) -> str:
@@ -171,12 +181,7 @@ def test_a_large_figure_is_there_before_a_cell_names_it(start: Callable[..., Ker
     kernel.begin(patience_ms=None)
     kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt")
     kernel.run("plt.ioff()\nheld, axes = plt.subplots()\nlines = axes.plot(range(200_000))")
-    kernel.ask("flush", {"audit": False})
-    kernel.settle()
-    write_log(tmp_path / "log", [])
-    fresh = start()
-    fresh.begin(record=99, capture="nothing", patience_ms=None)
-    told = fresh.ask("restore", {"folder": str(tmp_path / "log"), "lazy": True}, kernel.attachments())
+    told, fresh = told_and_restored(kernel, start, tmp_path / "log")
     assert not told["pending"]["groups"], told
     source = "print(plt.get_fignums(), len(plt.gcf().axes), len(plt.gca().lines))"
     assert printed(fresh, source) == printed(kernel, source) == "[1] 1 1\n"
@@ -189,11 +194,6 @@ def test_a_figure_that_pyplot_alone_held_is_told(start: Callable[..., Kernel], t
     kernel.run("%matplotlib inline\nimport matplotlib.pyplot as plt")
     kernel.run("plt.ioff()\nplt.figure()\nheld = plt.figure()\nplt.figure()")
     kernel.run("None")
-    kernel.ask("flush", {"audit": False})
-    kernel.settle()
-    write_log(tmp_path / "log", [])
-    fresh = start()
-    fresh.begin(record=99, capture="nothing", patience_ms=None)
-    told = fresh.ask("restore", {"folder": str(tmp_path / "log"), "lazy": False}, kernel.attachments())
+    told, _ = told_and_restored(kernel, start, tmp_path / "log", lazy=False)
     figures = [notice for notice in told["notices"] if "pyplot" in notice]
     assert len(figures) == 1 and ": 1" in figures[0] and "2" not in figures[0], told

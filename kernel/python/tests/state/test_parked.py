@@ -15,6 +15,7 @@ torch: Any = pytest.importorskip("torch")
 from gresshopper.gpu import Keeper, ParkRefused
 from gresshopper.gpu._torch import TorchHalf
 from gresshopper.state.adapters import _shared, _torch
+from gresshopper.state.capture import Capture
 from gresshopper.state.session import Away
 
 from harness import Kernel
@@ -129,12 +130,11 @@ def test_a_park_need_not_wait_until_what_was_read_is_stored(
     from gresshopper.gpu import _keeper
 
     monkeypatch.setattr(_keeper, "SYNC_S", 0.1)
-    monkeypatch.setattr(_keeper, "BACK_S", 0.1)
     kernel = Kernel(tmp_path)
     assert kernel.run(SOURCE), kernel.error
     on_device(keeper, kernel)
     while_storing: list[Any] = []
-    adopt = kernel.capture._adopt
+    adopt = Capture._adopt
 
     def stores(*args: Any) -> Any:
         thread = threading.Thread(target=lambda: while_storing.append(keeper.out().bytes))
@@ -142,25 +142,25 @@ def test_a_park_need_not_wait_until_what_was_read_is_stored(
         thread.join()
         return adopt(*args)
 
-    monkeypatch.setattr(kernel.capture, "_adopt", stores)
+    monkeypatch.setattr(Capture, "_adopt", stores)
     assert kernel.capture.run(None).changed
     assert while_storing == [sum(keeper.parked[0].blocks[i].nbytes for i in range(3))]
 
-    # The host's copies are what the next capture lies in: they must stay as they are until it is stored.
-    refused: list[str] = []
+    # The next capture uses the host's copies: memory comes back once they are stored, and waits longer than a park does.
+    comes_back: list[Any] = []
 
     def stores_copies(*args: Any) -> Any:
-        try:
-            keeper.back()
-        except ParkRefused as error:
-            refused.append(str(error))
+        thread = threading.Thread(target=lambda: comes_back.append(keeper.back().bytes))
+        thread.start()
+        comes_back.append(thread)
+        thread.join(0.5)
+        assert thread.is_alive() and keeper.parked
         return adopt(*args)
 
-    monkeypatch.setattr(kernel.capture, "_adopt", stores_copies)
+    monkeypatch.setattr(Capture, "_adopt", stores_copies)
     kernel.capture.run(None)
-    monkeypatch.setattr(kernel.capture, "_adopt", adopt)
-    assert len(refused) == 1 and "capture" in refused[0]
-    keeper.back()
+    comes_back.pop(0).join(30)
+    assert comes_back == while_storing and not keeper.parked
 
 
 def test_device_memory_is_read_in_pieces_and_given_up_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +192,12 @@ def test_a_capture_that_does_not_let_go_refuses_the_park(
     from gresshopper.gpu import _keeper
 
     monkeypatch.setattr(_keeper, "SYNC_S", 0.1)
+    monkeypatch.setattr(_keeper, "BACK_S", 0.1)
     with keeper.reading():
         with pytest.raises(ParkRefused, match="capture"):
             keeper.out()
         with keeper.reading() as second:
             assert second.is_away()
     assert keeper.out() is not None
+    with keeper.reading(), pytest.raises(ParkRefused, match="capture"):
+        keeper.back()
