@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import BASE, INDEX, deployed
 from harness import HUB_PYTHON, Cluster, Notebook, notebook, stream, until
 
 DEVICE = Path("/dev/nvidia0")
@@ -20,7 +21,7 @@ USER_PYTHON = os.environ.get("USER_PYTHON", "/opt/gresshopper-dev/user/bin/pytho
 pytestmark = pytest.mark.skipif(not DEVICE.exists(), reason="no GPU on this machine")
 
 #: A cell without a lease: nothing of it touches the device.
-BEGIN = "import hashlib, os, time, torch"
+BEGIN = "import os, time, torch"
 #: A model's worth of memory, and its sum.
 HOLD = """%%gpu 1
 held = [torch.full((1 << 28,), i, dtype=torch.float32, device="cuda") for i in range({gib})]
@@ -51,8 +52,8 @@ def gpu() -> Iterator[Cluster]:
     if found.returncode != 0:
         pytest.skip(f"{USER_PYTHON} has no torch")
     made = Cluster(
-        os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e") + "-gpu",
-        int(os.environ.get("HOP_E2E_INDEX", "8")) + 21,
+        f"{BASE}-gpu",
+        INDEX + 21,
         os.environ.get("HOP_E2E_VARIANT", "auto"),
         *("--nodes", "1", "--gpu-file", str(DEVICE)),
         PILOTS="1",
@@ -64,12 +65,7 @@ def gpu() -> Iterator[Cluster]:
         HUB_PYTHON=HUB_PYTHON,
         POOL_EXTRA="quantum = { batch_s = 2, worth_waiting_s = 0 }",
     )
-    try:
-        made.up()
-        yield made
-    finally:
-        if not os.environ.get("HOP_E2E_KEEP"):
-            made.down()
+    yield from deployed(made)
 
 
 @pytest.fixture(scope="module")

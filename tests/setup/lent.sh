@@ -72,7 +72,7 @@ unpack() {
 run_tests() {
 	local python
 	python=$(python3 -c 'import sys; print(sys.executable)')
-	# A cgroup of ours: Slurm's daemons find no controllers in one of the machine's own.
+	# As it was tried: the lent machine runs its commands in a cgroup without controllers, of which slurmd complains.
 	if [ -w /sys/fs/cgroup/cgroup.subtree_control ]; then
 		echo '+cpu +cpuset +memory +pids' >/sys/fs/cgroup/cgroup.subtree_control
 		mkdir -p /sys/fs/cgroup/lent
