@@ -143,7 +143,7 @@ class Bench:
         self._until = time.monotonic() + options.seconds
         self.host = ["--host-gib", str(options.host_gib)] if options.host_gib else []
         self.cases: list[dict[str, Any]] = []
-        #: The machine that measured, for lines that are recorded on another.
+        #: The machine that measures: the lines are recorded on another machine.
         self.machine = ""
         self.out: Path | None = options.out
         self.work = Path(tempfile.mkdtemp(prefix="park-"))
