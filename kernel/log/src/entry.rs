@@ -36,6 +36,23 @@ pub enum Entry {
     Heard { cells: CellNumber, losses: Tenure },
 }
 
+impl Entry {
+    /// The record that it brings.
+    pub fn record(&self) -> Option<&Record> {
+        match self {
+            Self::Act {
+                act: Act::Record { record, .. },
+                ..
+            } => Some(record),
+            Self::Act {
+                act: Act::Ended { record, .. },
+                ..
+            } => record.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 /// A deed of the executor in office.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "act", rename_all = "kebab-case", deny_unknown_fields)]

@@ -211,8 +211,9 @@ class Agent:
             return Outcome("later", "it ran in a subshell")
         self._due = self.journal is not None and self._soon(self._promptly)
         if self.patience is not None:
-            outcome = self._work_off(hurry.Until(ended + self.patience))
-            if outcome.status == "later":
+            outcome = self._work_off(hurry.Until(ended + self.patience), read=False)
+            # What is too long for the reply may be short enough for the time behind it.
+            if outcome.status == "later" and self.patience >= hurry.SHORT:
                 self._allowance.took(time.perf_counter(), self.patience, whole=False)
         elif self._due:
             outcome = self._failed or Outcome("later", "it comes after the reply")

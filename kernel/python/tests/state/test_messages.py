@@ -100,9 +100,12 @@ def test_what_does_not_fit_comes_later(start: Callable[..., Kernel]) -> None:
     assert later["record"] == 2 and len(parts) == 2
 
 
-def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(start: Callable[..., Kernel]) -> None:
+@pytest.mark.parametrize("patience_ms", [None, 0.001])
+def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(
+    start: Callable[..., Kernel], patience_ms: float | None
+) -> None:
     kernel = start()
-    kernel.begin(patience_ms=None)
+    kernel.begin(patience_ms=patience_ms)
     kernel.run("import sys; sys.modules['gresshopper.state.hurry'].SHORT = 60  # this machine may be slow")
     sent = [kernel.client.execute(f"x = [{i}]; y = x") for i in range(12)]
     last = kernel.client.execute("import os; os.kill(os.getpid(), 9)", allow_stdin=False)

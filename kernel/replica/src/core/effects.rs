@@ -8,7 +8,7 @@ use super::{Core, Output, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Outcome, Request as ToHopd};
-use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, Refusal};
+use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, Record, Refusal};
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::message::Note;
 use hop_words::id::{CellId, Tenure};
@@ -16,6 +16,9 @@ use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::VecDeque;
+
+/// Bytes of a record that a cell's answer waits for. A larger one follows in an entry of its own.
+const WITH_ITS_CELL: usize = 1 << 20;
 
 /// The body of `state.cell` and `state.record`.
 #[derive(Debug, Default, Deserialize)]
@@ -39,6 +42,34 @@ struct Capture {
 #[derive(Debug, Deserialize)]
 struct Completed {
     msg_id: CellId,
+}
+
+impl Durable {
+    /// The effects of a cell of a group that were captured before its reply, to go into the log with its end: they are then
+    /// as safe as the answer, at no further commit. The second part writes them to the store.
+    fn effects_of(&mut self, cell: &CellId) -> Option<(Record, Output)> {
+        let at = self.captured.iter().position(|(c, _)| c == cell)?;
+        let size: usize = self.captured[at].1.attachments.iter().map(Bytes::len).sum();
+        if !self.is_grouped() || self.broken.is_some() || size > WITH_ITS_CELL {
+            return None;
+        }
+        let (_, parcel) = self.captured.remove(at)?;
+        self.stored(parcel)
+    }
+
+    /// The record of a capture, and the order to write it to the store.
+    fn stored(&self, parcel: Parcel) -> Option<(Record, Output)> {
+        let mut attachments = parcel.attachments.into_iter();
+        let (text, body) = (attachments.next()?, attachments.next()?);
+        let record = self.journal.record(self.payload(&text, &body));
+        let append = Output::Append {
+            number: record.number,
+            text,
+            body,
+            behind: self.journal.state().restore().settled.cloned(),
+        };
+        Some((record, append))
+    }
 }
 
 impl Core {
@@ -83,8 +114,10 @@ impl Core {
         if durable.journal.is_ahead(cell) {
             return self.reply_ahead(cell, Some(answer));
         }
-        let entry = durable.journal.ended(cell, outcome, answer);
+        let (record, append) = durable.effects_of(cell).unzip();
+        let entry = durable.journal.ended(cell, outcome, answer, record);
         self.out.push(Output::Propose(entry));
+        self.out.extend(append);
         self.keep_capture_of(cell);
     }
 
@@ -111,8 +144,10 @@ impl Core {
             count: Some(count),
         };
         if let Some(durable) = &mut self.durable {
-            let entry = durable.journal.ended_ahead(cell, written);
+            let (record, append) = durable.effects_of(cell).unzip();
+            let entry = durable.journal.ended_ahead(cell, written, record);
             self.out.push(Output::Propose(entry));
+            self.out.extend(append);
         }
         self.keep_capture_of(cell);
     }
@@ -127,7 +162,8 @@ impl Core {
         }
     }
 
-    /// The capture that came before the cell's reply goes to the store, behind the cell's own entry.
+    /// The capture that came before the cell's reply goes to the store and into the log, behind the cell's own entry, unless
+    /// it went with that.
     fn keep_capture_of(&mut self, cell: &CellId) {
         let Some(durable) = &mut self.durable else {
             return;
@@ -144,20 +180,10 @@ impl Core {
         let Some(durable) = self.durable.as_mut().filter(|d| d.broken.is_none()) else {
             return;
         };
-        let mut attachments = parcel.attachments.into_iter();
-        let (Some(text), Some(body)) = (attachments.next(), attachments.next()) else {
-            return;
-        };
-        let payload = durable.payload(&text, &body);
-        let (number, entry) = durable.journal.record(through, payload);
-        let behind = durable.journal.state().restore().settled.cloned();
-        self.out.push(Output::Propose(entry));
-        self.out.push(Output::Append {
-            number,
-            text,
-            body,
-            behind,
-        });
+        if let Some((record, append)) = durable.stored(parcel) {
+            let entry = durable.journal.act(Act::Record { record, through });
+            self.out.extend([Output::Propose(entry), append]);
+        }
     }
 
     /// The agent captured something: `state.cell` at a cell's end, `state.record` later.

@@ -5,10 +5,10 @@
 //! Whatever can't be followed ends the follower: the seat then starts a replica as it would without one.
 
 use super::block::answer_to_hello;
-use super::durable::{begin_with, restore_with};
+use super::durable::{begin_standby, restore_with};
 use crate::agent::Parcel;
 use bytes::Bytes;
-use hop_log::{Act, Effect, Entry, Index, Office, Payload, Record, RecordNumber, State};
+use hop_log::{Effect, Entry, Index, Office, Payload, Record, RecordNumber, State};
 use hop_words::id::Incarnation;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
@@ -163,7 +163,7 @@ impl Following {
 
     fn open(&mut self) {
         let record = RecordNumber(self.state.records().0 + 1);
-        let body = begin_with("nothing", record, &self.store);
+        let body = begin_standby(record, &self.store);
         let id = self.ask("state.begin", body, Vec::new());
         self.talk = Talk::Opening(id);
     }
@@ -226,7 +226,7 @@ impl Following {
             return self.fails("the kernel's namespace is another one now");
         }
         if self.state.records() > before && self.reads() {
-            self.lacks.extend(record_in(entry).cloned());
+            self.lacks.extend(entry.record().cloned());
         }
         if was_elected && !self.is_elected() {
             return self.fails("another replica was elected");
@@ -289,21 +289,6 @@ impl Following {
 
 const IN_THE_STORE: &str = "a record is too large for the log";
 
-/// The record that an entry brings.
-fn record_in(entry: &Entry) -> Option<&Record> {
-    match entry {
-        Entry::Act {
-            act: Act::Record { record, .. },
-            ..
-        } => Some(record),
-        Entry::Act {
-            act: Act::Ended { record, .. },
-            ..
-        } => record.as_ref(),
-        _ => None,
-    }
-}
-
 impl Told {
     /// Variables that were read again since are not lost any more.
     fn take_in(&mut self, said: Value) {
@@ -336,6 +321,7 @@ impl Told {
 mod tests {
     use super::*;
     use crate::agent;
+    use hop_log::Act;
     use hop_log::{Sequence, Settled};
     use hop_words::id::{JobId, Tenure};
 

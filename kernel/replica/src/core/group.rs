@@ -35,7 +35,7 @@ impl Core {
     /// Founds the group of a kernel that should have further replicas.
     pub(super) fn found_group(&mut self) {
         let wanted = self.identity.launch.replicas.count();
-        let can = wanted > 1 && self.identity.has_keeper;
+        let can = self.may_have_group();
         let Some(durable) = self.durable.as_mut().filter(|_| can) else {
             return;
         };
@@ -44,6 +44,11 @@ impl Core {
             let state = durable.journal.state().clone();
             self.out.push(Output::Found { wanted, state });
         }
+    }
+
+    /// The kernel should have further replicas, and a keeper that can found their group is there.
+    pub(super) fn may_have_group(&self) -> bool {
+        self.identity.launch.replicas.count() > 1 && self.identity.has_keeper
     }
 
     /// The kernel can't have a group, and stays with one replica.

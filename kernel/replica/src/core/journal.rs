@@ -62,17 +62,7 @@ impl Journal {
 
     /// The number of the next record.
     pub(super) fn next_record(&self) -> RecordNumber {
-        let records = self.proposed.iter().filter(|e| match e {
-            Entry::Act {
-                act: Act::Record { .. },
-                ..
-            } => true,
-            Entry::Act {
-                act: Act::Ended { record, .. },
-                ..
-            } => record.is_some(),
-            _ => false,
-        });
+        let records = self.proposed.iter().filter_map(Entry::record);
         RecordNumber(self.state.records().0 + records.count() as u64 + 1)
     }
 
@@ -83,13 +73,7 @@ impl Journal {
 
     /// Bytes of records that were committed or proposed, and aren't in the store.
     pub(super) fn unsettled_bytes(&self) -> usize {
-        let proposed = self.proposed.iter().filter_map(|entry| match entry {
-            Entry::Act {
-                act: Act::Record { record, .. },
-                ..
-            } => Some(record.weight()),
-            _ => None,
-        });
+        let proposed = self.proposed.iter().filter_map(Entry::record).map(Record::weight);
         let committed = self.state.unsettled_records().map(Record::weight);
         committed.chain(proposed).sum()
     }
@@ -109,16 +93,24 @@ impl Journal {
         })
     }
 
-    /// A cell ran to its end; the answer waits for the entry.
-    pub(super) fn ended(&mut self, cell: &CellId, outcome: Outcome, answer: Answering) -> Entry {
-        let act = ended(cell, outcome, &answer);
+    /// A cell ran to its end; the answer waits for the entry. `record` has its effects and those of all cells before, where
+    /// they are known already.
+    pub(super) fn ended(
+        &mut self,
+        cell: &CellId,
+        outcome: Outcome,
+        answer: Answering,
+        record: Option<Record>,
+    ) -> Entry {
+        let act = ended(cell, outcome, &answer, record);
         self.answering.insert(cell.clone(), answer);
         self.act(act)
     }
 
-    /// A cell ran well to its end, and the reply is still being made: this answer is the log's.
-    pub(super) fn ended_ahead(&mut self, cell: &CellId, written: Answering) -> Entry {
-        let act = ended(cell, Outcome::Ok, &written);
+    /// A cell ran well to its end, and the reply is still being made: this answer is the log's. `record` as for
+    /// [`Journal::ended`].
+    pub(super) fn ended_ahead(&mut self, cell: &CellId, written: Answering, record: Option<Record>) -> Entry {
+        let act = ended(cell, Outcome::Ok, &written, record);
         let number = None;
         self.ahead.insert(cell.clone(), Ahead { written, number });
         self.act(act)
@@ -155,11 +147,10 @@ impl Journal {
         })
     }
 
-    /// A record in the folder's log, with its number. `through` is the last cell completed by the record.
-    pub(super) fn record(&mut self, through: Option<CellId>, payload: Payload) -> (RecordNumber, Entry) {
+    /// The next record.
+    pub(super) fn record(&self, payload: Payload) -> Record {
         let number = self.next_record();
-        let record = Record { number, payload };
-        (number, self.act(Act::Record { record, through }))
+        Record { number, payload }
     }
 
     pub(super) fn propose(&mut self, entry: Entry) -> Entry {
@@ -261,13 +252,13 @@ impl Journal {
     }
 }
 
-fn ended(cell: &CellId, outcome: Outcome, answer: &Answering) -> Act {
+fn ended(cell: &CellId, outcome: Outcome, answer: &Answering, record: Option<Record>) -> Act {
     Act::Ended {
         cell: cell.clone(),
         outcome,
         reply: pack(&answer.message),
         last_output: 0,
-        record: None,
+        record,
     }
 }
 

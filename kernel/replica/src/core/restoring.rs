@@ -99,7 +99,12 @@ impl Core {
 
     fn begin_with(&self, capture: &str) -> Value {
         self.durable.as_ref().map_or(Value::Null, |durable| {
-            begin_with(capture, durable.journal.next_record(), &durable.store)
+            begin_with(
+                capture,
+                self.patience(),
+                durable.journal.next_record(),
+                &durable.store,
+            )
         })
     }
 

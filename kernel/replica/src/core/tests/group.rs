@@ -73,7 +73,7 @@ fn elected(mut state: State, records: u64) -> Option<Durably> {
 }
 
 fn is_inline(entry: &Entry) -> bool {
-    matches!(entry, Entry::Act { act: Act::Record { record, .. }, .. } if record.is_inline())
+    entry.record().is_some_and(Record::is_inline)
 }
 
 #[test]

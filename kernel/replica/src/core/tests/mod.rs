@@ -7,6 +7,7 @@ mod notices;
 mod orders;
 mod parked;
 mod random;
+mod together;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
