@@ -11,6 +11,7 @@ mod group;
 mod machine;
 mod member;
 mod network;
+mod runtime;
 mod store;
 mod types;
 

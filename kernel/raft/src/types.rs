@@ -27,7 +27,7 @@ openraft::declare_raft_types!(
         Node = (),
         Entry = openraft::Entry<Self>,
         SnapshotData = Bytes,
-        AsyncRuntime = openraft::TokioRuntime,
+        AsyncRuntime = crate::runtime::Tickless,
 );
 
 pub(crate) type Entry = openraft::Entry<Types>;
