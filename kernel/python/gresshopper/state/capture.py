@@ -377,7 +377,10 @@ class Capture:
         self._owner: dict[str, Unit] = {}
         self._names: list[str] = []
         self._ids: list[int] = []
+        #: Never changed in place, and the same object while the variables and their order are.
         self._shown: set[str] = set()
+        #: The variables in their order, for one `_shown`.
+        self._ordered: tuple[set[str], list[str]] = (self._shown, [])
         self._tabled = 0
         self._table: dict[int, int] = {}
         self._large: set[int] = set()
@@ -402,16 +405,16 @@ class Capture:
         """The variables that are the user's."""
         names, ids = list(self.namespace), list(map(id, self.namespace.values()))
         known = len(self._names)
-        if names[:known] == self._names:  # what is new comes last, unless something was deleted
+        goes_on = names[:known] == self._names
+        if goes_on:  # what is new comes last, unless something was deleted
             changed = {*itertools.compress(names, map(operator.ne, ids, self._ids)), *names[known:]}
         else:
             changed = {name for name, _ in set(zip(names, ids)) ^ set(zip(self._names, self._ids))}
-        shown = set(self._shown)
-        for name in changed:
-            if name in self.namespace and isinstance(name, str) and not self._hidden(name, self.namespace[name]):
-                shown.add(name)
-            else:
-                shown.discard(name)
+        there = (name for name in changed if isinstance(name, str) and name in self.namespace)
+        now = {name for name in there if not self._hidden(name, self.namespace[name])}
+        shown, gone = self._shown, changed - now
+        if not (goes_on and now <= shown and gone.isdisjoint(shown)):
+            shown = (shown | now) - gone
         return _Visible(self.namespace, names, ids, shown, changed)
 
     def touched(self, found: naming.Names) -> set[int] | None:
@@ -528,7 +531,9 @@ class Capture:
 
     def order(self) -> list[str]:
         """The variables in the order in which the namespace holds them."""
-        return [name for name in self._names if name in self._shown]
+        if self._ordered[0] is not self._shown:
+            self._ordered = self._shown, [name for name in self._names if name in self._shown]
+        return self._ordered[1]
 
     def _settled(self, unit: Unit, visible: _Visible, audit: bool) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""

@@ -180,6 +180,8 @@ class Writer:
         """The order of the variables as a difference to the last record: the number of unmoved ones, and the
         rest."""
         now = self._capture.order()
+        if now is self._ordered and not full:
+            return None
         there = frozenset(now)
         before = [] if full else [name for name in self._ordered if name in there]
         same = not full and len(before) == len(self._ordered) and before == now
