@@ -363,7 +363,7 @@ impl Main {
         loop {
             let receipts = self.sockets.receipts.clone();
             tokio::select! {
-                event = inputs.clients.recv() => if let Some((Some(channel), event)) = event {
+                (channel, event) = wait::some(inputs.clients.recv()) => if let Some(channel) = channel {
                     self.on_client(channel, event);
                 },
                 frame = wait::on(&mut self.frames, async |(_, frames)| frames.recv().await) => match frame {
@@ -374,11 +374,11 @@ impl Main {
                     None => self.frames = None,
                 },
                 () = receipts.ready() => {}
-                said = inputs.replicas.recv() => if let Some(said) = said { self.on_connection(said) },
-                grown = inputs.grown.recv() => if let Some(note) = grown { self.sockets.send(Item::Note(note)) },
-                waits = inputs.seat_waits.recv() => if let Some(seat) = waits { self.seat_waits(seat) },
-                started = inputs.starts.recv() => if let Some(started) = started { self.started(started) },
-                done = inputs.preparations.recv() => if let Some(done) = done {
+                said = wait::some(inputs.replicas.recv()) => self.on_connection(said),
+                note = wait::some(inputs.grown.recv()) => self.sockets.send(Item::Note(note)),
+                seat = wait::some(inputs.seat_waits.recv()) => self.seat_waits(seat),
+                started = wait::some(inputs.starts.recv()) => self.started(started),
+                done = wait::some(inputs.preparations.recv()) => {
                     let said = self.moving.prepared(done);
                     self.say_all(said);
                 },

@@ -17,3 +17,29 @@ pub async fn on<T, R>(present: &mut Option<T>, wait: impl AsyncFnOnce(&mut T) ->
         None => std::future::pending().await,
     }
 }
+
+/// What was `received`, of a channel. A channel that nobody sends on any more is silent: a select loop would else find its
+/// end again and again, without a pause.
+pub async fn some<T>(received: impl Future<Output = Option<T>>) -> T {
+    match received.await {
+        Some(item) => item,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::sync::mpsc;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_without_senders_wakes_nobody() {
+        let (sender, mut receiver) = mpsc::unbounded_channel();
+        sender.send(1).unwrap();
+        assert_eq!(some(receiver.recv()).await, 1);
+        drop(sender);
+        let hour = Duration::from_secs(3600);
+        assert!(tokio::time::timeout(hour, some(receiver.recv())).await.is_err());
+    }
+}

@@ -114,7 +114,7 @@ impl Replica {
                     let status = status.context("can't wait for the kernel")?;
                     return self.kernel_ended(status).await;
                 }
-                event = self.process.events.recv() => if let Some((socket, event)) = event {
+                (socket, event) = wait::some(self.process.events.recv()) => {
                     let sorted = self.process.sockets.sort(socket, event);
                     self.on_kernel(sorted).await;
                     // Messages that came with it; the others get their turn after BATCH of them.
@@ -144,12 +144,12 @@ impl Replica {
                         self.handle(Input::FrontChanged).await;
                     }
                 }
-                news = inputs.news.recv() => if let Some(news) = news { self.handle(Input::Hopd(news)).await },
+                news = wait::some(inputs.news.recv()) => self.handle(Input::Hopd(news)).await,
                 parcel = wait::on(&mut self.process.agent, mpsc::Receiver::recv) => match parcel {
                     Some(parcel) => self.handle(Input::Agent(parcel)).await,
                     None => self.process.agent = None,
                 },
-                end = inputs.errands.recv() => if let Some((pid, end)) = end { self.on_errand(pid, end).await },
+                (pid, end) = wait::some(inputs.errands.recv()) => self.on_errand(pid, end).await,
                 word = wait::on(&mut inputs.seat, mpsc::UnboundedReceiver::recv) => match word {
                     Some(word) => self.on_seat(word).await,
                     None => {
@@ -157,7 +157,7 @@ impl Replica {
                         self.seat_is_gone().await;
                     }
                 },
-                event = inputs.store.recv() => if let Some(event) = event { self.on_store(event).await },
+                event = wait::some(inputs.store.recv()) => self.on_store(event).await,
                 client = &mut connecting, if !connected => {
                     connected = true;
                     self.process.sockets.iopub_is_connected(client);

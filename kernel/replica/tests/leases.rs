@@ -37,6 +37,30 @@ async fn cells_that_ask_for_a_lease_wait_for_it_in_order() {
     .await;
 }
 
+/// The time that this thread, and with it the replica, has had of a core.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_quiet_replica_costs_no_time() {
+    let Some(python) = python() else {
+        eprintln!("skipped: no Python with ipykernel (set HOP_TEST_PYTHON)");
+        return;
+    };
+    with_replica(&python, async |world| {
+        let cell = world.run("1", 0).await;
+        world.reply(&cell).await;
+        let before = cpu_time();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let took = cpu_time() - before;
+        assert!(took < Duration::from_millis(300), "{took:?} of a second");
+        closed(world).await;
+    })
+    .await;
+}
+
 async fn granted_in_order(world: &mut World) {
     let first = world.run("import time; time.sleep(0.3); x = 1", 0).await;
     let leased = world.run("x += 1; x", 1).await;
