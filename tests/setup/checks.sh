@@ -241,11 +241,13 @@ e2e() {
 	beside e2e_losses e2e_rest e2e_others plugin tried
 }
 
-# What people install and try, one after another: most of it waits.
+# What people install and try, one after another: most of it waits. The killings follow, for this lane to take as long as
+# the others.
 tried() {
 	packaged
 	demo
 	chaos
+	e2e_on "${runnable[0]}" "killings" 13 "${killings[@]}"
 }
 
 packages() {
@@ -295,7 +297,8 @@ fidelity() {
 }
 
 # What is lost, or moves; and what other lanes have time for.
-losses=(tests/e2e/test_{chaos,durable,moves,replicas}.py)
+losses=(tests/e2e/test_{durable,moves,replicas}.py)
+killings=(tests/e2e/test_chaos.py)
 comings=(tests/e2e/test_{hibernate,scale}.py)
 plain_clients=(tests/e2e/test_plain_clients.py)
 
@@ -304,7 +307,7 @@ e2e_losses() {
 }
 
 e2e_rest() {
-	local elsewhere=("${losses[@]}" "${comings[@]}" "${plain_clients[@]}")
+	local elsewhere=("${losses[@]}" "${killings[@]}" "${comings[@]}" "${plain_clients[@]}")
 	e2e_on "${runnable[0]}" "all else" 9 tests/e2e "${elsewhere[@]/#/--ignore=}"
 }
 
