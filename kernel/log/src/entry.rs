@@ -37,7 +37,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// The record that it brings.
+    /// The record in the entry.
     pub fn record(&self) -> Option<&Record> {
         match self {
             Self::Act {

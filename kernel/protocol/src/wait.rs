@@ -18,8 +18,8 @@ pub async fn on<T, R>(present: &mut Option<T>, wait: impl AsyncFnOnce(&mut T) ->
     }
 }
 
-/// What was `received`, of a channel. A channel that nobody sends on any more is silent: a select loop would else find its
-/// end again and again, without a pause.
+/// Waits for the next item of a channel; `received` is its `recv()`. A channel whose senders are gone never ends: a select loop
+/// would find the end again and again, without a pause.
 pub async fn some<T>(received: impl Future<Output = Option<T>>) -> T {
     match received.await {
         Some(item) => item,

@@ -212,7 +212,7 @@ class Agent:
         self._due = self.journal is not None and self._soon(self._promptly)
         if self.patience is not None:
             outcome = self._work_off(hurry.Until(ended + self.patience), read=False)
-            # What is too long for the reply may be short enough for the time behind it.
+            # A capture that is too long for the time before the reply may be short enough for the time after it.
             if outcome.status == "later" and self.patience >= hurry.SHORT:
                 self._allowance.took(time.perf_counter(), self.patience, whole=False)
         elif self._due:

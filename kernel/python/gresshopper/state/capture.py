@@ -377,9 +377,9 @@ class Capture:
         self._owner: dict[str, Unit] = {}
         self._names: list[str] = []
         self._ids: list[int] = []
-        #: Never changed in place, and the same object while the variables and their order are.
+        #: Names of the user's variables. Never changed in place; another object once the names or their order change.
         self._shown: set[str] = set()
-        #: The variables in their order, for one `_shown`.
+        #: The set of which `order` was last asked, and its answer.
         self._ordered: tuple[set[str], list[str]] = (self._shown, [])
         self._tabled = 0
         self._table: dict[int, int] = {}

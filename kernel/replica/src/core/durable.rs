@@ -252,8 +252,8 @@ impl Durable {
 }
 
 impl Core {
-    /// Effects that come before the reply go into the group's log with their cell's end, and are safe before the user reads
-    /// of it. One replica writes them to the store, which takes longer than a user should wait.
+    /// How long a capture may hold up its cell's reply. In a group the captured effects go into the log with the cell's end, and
+    /// are safe before the user reads the reply. A single replica writes them to the store: users would wait for too long.
     pub(super) fn patience(&self) -> Option<Span> {
         self.may_have_group().then_some(PATIENCE)
     }

@@ -3,7 +3,7 @@
 use super::answers;
 use super::cells::{Cell, StageName};
 use super::durable::{CAPTURED_MAX, Durable, Grouped};
-use super::journal::{Answering, answered_by, unpack};
+use super::journal::{Answering, Journal, answered_by, unpack};
 use super::{Core, Output, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// Bytes of a record that a cell's answer waits for. A larger one follows in an entry of its own.
+/// The most bytes of a record for which a cell's answer waits. A larger record follows in its own entry.
 const WITH_ITS_CELL: usize = 1 << 20;
 
 /// The body of `state.cell` and `state.record`.
@@ -45,16 +45,11 @@ struct Completed {
 }
 
 impl Durable {
-    /// The effects of a cell of a group that were captured before its reply, to go into the log with its end: they are then
-    /// as safe as the answer, at no further commit. The second part writes them to the store.
-    fn effects_of(&mut self, cell: &CellId) -> Option<(Record, Output)> {
-        let at = self.captured.iter().position(|(c, _)| c == cell)?;
-        let size: usize = self.captured[at].1.attachments.iter().map(Bytes::len).sum();
-        if !self.is_grouped() || self.broken.is_some() || size > WITH_ITS_CELL {
-            return None;
-        }
-        let (_, parcel) = self.captured.remove(at)?;
-        self.stored(parcel)
+    /// Whether a capture goes into the log with the end of its cell: in a group it is then as safe as the answer, at no further
+    /// commit.
+    fn goes_with_its_cell(&self, parcel: &Parcel) -> bool {
+        let size: usize = parcel.attachments.iter().map(Bytes::len).sum();
+        self.is_grouped() && self.broken.is_none() && size <= WITH_ITS_CELL
     }
 
     /// The record of a capture, and the order to write it to the store.
@@ -114,11 +109,9 @@ impl Core {
         if durable.journal.is_ahead(cell) {
             return self.reply_ahead(cell, Some(answer));
         }
-        let (record, append) = durable.effects_of(cell).unzip();
-        let entry = durable.journal.ended(cell, outcome, answer, record);
-        self.out.push(Output::Propose(entry));
-        self.out.extend(append);
-        self.keep_capture_of(cell);
+        self.propose_end(cell, |journal, record| {
+            journal.ended(cell, outcome, answer, record)
+        });
     }
 
     /// A cell ran well to its end, and the reply is known before the kernel has made it: the group writes the reply down in
@@ -143,13 +136,7 @@ impl Core {
             message,
             count: Some(count),
         };
-        if let Some(durable) = &mut self.durable {
-            let (record, append) = durable.effects_of(cell).unzip();
-            let entry = durable.journal.ended_ahead(cell, written, record);
-            self.out.push(Output::Propose(entry));
-            self.out.extend(append);
-        }
-        self.keep_capture_of(cell);
+        self.propose_end(cell, |journal, record| journal.ended_ahead(cell, written, record));
     }
 
     /// The reply to a cell whose answer was written ahead leaves once the log has that; `None` is the written one itself.
@@ -162,16 +149,22 @@ impl Core {
         }
     }
 
-    /// The capture that came before the cell's reply goes to the store and into the log, behind the cell's own entry, unless
-    /// it went with that.
-    fn keep_capture_of(&mut self, cell: &CellId) {
+    /// Proposes the end of a cell. A capture that came before the reply goes into the log with it, or else right behind it.
+    fn propose_end(&mut self, cell: &CellId, end: impl FnOnce(&mut Journal, Option<Record>) -> Entry) {
         let Some(durable) = &mut self.durable else {
             return;
         };
-        let Some(at) = durable.captured.iter().position(|(c, _)| c == cell) else {
-            return;
+        let at = durable.captured.iter().position(|(c, _)| c == cell);
+        let captured = at.and_then(|at| durable.captured.remove(at));
+        let (with, behind) = match captured {
+            Some((_, parcel)) if durable.goes_with_its_cell(&parcel) => (durable.stored(parcel), None),
+            other => (None, other),
         };
-        if let Some((cell, parcel)) = durable.captured.remove(at) {
+        let (record, append) = with.unzip();
+        let entry = end(&mut durable.journal, record);
+        self.out.push(Output::Propose(entry));
+        self.out.extend(append);
+        if let Some((cell, parcel)) = behind {
             self.keep(parcel, Some(cell));
         }
     }

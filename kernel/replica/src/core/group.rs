@@ -46,7 +46,7 @@ impl Core {
         }
     }
 
-    /// The kernel should have further replicas, and a keeper that can found their group is there.
+    /// Whether the kernel should have further replicas, and this seat has a keeper that can found their group.
     pub(super) fn may_have_group(&self) -> bool {
         self.identity.launch.replicas.count() > 1 && self.identity.has_keeper
     }

@@ -93,8 +93,8 @@ impl Journal {
         })
     }
 
-    /// A cell ran to its end; the answer waits for the entry. `record` has its effects and those of all cells before, where
-    /// they are known already.
+    /// A cell ran to its end; the answer waits for the entry. `record` has the effects of the cell and of all cells before, if
+    /// they were captured already.
     pub(super) fn ended(
         &mut self,
         cell: &CellId,
