@@ -324,7 +324,7 @@ class Agent:
             if not read:
                 return Outcome("later", "what is still being restored has to be read for it")
             self._read_all()
-            return self._work_off(patience)
+            return self._work_off(patience, read=False)
         except pickling.Interrupted as e:
             self._waiting = waiting + self._waiting
             self._hold_off(e)

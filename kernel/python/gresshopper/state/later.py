@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from . import effects, names, restore, unswept
-from .lost import Lost, Pending
+from .lost import Lost, Pending, is_read
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
@@ -80,8 +80,7 @@ class Later:
     def begin(self) -> None:
         """Put placeholders, and look at each cell before it runs."""
         for uid, waiting in self._waiting.items():
-            why = "it is still being restored"
-            self._stands[uid] = {name: Pending(name, why) for name in waiting}
+            self._stands[uid] = {name: Pending(name) for name in waiting}
             self._set(dict(self._stands[uid]))
         self._shell.ast_transformers.append(self._gate)
 
@@ -89,21 +88,39 @@ class Later:
         return bool(self._waiting)
 
     def need(self, found: names.Names) -> None:
-        """Read the groups within reach of code with these names, also through functions."""
-        stack = list(found.names) if not found.dynamic and names.SHELL.isdisjoint(found.names) else list(self._owner)
-        seen: set[int] = set()
-        shown = self._shown
+        """Read the groups within reach of code with these names, also through functions and classes."""
+        stack, seen, shown = list(self._named(found)), set[int](), self._shown
         while stack:
             name = stack.pop()
             if name in SHOWN:
                 # Once: the user's own `_` is among them.
                 stack, shown = [*stack, *shown], []
-            uid = self._owner.get(name)
-            if uid is not None and uid not in seen:
-                seen.add(uid)
-                stack += [*self._units[uid].said["t"], *self._units[uid].names]
-        for uid in [uid for uid in self._waiting if uid in seen]:
-            self._read(uid)
+            if name in self._owner:
+                stack += self._within(self._owner[name], seen)
+
+    def _within(self, uid: int, seen: set[int]) -> list[str]:
+        """Read a group and its classes' groups, unless they were seen: the names that they reach."""
+        found, groups = [], [uid]
+        while groups:
+            uid = groups.pop()
+            if uid in seen:
+                continue
+            seen.add(uid)
+            if uid in self._waiting:
+                self._read(uid)
+            groups += self._loader.within(uid)
+            found += self._units[uid].names
+            for code in self._loader.codes.get(uid, ()):
+                found += self._named(names.names_of_code(code))
+            for name in self._units[uid].names:
+                found += names.named_in(self._shell.user_ns.get(name))
+        return found
+
+    def _named(self, found: names.Names) -> Collection[str]:
+        """Variables that code names, also within a string: pandas' `query` and SQL find a frame that way."""
+        if found.dynamic or not names.SHELL.isdisjoint(found.names):
+            return self._owner
+        return found.names | found.words
 
     def one(self) -> None:
         """Read the next group."""
@@ -129,6 +146,10 @@ class Later:
     def drop(self) -> None:
         """Read nothing any more."""
         self._waiting.clear()
+        self._loader.codes.clear()
+        for name, stand in (item for stands in self._stands.values() for item in stands.items()):
+            is_read(stand, Lost(name, "the kernel was reset before it was read"))
+        self._stands.clear()
         with contextlib.suppress(ValueError):
             self._shell.ast_transformers.remove(self._gate)
 
@@ -148,6 +169,8 @@ class Later:
         except Exception as e:
             lost = dict.fromkeys(stands, f"it couldn't be read: {e}")
             values = {name: Lost(name, why) for name, why in lost.items()}
+        for name, stand in stands.items():
+            is_read(stand, values[name])
         if lost or len(self._loader.notices) > told:
             self._tell(lost, self._loader.notices[told:])
         space = self._shell.user_ns
@@ -164,8 +187,7 @@ class Later:
             if number and isinstance(displayed, dict) and displayed.get(number) is stand:
                 displayed[number] = values[name]  # though its variable was deleted
         if not self._waiting:
-            with contextlib.suppress(ValueError):
-                self._shell.ast_transformers.remove(self._gate)
+            self.drop()
 
 
 class _Gate(ast.NodeTransformer):

@@ -64,9 +64,25 @@ class Lost:
 
 
 class Pending(Lost):
-    """Stands where a variable will be once its group is read."""
+    """Stands where a variable will be once its group is read. A copy elsewhere stays, and is captured as the value."""
 
-    __slots__ = ()
+    __slots__ = ("_value",)
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "it is still being restored")
+
+
+def is_read(made: Pending, value: Any) -> None:
+    """The group of a placeholder was read: its value, or why there is none."""
+    object.__setattr__(made, "_value", value)
+
+
+def value_of(made: Pending) -> tuple[Any, ...]:
+    """The value of a placeholder whose group was read, in a tuple; empty before."""
+    try:
+        return (object.__getattribute__(made, "_value"),)
+    except AttributeError:
+        return ()
 
 
 #: Optional attributes requested by displays of a value.
@@ -83,6 +99,8 @@ def _is_loading() -> bool:
 
 
 def _refuse(made: Lost, *_: Any, **__: Any) -> NoReturn:
+    if isinstance(made, Pending):
+        raise LostError(f"{made._what} was used while it was still being restored. Run this cell again in a moment.")
     raise LostError(f"this was {made._what}, which is gone: {made._why}. Run the cell that made it again.")
 
 

@@ -27,6 +27,11 @@ _SET_OPS = frozenset(dis.opmap[op] for op in ("BUILD_SET", "SET_ADD", "SET_UPDAT
 _WORD = re.compile(r"[^\W\d]\w*")
 
 
+def named_in(value: object) -> list[str]:
+    """Words of a text that may name variables."""
+    return _WORD.findall(value) if type(value) is str and len(value) < 100_000 else []
+
+
 class Names(NamedTuple):
     """Names that code may touch; `dynamic` means any."""
 
@@ -34,6 +39,8 @@ class Names(NamedTuple):
     dynamic: bool
     #: Dotted names to which the code assigns, from a name on: `np.x`.
     stored: frozenset[str] = frozenset()
+    #: Words of its strings: a library may take them for variables (`df.query("x > @least")`, SQL on a data frame).
+    words: frozenset[str] = frozenset()
 
 
 def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -54,15 +61,14 @@ def names_of_code(code: types.CodeType) -> Names:
         if not _SET_OPS.isdisjoint(part.co_code[::2]):
             names.add(SETS)
         for const in part.co_consts:
-            if isinstance(const, str) and len(const) < 100_000:
-                words.update(_WORD.findall(const))
-            elif isinstance(const, frozenset):
+            words.update(named_in(const))
+            if isinstance(const, frozenset):
                 names.add(SETS)
     dynamic = not DYNAMIC.isdisjoint(names) and _loads_dynamic(code)
     if not SHELL.isdisjoint(names):
         dynamic = dynamic or not DYNAMIC_MAGICS.isdisjoint(words) or not DYNAMIC.isdisjoint(words)
         names |= words
-    return Names(names, dynamic, _stored(code))
+    return Names(names, dynamic, _stored(code), frozenset(words))
 
 
 _STORE = dis.opmap["STORE_ATTR"]

@@ -35,6 +35,7 @@ class Source(Protocol):
     def mapped(self, index: int) -> Any | None: ...
     def items(self, index: int) -> list[Any]: ...
     def class_of(self, cid: str) -> type: ...
+    def reads(self, code: types.CodeType) -> None: ...
     def notice(self, text: str) -> None: ...
 
 
@@ -69,6 +70,8 @@ def function(
     code: types.CodeType, name: str, in_namespace: bool, foreign: dict[str, Any] | None, cells: tuple[Any, ...] | None
 ) -> types.FunctionType:
     """A function without its defaults and attributes, bound to the live namespace."""
+    if in_namespace:
+        current().reads(code)
     scope = namespace() if in_namespace else (foreign if foreign is not None else {"__builtins__": builtins})
     return types.FunctionType(code, scope, name, None, cells)
 

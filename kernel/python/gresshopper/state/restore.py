@@ -12,6 +12,7 @@ import pickle
 import platform
 import sys
 import time
+import types
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
@@ -215,6 +216,8 @@ class Loader:
         #: Groups with unread displayed values.
         self._begun: dict[int, pickling.Reading] = {}
         self._stack: list[Entry] = []
+        #: The code of each group's functions, which may name any variable.
+        self.codes: dict[int, list[types.CodeType]] = {}
         self.failed: dict[int, str] = {}
 
     # --- asked by recipes ---
@@ -263,6 +266,14 @@ class Loader:
         if found is None:
             raise LostError(f"its class {cid.partition('#')[0]} isn't in the state")
         return found
+
+    def reads(self, code: types.CodeType) -> None:
+        """A function's code that runs in the notebook's namespace."""
+        self.codes.setdefault(int(self._stack[-1].said["u"]), []).append(code)
+
+    def within(self, uid: int) -> list[int]:
+        """The groups of a group's classes."""
+        return [self._where[cid] for cid in self.snapshot.units[uid].said["c"] if cid in self._where]
 
     def notice(self, text: str) -> None:
         """Something that the user must know."""

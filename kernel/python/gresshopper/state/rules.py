@@ -33,7 +33,7 @@ import cloudpickle
 from . import adapters, iterators, names, native, recipes, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, bound_kind
-from .lost import Lost, Pending, parts
+from .lost import Lost, Pending, parts, value_of
 from .session import MAIN, NotYet, Overlap, Session, importable
 from .setorder import Order
 from .writing import Writing
@@ -258,7 +258,10 @@ class Rules(Writing):
         return Lost, parts(made)
 
     def _pending(self, made: Pending) -> Any:
-        raise NotYet
+        value = value_of(made)
+        if not value:
+            raise NotYet
+        return operator.getitem, (value, 0)  # code copied the placeholder before its group was read
 
     def _order(self, order: Order) -> Any:
         return recipes.set_order, tuple(order)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import types
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,9 @@ class _Source:
 
     def class_of(self, cid: str) -> type:
         return self._session.classes[cid]
+
+    def reads(self, code: types.CodeType) -> None:
+        pass
 
     def notice(self, text: str) -> None:
         pass

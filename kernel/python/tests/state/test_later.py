@@ -54,9 +54,9 @@ print("\\x1e" + json.dumps(said))
 """
 
 
-def run(base: Path, cells: Any = (), then: Any = (), save: bool = False, **how: Any) -> Any:
+def run(base: Path, cells: Any = (), then: Any = (), save: bool = False, script: str = SCRIPT, **how: Any) -> Any:
     do = {"cells": cells, "then": then, "save": save, "wait": False, "names": None, **how}
-    return child.answer(SCRIPT, str(base), json.dumps(do), base=base)
+    return child.answer(script, str(base), json.dumps(do), base=base)
 
 
 def test_each_is_there_when_a_cell_needs_it(tmp_path: Path) -> None:
@@ -81,6 +81,58 @@ def test_each_is_there_when_a_cell_needs_it(tmp_path: Path) -> None:
         [],
         0,
     ]
+
+
+REACHED = [
+    "import functools, numpy as np, pandas as pd",
+    "def evaluated(): return eval('float(d.sum())')\ndef asked(): return len(df.query('x >= @least'))",
+    "part = functools.partial(asked)\nquery = 'least + 1'",
+    "class Model:\n    def fit(self): return float(d.sum())\n    @property\n    def n(self): return asked()",
+    "m, many = Model(), [[Model()]]",
+    "d = np.ones(300_000)\nleast = np.arange(200_000)\ndf = pd.DataFrame({'x': np.arange(200_000)})",
+]
+
+
+@pytest.mark.parametrize(
+    ("cell", "out"),
+    [
+        ("out = m.fit()", "300000.0"),
+        ("out = many[0][0].fit()", "300000.0"),
+        ("out = evaluated()", "300000.0"),
+        ("out = asked()", "200000"),
+        ("out = part()", "200000"),
+        ("out = m.n", "200000"),
+        ("out = len(df.query('x >= @least'))", "200000"),
+        ("out = len(pd.eval(query))", "200000"),
+    ],
+)
+def test_what_methods_strings_and_earlier_functions_name_is_read_first(tmp_path: Path, cell: str, out: str) -> None:
+    pytest.importorskip("pandas")
+    run(tmp_path, cells=REACHED)
+    said, _ = run(tmp_path, then=["out = 0", cell], names=["d", "df", "least"])
+    assert said[1] == ["0", ["d", "df", "least"]] and said[2][0] == out
+
+
+COPIED = """
+    agent.watch()
+    agent.restore(base / "state", wait=False, shown=False)
+    behind = ip.user_ns["behind"] = []
+    def copies(*_):
+        if not behind:
+            behind.extend([ip.user_ns["a"], ip.user_ns["_6"]])
+    ip.events.register("post_run_cell", copies)
+"""
+
+
+def test_a_copied_placeholder_is_captured_as_its_value(tmp_path: Path) -> None:
+    run(tmp_path, cells=CELLS)
+    ours = SCRIPT.replace('\n    agent.restore(base / "state", wait=do["wait"], shown=False)\n', COPIED)
+    said, told = run(tmp_path, then=["out = 1"], save=True, script=ours, names=["a"])
+    assert said[0] == ["a"] and "ecursion" not in told
+    (tmp_path / "state").rename(tmp_path / "first")
+    (tmp_path / "again").rename(tmp_path / "state")
+    said, _ = run(tmp_path, then=["out = behind[0] is a, behind[1] is e, int(behind[0][5])"])
+    assert said[1][0] == "(True, True, 5)"
 
 
 DISPLAYED = [
