@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import disks
-from harness import Cluster, Failed, Notebook, stream, until
+from harness import Cluster, Failed, Notebook, no_process_spins, stream, until
 from links import PEOPLE, Links, both, can_cut
 from opens import Recorder, shared
 
@@ -298,6 +298,10 @@ class Chaos(Oracle):
             thread.join(2 * ANSWER)
             if thread.is_alive():
                 person.fault("the notebook hangs")
+        try:
+            no_process_spins(self.cluster)
+        except Failed as error:
+            self.fault(str(error))
         for person in self.people:
             person.close()
         self.nothing_is_left()

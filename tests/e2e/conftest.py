@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Cluster
+from harness import Cluster, no_process_spins
 
 BASE = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e")
 INDEX = int(os.environ.get("HOP_E2E_INDEX", "8"))
@@ -20,6 +20,7 @@ def deployed(made: Cluster) -> Iterator[Cluster]:
     try:
         made.up()
         yield made
+        no_process_spins(made)
     finally:
         if not os.environ.get("HOP_E2E_KEEP"):
             made.down()

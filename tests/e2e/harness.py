@@ -322,6 +322,7 @@ def notebook(cluster: Cluster, user: str = "alice", **start: Any) -> Iterator[No
     try:
         book.start(**start)
         yield book
+        no_process_spins(cluster)
     finally:
         book.close()
 
@@ -348,6 +349,31 @@ def nothing_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0
     """Waits until every process of the user's kernels has ended, and every lease."""
     no_process_is_left(cluster, user, timeout)
     until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
+
+
+def no_process_spins(cluster: Cluster) -> None:
+    """None of our own processes has used a tenth of a core over its life: they wait nearly all of the time."""
+    for pid in cluster.pids(OWN):
+        with contextlib.suppress(OSError):  # it has ended
+            used, age = time_of(pid)
+            if used > STARTS_IN + BUSY * age:
+                raise Failed(f"{used:.1f} s of CPU in {age:.1f} s: {' '.join(cluster.argv(pid))}")
+
+
+#: Our own programs, by their command lines.
+OWN = r"^\S*/(hopd|hop-[a-z]+)( |$)"
+#: Seconds of CPU that a process may need beside what it does now and then.
+STARTS_IN = 2.0
+#: Cores that a process may use on average.
+BUSY = 0.1
+
+
+def time_of(pid: int) -> tuple[float, float]:
+    """Seconds of CPU that a process has used, and its age in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    a_second = os.sysconf("SC_CLK_TCK")
+    used, began = int(fields[11]) + int(fields[12]), int(fields[19])
+    return used / a_second, float(Path("/proc/uptime").read_text().split()[0]) - began / a_second
 
 
 #: Prints the kernel's node, and a variable that the test has set to 41.
