@@ -10,8 +10,9 @@ The group's log is on this host's disk, synced by a majority before a reply (thr
 - `grown_s`: from that reply until three replicas count.
 - `election_p50|p95`: the longest wait of a cell among cells sent one after the other during another replica's election.
 - `failover_warm_p50|p95`: from the loss of the executor's node to the next cell's reply, by another replica.
+- `failover_silence_p50|p95`: the same where the node falls silent without closing its connections: all of it stands still.
 - `midcell_error_p50|p95`: from that loss, in the middle of a cell, to the cell's error.
-- `midcell_silence_p50|p95`: the same where the node falls silent without closing its connections: all of it stands still.
+- `midcell_silence_p50|p95`: the same where the node falls silent.
 - `seat_mib`, `spare_mib`: memory (RSS) of the largest seat then, and of the largest spare with its interpreter.
 - `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each and a cell a second, while other
   kernels are hibernated.
@@ -45,6 +46,8 @@ from harness import Cluster, Notebook, lost_node, notebook, until  # noqa: E402
 BASE = "/srv/gresshopper-bench-replica"
 #: A lost seat is replaced after this time, and a new seat has to start.
 GROWS_WITHIN = 120
+#: How a node is lost.
+Without = Callable[[Cluster, str], AbstractContextManager[None]]
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -159,10 +162,12 @@ def election(cluster: Cluster, book: Notebook) -> float:
     return longest
 
 
-def failover(cluster: Cluster, book: Notebook) -> float:
+def failover(cluster: Cluster, book: Notebook, without: Without = lost_node) -> float:
     settle(cluster)
     node = node_of(book)
-    with lost_node(cluster, node):
+    # The keepers hear that a kernel is at rest once it has been for half a second.
+    time.sleep(1)
+    with without(cluster, node):
         took = answered(book)
         grow(cluster, without=node)
     return took
@@ -183,9 +188,7 @@ def silent_node(cluster: Cluster, node: str) -> Iterator[None]:
         cluster.devcluster("resume-node", node)
 
 
-def midcell(
-    cluster: Cluster, book: Notebook, without: Callable[[Cluster, str], AbstractContextManager[None]] = lost_node
-) -> float:
+def midcell(cluster: Cluster, book: Notebook, without: Without = lost_node) -> float:
     node = node_of(book)
     cell = book.submit("import time; time.sleep(120)")["cell"]
     time.sleep(1)
@@ -320,6 +323,7 @@ def main() -> int:
             spread("election", [election(cluster, book) for _ in range(args.moves)])
             warm = [failover(cluster, book) for _ in range(args.losses)]
             spread("failover_warm", warm)
+            spread("failover_silence", [failover(cluster, book, silent_node) for _ in range(args.silences)])
             spread("midcell_error", [midcell(cluster, book) for _ in range(args.losses)])
             silences = [midcell(cluster, book, silent_node) for _ in range(args.silences)]
             spread("midcell_silence", silences)

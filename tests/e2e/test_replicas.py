@@ -219,6 +219,20 @@ def test_a_deposed_executor_is_lent_no_gpu_though_its_connections_stand(cluster:
     grown(cluster)
 
 
+def test_a_node_that_falls_silent_between_two_cells_is_not_waited_for_as_in_a_cell(
+    cluster: Cluster, alice: Notebook
+) -> None:
+    """A running cell is waited for ten seconds. Between two cells nothing would be lost, and its user waits less."""
+    node, members = node_of(alice), grown(cluster)
+    # The others hear that the kernel is at rest.
+    time.sleep(3)
+    with paused(cluster, node):
+        began = time.monotonic()
+        now = node_of(alice)
+        assert time.monotonic() - began < 10 and now in members - {node}
+    grown(cluster)
+
+
 FOLLOWS = r"^\S+/hop-replica run .*--follows"
 
 

@@ -329,7 +329,12 @@ impl Group {
         let mut up = self.members_in(&heard.up);
         up.extend(self.members_in(&BTreeSet::from([self.links.me()])));
         // An executor that is out of sight for a moment may run a cell.
-        let lost = self.members_in(&heard.lost);
+        let mut lost = self.members_in(&heard.lost);
+        let rested = heard
+            .resting
+            .iter()
+            .filter(|(_, groups)| groups.contains(&self.name));
+        lost.extend(self.members_in(&rested.map(|(seat, _)| *seat).collect()));
         up.extend(state.executor().filter(|e| !lost.contains(e)));
         let unfit = lock(&self.seats)
             .keys()

@@ -24,6 +24,8 @@ pub const LOST_AFTER_REFUSALS: u32 = 2;
 pub const GONE_AFTER_REFUSALS: Span = Span::from_secs(3);
 /// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
+/// Silence on a link after which the executor of a kernel at rest is lost: another one costs a restore, and no cell.
+pub const LOST_AT_REST_AFTER_SILENCE: Span = Span::from_secs(1);
 
 /// Silence on a link after which another link is tried. A cut network may work again long before the system sends again on a
 /// connection of before: its pauses double.
@@ -38,6 +40,8 @@ pub struct Heard {
     pub hears: BTreeMap<JobId, BTreeSet<JobId>>,
     /// Seats whose executor must be replaced.
     pub lost: BTreeSet<JobId>,
+    /// Silent seats, and the groups whose kernels were at rest there by their last word.
+    pub resting: BTreeMap<JobId, BTreeSet<String>>,
     /// Seats that never come back.
     pub gone: BTreeSet<JobId>,
 }
@@ -55,6 +59,8 @@ struct Peer {
     /// Dials that were refused since then.
     refusals: u32,
     hears: BTreeSet<JobId>,
+    /// Groups with kernels at rest, in the peer's own words.
+    rests: BTreeSet<String>,
 }
 
 /// The state of the detector.
@@ -118,6 +124,7 @@ impl Hearing {
             if peer.links == 0 {
                 peer.unlinked = now;
                 peer.hears.clear();
+                peer.rests.clear();
                 peer.spoke = false;
             }
         }
@@ -129,6 +136,16 @@ impl Hearing {
             peer.last = now;
             peer.spoke = true;
             peer.hears = hears;
+        }
+    }
+
+    /// The peer says whether a group's kernel is at rest.
+    pub fn said(&mut self, seat: JobId, group: String, rests: bool) {
+        if let Some(peer) = self.peers.get_mut(&seat) {
+            match rests {
+                true => peer.rests.insert(group),
+                false => peer.rests.remove(&group),
+            };
         }
     }
 
@@ -157,7 +174,9 @@ impl Hearing {
         let gone = self.peers.iter().filter(|(_, p)| p.is_gone(now));
         let gone: BTreeSet<JobId> = gone.map(|(seat, _)| *seat).collect();
         let lost = self.peers.iter().filter(|(_, p)| p.is_lost(now));
+        let silent = self.peers.iter().filter(|(_, p)| p.loses_resting(now));
         Heard {
+            resting: silent.map(|(seat, peer)| (*seat, peer.rests.clone())).collect(),
             up: hears.keys().copied().collect(),
             hears,
             lost: lost.map(|(seat, _)| *seat).chain(gone.iter().copied()).collect(),
@@ -183,6 +202,10 @@ impl Peer {
     fn is_gone(&self, now: Timestamp) -> bool {
         let closed = self.is_closed() && now.since(self.unlinked) >= GONE_AFTER_REFUSALS;
         closed || now.since(self.last) > GONE_AFTER
+    }
+
+    fn loses_resting(&self, now: Timestamp) -> bool {
+        !self.rests.is_empty() && now.since(self.last) >= LOST_AT_REST_AFTER_SILENCE
     }
 
     fn is_lost(&self, now: Timestamp) -> bool {
@@ -279,6 +302,32 @@ mod tests {
         hearing.linked(B, at(3014));
         let heard = hearing.heard(at(3015));
         assert!(heard.lost.is_empty() && heard.gone.is_empty(), "it is back");
+    }
+
+    #[test]
+    fn a_kernel_at_rest_leaves_a_silent_seat_sooner() {
+        let mut hearing = linked();
+        let at_rest =
+            |hearing: &Hearing, ms| hearing.heard(at(ms)).resting.get(&B).cloned().unwrap_or_default();
+        hearing.pinged(B, BTreeSet::from([A]), at(10));
+        hearing.said(B, "rests".into(), true);
+        hearing.said(B, "runs".into(), true);
+        hearing.said(B, "runs".into(), false);
+        assert!(at_rest(&hearing, 1009).is_empty(), "a pause");
+        assert_eq!(at_rest(&hearing, 1010), BTreeSet::from(["rests".to_owned()]));
+        assert!(
+            hearing.heard(at(1010)).lost.is_empty(),
+            "a running cell is waited for"
+        );
+        hearing.pinged(B, BTreeSet::from([A]), at(1011));
+        assert!(at_rest(&hearing, 1012).is_empty(), "it is heard again");
+        hearing.unlinked(B, at(1020));
+        hearing.linked(B, at(1030));
+        hearing.pinged(B, BTreeSet::from([A]), at(1030));
+        assert!(
+            at_rest(&hearing, 3000).is_empty(),
+            "a new link begins without word"
+        );
     }
 
     #[test]

@@ -193,11 +193,17 @@ impl Keeper {
     pub async fn leave(&self, group: &str) {
         let hosted = lock(&self.links.hosted).remove(group);
         self.links.share(group, BTreeSet::new());
+        self.links.rests(group, false);
         if let Some(hosted) = hosted {
             hosted.member.close().await;
             // Leavings in an unwritable log end with the seat.
             let _ = hosted.member.forget();
         }
+    }
+
+    /// The executor here says whether its kernel is at rest: another member could go on, and the user would lose nothing.
+    pub fn rests(&self, group: &str, rests: bool) {
+        self.links.rests(group, rests);
     }
 
     /// Tells the group's other seats that the kernel is over. A seat out of reach finds out by itself ([`Event::Leaderless`]).

@@ -6,13 +6,13 @@ use crate::hearing::{Heard, Hearing, PING_EVERY};
 use crate::link::Link;
 use crate::lock::lock;
 use crate::visit::Visitor;
-use crate::wire::{Frame, Hello, PATIENCE, VERSION, greeted};
+use crate::wire::{Frame, Hello, PATIENCE, Rest, VERSION, greeted};
 use bytes::Bytes;
 use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
 use hop_raft::{Member, Transport, Unreachable};
 use hop_words::id::{Incarnation, JobId};
-use hop_words::time::Timestamp;
+use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -33,6 +33,16 @@ const CONFIRMS_AFTER: Duration = Duration::from_millis(50);
 const LINKS_MAX: usize = 3;
 /// The most connections that may be open without having shown the user's key.
 const HANDSHAKES: usize = 64;
+
+/// The time for which a kernel is at rest before the others hear so: cell after cell costs no message.
+const TOLD_AFTER_REST: Span = Span::from_millis(500);
+
+/// A kernel that runs no cell.
+#[derive(Debug)]
+struct Resting {
+    since: Timestamp,
+    told: bool,
+}
 
 /// A member hosted by this seat.
 #[derive(Debug, Clone)]
@@ -55,6 +65,8 @@ pub(crate) struct Links {
     shared: Mutex<BTreeMap<String, BTreeSet<JobId>>>,
     pub(crate) hosted: Mutex<BTreeMap<String, Hosted>>,
     dialing: Mutex<BTreeSet<JobId>>,
+    /// Groups whose kernels rest here, by what their executors say.
+    resting: Mutex<BTreeMap<String, Resting>>,
     /// There is a peer to follow, to dial, or to tell who is heard no more.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
@@ -88,6 +100,7 @@ impl Links {
             shared: Mutex::default(),
             hosted: Mutex::default(),
             dialing: Mutex::default(),
+            resting: Mutex::default(),
             wake: Notify::new(),
             events,
             tasks: Mutex::default(),
@@ -252,9 +265,14 @@ impl Links {
 
     fn take(self: &Arc<Self>, frame: Frame, seat: JobId, link: &Arc<Link>) {
         match frame {
-            Frame::Ping(hears) => {
+            Frame::Ping { hears, says } => {
                 let now = self.now();
-                self.hear(|hearing| hearing.pinged(seat, hears, now));
+                self.hear(|hearing| {
+                    hearing.pinged(seat, hears, now);
+                    if let Some(Rest { group, rests }) = says {
+                        hearing.said(seat, group, rests);
+                    }
+                });
             }
             Frame::Ask {
                 number,
@@ -338,9 +356,9 @@ impl Links {
             let now = self.now();
             let (hears, missing) =
                 self.hear(|hearing| (hearing.ping(now), hearing.to_dial(now).collect::<Vec<_>>()));
-            let links: Vec<_> = lock(&self.table).values().flatten().cloned().collect();
-            for link in links {
-                link.send(&Frame::Ping(hears.clone()));
+            self.ping_all(&hears, None);
+            for group in self.rested(now) {
+                self.ping_all(&hears, Some(Rest { group, rests: true }));
             }
             for seat in missing {
                 self.dial_once(seat);
@@ -348,6 +366,50 @@ impl Links {
             let next = Duration::from_micros(PING_EVERY.0);
             // A timeout is the usual case.
             let _ = timeout(next, self.wake.notified()).await;
+        }
+    }
+
+    fn ping_all(&self, hears: &BTreeSet<JobId>, says: Option<Rest>) {
+        let links: Vec<_> = lock(&self.table).values().flatten().cloned().collect();
+        let frame = Frame::Ping {
+            hears: hears.clone(),
+            says,
+        };
+        for link in links {
+            link.send(&frame);
+        }
+    }
+
+    /// Groups that have been at rest for long enough to be told.
+    fn rested(&self, now: Timestamp) -> Vec<String> {
+        let mut resting = lock(&self.resting);
+        let due = resting
+            .iter_mut()
+            .filter(|(_, rest)| !rest.told && now.since(rest.since) >= TOLD_AFTER_REST);
+        let due = due.map(|(group, rest)| {
+            rest.told = true;
+            group.clone()
+        });
+        due.collect()
+    }
+
+    /// The executor here says whether its kernel is at rest. The others hear at once that it isn't any more.
+    pub(crate) fn rests(&self, group: &str, rests: bool) {
+        let now = self.now();
+        if rests {
+            let since = Resting {
+                since: now,
+                told: false,
+            };
+            lock(&self.resting).entry(group.to_owned()).or_insert(since);
+            return;
+        }
+        let before = lock(&self.resting).remove(group);
+        // A peer may know it though a later link waits to be told.
+        if before.is_some_and(|rest| now.since(rest.since) >= TOLD_AFTER_REST) {
+            let hears = self.hear(|hearing| hearing.ping(now));
+            let group = group.to_owned();
+            self.ping_all(&hears, Some(Rest { group, rests: false }));
         }
     }
 
@@ -395,7 +457,11 @@ impl InTable {
             hearing.linked(seat, now);
             hearing.ping(now)
         });
-        link.send(&Frame::Ping(hears));
+        link.send(&Frame::Ping { hears, says: None });
+        // The new link begins without word of what rests here.
+        for rest in lock(&links.resting).values_mut() {
+            rest.told = false;
+        }
         // Should this link fall silent, there may be another dial.
         lock(&links.dialing).remove(&seat);
         links.wake.notify_one();

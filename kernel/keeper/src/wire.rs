@@ -38,12 +38,23 @@ pub(crate) struct Visit {
     pub(crate) kernel: KernelId,
 }
 
+/// Whether a group's kernel is at rest: another member could execute, and the user would lose nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rest {
+    pub(crate) group: String,
+    pub(crate) rests: bool,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
     Hello(Hello),
     Visit(Visit),
-    /// The sender hears these seats.
-    Ping(BTreeSet<JobId>),
+    /// The sender hears these seats. A ping may say of one group of the sender's executors whether its kernel is at rest; a
+    /// keeper of the release before takes it for a mere ping.
+    Ping {
+        hears: BTreeSet<JobId>,
+        says: Option<Rest>,
+    },
     /// A message for a group's member, to be answered under the number.
     Ask {
         number: u64,
@@ -84,7 +95,11 @@ impl Frame {
     pub(crate) fn encode(&self) -> Bytes {
         let (kind, number, to, group, body) = match self {
             Self::Hello(hello) => (1, 0, 0, "", json(hello)),
-            Self::Ping(hears) => (2, 0, 0, "", json(hears)),
+            Self::Ping { hears, says } => {
+                let group = says.as_ref().map_or("", |rest| rest.group.as_str());
+                let rests = says.as_ref().is_some_and(|rest| rest.rests);
+                (2, u64::from(rests), 0, group, json(hears))
+            }
             Self::Ask {
                 number,
                 group,
@@ -121,7 +136,13 @@ impl Frame {
         let group = group.map_err(|_| malformed("a group's name is no text"))?;
         Ok(match kind {
             1 => Self::Hello(serde_json::from_slice(&bytes)?),
-            2 => Self::Ping(serde_json::from_slice(&bytes)?),
+            2 => Self::Ping {
+                hears: serde_json::from_slice(&bytes)?,
+                says: (!group.is_empty()).then_some(Rest {
+                    group,
+                    rests: number == 1,
+                }),
+            },
             3 => Self::Ask {
                 number,
                 group,
@@ -193,7 +214,14 @@ mod tests {
                 version: VERSION,
                 seat: JobId(seat)
             })),
-            proptest::collection::btree_set(any::<u32>().prop_map(JobId), 0..4).prop_map(Frame::Ping),
+            (
+                proptest::collection::btree_set(any::<u32>().prop_map(JobId), 0..4),
+                proptest::option::of(("[a-z.0-9]{1,20}", any::<bool>()))
+            )
+                .prop_map(|(hears, says)| Frame::Ping {
+                    hears,
+                    says: says.map(|(group, rests)| Rest { group, rests })
+                }),
             (any::<u64>(), "[a-z.0-9]{0,20}", any::<u32>(), bytes()).prop_map(
                 |(number, group, to, message)| Frame::Ask {
                     number,

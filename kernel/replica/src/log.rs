@@ -26,6 +26,7 @@ pub struct SeatLink {
     out: mpsc::UnboundedSender<ToSeat>,
     pub(crate) input: mpsc::UnboundedReceiver<FromSeat>,
     writer: JoinHandle<()>,
+    hears_rest: bool,
 }
 
 impl SeatLink {
@@ -54,7 +55,12 @@ impl SeatLink {
                 }
             }
         });
-        Self { out, input, writer }
+        Self {
+            out,
+            input,
+            writer,
+            hears_rest: false,
+        }
     }
 
     /// The state of the group that elected this replica. `None`: there is no such group.
@@ -77,7 +83,10 @@ impl SeatLink {
             hot: turn == Turn::Follows,
         });
         match timeout(ANSWERS_WITHIN, self.input.recv()).await {
-            Ok(Some(FromSeat::State(state))) => Some(*state),
+            Ok(Some(FromSeat::State { state, hears_rest })) => {
+                self.hears_rest = hears_rest;
+                Some(*state)
+            }
             _ => None,
         }
     }
@@ -121,6 +130,8 @@ pub(crate) struct Log {
     seat: Option<mpsc::UnboundedSender<ToSeat>>,
     writer: Option<JoinHandle<()>>,
     proposed: VecDeque<Entry>,
+    /// What the seat was told of the kernel's rest. `None`: the seat doesn't hear it.
+    rests: Option<bool>,
 }
 
 impl Log {
@@ -130,8 +141,9 @@ impl Log {
         grouped: bool,
     ) -> (Self, Option<mpsc::UnboundedReceiver<FromSeat>>) {
         let way = if grouped { Way::Group } else { Way::Alone };
+        let rests = seat.as_ref().is_some_and(|link| link.hears_rest).then_some(false);
         let (seat, input, writer) = match seat {
-            Some(SeatLink { out, input, writer }) => (Some(out), Some(input), Some(writer)),
+            Some(link) => (Some(link.out), Some(link.input), Some(link.writer)),
             None => (None, None, None),
         };
         let proposed = VecDeque::new();
@@ -140,6 +152,7 @@ impl Log {
             seat,
             writer,
             proposed,
+            rests,
         };
         (log, input)
     }
@@ -148,6 +161,14 @@ impl Log {
         match self.way {
             Way::Alone | Way::Founding | Way::GivenUp => self.proposed.push_back(entry),
             Way::Group => self.send(ToSeat::Propose(entry)),
+        }
+    }
+
+    /// Tells the group whether the kernel is at rest, where that has changed.
+    pub(crate) fn rests(&mut self, rests: bool) {
+        if matches!(self.way, Way::Group) && self.rests == Some(!rests) {
+            self.rests = Some(rests);
+            self.send(ToSeat::Rests(rests));
         }
     }
 
@@ -171,9 +192,10 @@ impl Log {
     }
 
     /// The group is founded: what waited is proposed to it.
-    pub(crate) fn founded(&mut self) {
+    pub(crate) fn founded(&mut self, hears_rest: bool) {
         if matches!(self.way, Way::Founding) {
             self.way = Way::Group;
+            self.rests = hears_rest.then_some(false);
             for entry in std::mem::take(&mut self.proposed) {
                 self.send(ToSeat::Propose(entry));
             }

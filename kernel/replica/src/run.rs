@@ -5,9 +5,7 @@ use crate::connected::{PROBE_EVERY, Process};
 use crate::core::{Core, ErrandEnd, Exit, Input, Output};
 use crate::dial::{self, Gone, LinkEvent, Standing};
 use crate::errands::Errands;
-use crate::grace;
 use crate::leases::News;
-use crate::leavings;
 use crate::link::{self, FrontLink};
 use crate::log::Log;
 use crate::place::Place;
@@ -16,6 +14,7 @@ use crate::progress::Progress;
 use crate::seat::wire::FromSeat;
 use crate::sockets::FromKernel;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
+use crate::{grace, leavings};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use hop_api::message::Request as ToHopd;
@@ -190,7 +189,9 @@ impl Replica {
     async fn decide(&mut self, input: Input) {
         let was_starting = self.core.is_starting();
         self.progress.before(&input);
-        for output in self.core.handle(input, self.clock.now()) {
+        let outputs = self.core.handle(input, self.clock.now());
+        self.log.rests(self.core.rests());
+        for output in outputs {
             self.progress.carries_out(&output, &self.core);
             self.carry_out(output).await;
         }
@@ -288,9 +289,10 @@ impl Replica {
             return;
         }
         let input = match word {
-            FromSeat::Alone => return,
-            FromSeat::State(state) => {
-                self.log.founded();
+            // Said to spares and standbys alone.
+            FromSeat::Alone | FromSeat::Become(_) => return,
+            FromSeat::State { state, hears_rest } => {
+                self.log.founded(hears_rest);
                 Input::GroupState(state)
             }
             FromSeat::Applied { index, entry } => Input::Applied { index, entry },
@@ -304,8 +306,6 @@ impl Replica {
                 self.log.not_founded();
                 Input::NotFounded
             }
-            // Said to spares alone.
-            FromSeat::Become(_) => return,
         };
         self.handle(input).await;
     }

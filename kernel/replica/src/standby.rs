@@ -201,7 +201,7 @@ impl Wait<'_> {
                     Input::Agent(parcel.context("the agent in the kernel is gone")?)
                 }
                 word = seat.input.recv() => match word.context("the seat's keeper is gone")? {
-                    FromSeat::State(state) => Input::State(*state),
+                    FromSeat::State { state, .. } => Input::State(*state),
                     FromSeat::Applied { index, entry } => Input::Applied { index, entry },
                     FromSeat::Alone => bail!("no hot standby is needed here any more"),
                     word @ (FromSeat::Voters(_) | FromSeat::Need(_)) => {

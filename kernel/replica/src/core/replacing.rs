@@ -1,7 +1,7 @@
 //! The death of a kernel's process, and the next process of the same kernel.
 
 use super::cells::LostCell;
-use super::durable::Talk;
+use super::durable::{Durable, Talk};
 use super::lease::{Kind, Lease};
 use super::memory::Park;
 use super::{Core, Exit, Output, Phase, wording};
@@ -21,6 +21,22 @@ impl Core {
             .as_ref()
             .is_some_and(|d| !d.is_at_its_end() && !matches!(d.talk, Talk::Off) && d.broken.is_none())
             && !matches!(self.phase, Phase::Over)
+    }
+
+    /// Whether another replica could go on now, and the user would lose nothing: no cell runs, each answered cell is in the
+    /// log with its effects, and nothing is held that can't be captured.
+    pub fn rests(&self) -> bool {
+        let rests = |durable: &Durable| {
+            let state = durable.journal.state();
+            let kept = state.durable_through() == state.cells() && durable.journal.is_settled();
+            kept && durable.captures()
+                && durable.bound().reasons().is_empty()
+                && durable.moving.is_none()
+                && !durable.is_leaving()
+        };
+        matches!(self.phase, Phase::Up)
+            && self.cells.running().is_none()
+            && self.durable.as_ref().is_some_and(rests)
     }
 
     /// Whether a kernel that nobody uses is worth being saved.

@@ -58,6 +58,8 @@ pub(super) enum Command {
         visit: u64,
     },
     Propose(Entry),
+    /// The replica says whether the kernel is at rest.
+    Rests(bool),
     /// The group lacks members.
     Need(Lack),
     /// The kernel is over.

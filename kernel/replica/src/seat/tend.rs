@@ -140,11 +140,14 @@ impl Tended {
         match command {
             Command::Attach { visit, out, hot } => desk.attach(visit, out, hot, self.me),
             Command::Detach { visit } => {
-                desk.replica.take_if(|(v, _)| *v == visit);
+                if desk.replica.take_if(|(v, _)| *v == visit).is_some() {
+                    self.host.keeper.rests(&self.group, false);
+                }
                 desk.follower.take_if(|f| f.visit == visit);
             }
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
+            Command::Rests(rests) => self.host.keeper.rests(&self.group, rests),
             Command::Need(lack) => desk.need(lack),
             Command::Over => {
                 self.host.keeper.close(&self.group);
@@ -310,7 +313,7 @@ impl Desk {
         }
         match news {
             News::State(state) => {
-                self.tell_of_the_log(FromSeat::State(state.clone()));
+                self.tell_of_the_log(said(state.clone()));
                 self.state = Some(*state);
             }
             News::Applied { index, entry, .. } => {
@@ -398,7 +401,7 @@ impl Desk {
             return;
         };
         let (executes, tenure) = (state.executor() == Some(me), state.tenure());
-        let word = FromSeat::State(Box::new(state.clone()));
+        let word = said(Box::new(state.clone()));
         // A move's follower takes the hot standby's place: the kernel is on its way here.
         if !executes && !hot {
             self.dismiss_hot();
@@ -432,5 +435,12 @@ impl Desk {
             Some(other) if self.stillborn >= STILLBORN => *other,
             _ => me,
         }
+    }
+}
+
+fn said(state: Box<State>) -> FromSeat {
+    FromSeat::State {
+        state,
+        hears_rest: true,
     }
 }

@@ -211,6 +211,7 @@ impl Host {
                     }
                 }
                 ToSeat::Propose(entry) => tell(desk.as_ref(), Command::Propose(entry)),
+                ToSeat::Rests(rests) => tell(desk.as_ref(), Command::Rests(rests)),
                 ToSeat::Over => tell(desk.as_ref(), Command::Over),
             }
         }

@@ -37,6 +37,9 @@ pub(crate) enum ToSeat {
     },
     /// The group's log is to take in this entry, behind the entries proposed before.
     Propose(Entry),
+    /// Whether the kernel is at rest: another replica could go on now, and its user would lose nothing. Only for a seat
+    /// that hears it.
+    Rests(bool),
     /// The kernel is over, and its group as well.
     Over,
     /// This process waits to become a replica.
@@ -56,7 +59,11 @@ pub(crate) enum FromSeat {
     /// No group elected this replica.
     Alone,
     /// The group's state; news of the log follow.
-    State(Box<State>),
+    State {
+        state: Box<State>,
+        /// The seat hears [`ToSeat::Rests`]; one of the release before doesn't.
+        hears_rest: bool,
+    },
     Applied {
         index: Index,
         entry: Entry,
@@ -78,6 +85,12 @@ pub(crate) struct Called {
     /// The kernel's folder with `front.json`.
     pub(crate) dir: PathBuf,
     pub(crate) incarnation: Incarnation,
+}
+
+/// The head of [`FromSeat::State`]: nothing in the release before.
+#[derive(Default, Serialize, Deserialize)]
+struct Hears {
+    rest: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -128,6 +141,7 @@ impl ToSeat {
             Self::Propose(entry) => frame(3, &(), entry.encode()),
             Self::Over => frame(4, &(), Bytes::new()),
             Self::Spare { number } => frame(5, number, Bytes::new()),
+            Self::Rests(rests) => frame(6, rests, Bytes::new()),
         }
     }
 
@@ -160,6 +174,7 @@ impl ToSeat {
             5 => Self::Spare {
                 number: serde_json::from_slice(&head)?,
             },
+            6 => Self::Rests(serde_json::from_slice(&head)?),
             other => return Err(FrameError::Malformed(other)),
         })
     }
@@ -169,7 +184,7 @@ impl FromSeat {
     pub(crate) fn encode(&self) -> Bytes {
         match self {
             Self::Alone => frame(1, &(), Bytes::new()),
-            Self::State(state) => frame(2, &(), state.encode()),
+            Self::State { state, hears_rest } => frame(2, &Hears { rest: *hears_rest }, state.encode()),
             Self::Applied { index, entry } => frame(3, index, entry.encode()),
             Self::Need(lack) => frame(4, lack, Bytes::new()),
             Self::Failed(why) => frame(5, why, Bytes::new()),
@@ -182,7 +197,10 @@ impl FromSeat {
         let (kind, head, body) = read(stream).await?;
         Ok(match kind {
             1 => Self::Alone,
-            2 => Self::State(Box::new(State::decode(body)?)),
+            2 => Self::State {
+                state: Box::new(State::decode(body)?),
+                hears_rest: serde_json::from_slice::<Option<Hears>>(&head)?.is_some_and(|hears| hears.rest),
+            },
             3 => Self::Applied {
                 index: serde_json::from_slice(&head)?,
                 entry: Entry::decode(body)?,
@@ -264,7 +282,14 @@ mod tests {
             hot: true,
         };
         let spare = ToSeat::Spare { number: 3 };
-        for word in [attach, found, spare, ToSeat::Propose(entry()), ToSeat::Over] {
+        for word in [
+            attach,
+            found,
+            spare,
+            ToSeat::Propose(entry()),
+            ToSeat::Rests(true),
+            ToSeat::Over,
+        ] {
             let bytes = word.encode();
             assert_eq!(ToSeat::read(&mut &bytes[..]).await.unwrap(), word);
             assert!(ToSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());
@@ -273,7 +298,10 @@ mod tests {
             index: Index(9),
             entry: entry(),
         };
-        let state = FromSeat::State(Box::new(State::new()));
+        let state = FromSeat::State {
+            state: Box::new(State::new()),
+            hears_rest: true,
+        };
         let failed = FromSeat::Failed("no".into());
         let lack = Lack {
             replicas: 2,

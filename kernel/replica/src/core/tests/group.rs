@@ -103,6 +103,41 @@ fn a_reply_waits_for_the_group() {
     assert_eq!(out, ["front: note answered a", "front: execute_reply a ok"]);
 }
 
+#[test]
+fn a_kernel_is_at_rest_where_another_replica_could_go_on_without_a_loss() {
+    let mut world = grown();
+    assert!(world.core.rests(), "nothing has run");
+    world.run("a", Value::Null);
+    assert!(!world.core.rests(), "a cell runs");
+    world.whole("a");
+    world.reply("a", "ok");
+    assert!(!world.core.rests(), "its end isn't in the log");
+    world.commit();
+    assert!(world.core.rests());
+    world.run("b", Value::Null);
+    world.reply("b", "ok");
+    world.commit();
+    assert!(!world.core.rests(), "its effects aren't captured");
+    world.captured("state.record", json!({"cells": [{"msg_id": "b"}], "record": 2}));
+    world.commit();
+    assert!(world.core.rests());
+    world.run("c", Value::Null);
+    world.reply("c", "ok");
+    world.captured(
+        "state.record",
+        json!({"cells": [{"msg_id": "c"}], "record": 3, "unmovable": ["sock: a socket"]}),
+    );
+    world.commit();
+    assert!(!world.core.rests(), "it holds what can't be captured");
+}
+
+#[test]
+fn a_kernel_without_a_log_never_rests() {
+    let mut world = World::new(None);
+    world.input(Input::KernelUp { pid: 7 });
+    assert!(!world.core.rests());
+}
+
 /// `before-reply`: the group's disks are enough, and the store isn't waited for.
 #[test]
 fn a_reply_that_waits_for_its_effects_leaves_once_the_group_has_them() {
