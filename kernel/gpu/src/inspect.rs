@@ -253,15 +253,17 @@ impl Site {
         })
     }
 
-    /// Processes below `pid` that hold a device.
+    /// Processes below `pid` that hold a device. This one may be below it, in a notebook's `!hop gpu`, with NVML's files.
     fn children(&self, pid: Pid) -> Vec<Pid> {
         let procs = &self.sources.procs;
+        let this = Pid::try_from(std::process::id());
         let holds = |child: &Pid| {
             procs
                 .held(*child)
                 .is_ok_and(|held| held.iter().any(|h| h.is_device(&procs.dev_prefix)))
         };
-        procs.tree(pid).into_iter().skip(1).filter(holds).collect()
+        let below = procs.tree(pid).into_iter().skip(1);
+        below.filter(|child| this != Ok(*child)).filter(holds).collect()
     }
 
     fn state(&self, pid: Pid) -> Option<ProcessState> {

@@ -569,6 +569,22 @@ fn an_open_device_file_is_not_empty() {
     assert!(subject.is_whole(), "what wasn't off is back on");
 }
 
+/// As `!hop gpu park` does from a notebook: NVML opens the device in the process that looks.
+#[test]
+fn who_looks_from_below_the_process_is_no_child_that_holds_the_device() {
+    let world = World::new();
+    let device = || fs::File::open(world.path("dev/nvidia0")).unwrap();
+    let _own = device();
+    let site = world.site();
+    let parent = Pid::try_from(std::os::unix::process::parent_id()).unwrap();
+    assert_eq!(site.look(parent).unwrap().found.children, [0; 0]);
+    let mut other = Command::new("sleep").arg("20").stdin(device()).spawn().unwrap();
+    let pid = Pid::try_from(other.id()).unwrap();
+    assert_eq!(site.look(parent).unwrap().found.children, [pid]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
+
 #[test]
 fn mig_and_an_old_driver_are_refused_by_name() {
     let world = World::new();
