@@ -6,18 +6,20 @@
 
 #![allow(unsafe_code)] // kcmp(2) has no wrapper in libc.
 
+use crate::apart::apart;
 use crate::bpf::Number;
 use crate::token::Hold;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// A process that holds one of the devices, or may, with the kind of reference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Found {
     pub pid: u32,
     pub how: Hold,
@@ -49,13 +51,29 @@ const SEARCH: Duration = Duration::from_secs(5);
 
 /// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false`: there was more to search.
 pub fn among(pids: &[u32], numbers: &[Number]) -> (Vec<Found>, bool) {
-    let Ok(proc) = open_dir(CWD, "/proc") else {
-        return (Vec::new(), false);
-    };
-    let mut scan = Scan::new(numbers);
-    pids.iter().for_each(|pid| scan.process(&proc, *pid));
-    let all = !scan.is_late();
-    (scan.sorted(), all)
+    let until = Instant::now() + SEARCH;
+    let said = apart(SEARCH, usize::MAX, |out| {
+        let proc = open_dir(CWD, "/proc")?;
+        let mut scan = Scan::new(numbers, until);
+        // Memory last: a look at it may not end.
+        let mut others = Vec::new();
+        for pid in pids {
+            scan.open_files(&proc, *pid);
+            if !scan.tell(out)? {
+                others.push(*pid);
+            }
+        }
+        for pid in others {
+            scan.memory(&proc, pid);
+            scan.tell(out)?;
+        }
+        Ok(())
+    });
+    let (said, whole) = said.unwrap_or_default();
+    let lines = said.split(|b| *b == b'\n');
+    let mut found: Vec<Found> = lines.filter_map(|l| serde_json::from_slice(l).ok()).collect();
+    found.sort_unstable();
+    (found, whole && Instant::now() <= until)
 }
 
 /// Every process.
@@ -160,10 +178,10 @@ fn is_path_only(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
 }
 
 impl<'a> Scan<'a> {
-    fn new(numbers: &'a [Number]) -> Self {
+    fn new(numbers: &'a [Number], until: Instant) -> Self {
         Self {
             numbers,
-            until: Instant::now() + SEARCH,
+            until,
             sockets: HashMap::new(),
             anonymous: anonymous_device(),
             harmless: HashSet::new(),
@@ -171,24 +189,28 @@ impl<'a> Scan<'a> {
         }
     }
 
-    fn sorted(self) -> Vec<Found> {
-        let mut found: Vec<Found> = self.found.into_iter().collect();
-        found.sort_unstable();
-        found
-    }
-
     fn is_late(&self) -> bool {
         Instant::now() > self.until
     }
 
-    fn process(&mut self, proc: &OwnedFd, pid: u32) {
+    /// A line for each finding since the last time; false without any.
+    fn tell(&mut self, mut out: &File) -> io::Result<bool> {
+        let mut any = false;
+        for found in self.found.drain() {
+            serde_json::to_writer(out, &found)?;
+            out.write_all(b"\n")?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    fn open_files(&mut self, proc: &OwnedFd, pid: u32) {
         let Ok(dir) = open_dir(proc.as_fd(), &pid.to_string()) else {
             return;
         };
-        let had = self.found.len();
         self.descriptors(&dir, "fd", "fdinfo", pid);
-        let threads = other_threads(&dir, pid);
-        for tid in threads.iter().filter(|tid| !same_files(pid, **tid)) {
+        let own = other_threads(&dir, pid).into_iter();
+        for tid in own.filter(|tid| !same_files(pid, *tid)) {
             self.descriptors(
                 &dir,
                 &format!("task/{tid}/fd"),
@@ -196,11 +218,17 @@ impl<'a> Scan<'a> {
                 pid,
             );
         }
-        if self.found.len() > had || self.mappings(&dir, pid) {
+    }
+
+    fn memory(&mut self, proc: &OwnedFd, pid: u32) {
+        let Ok(dir) = open_dir(proc.as_fd(), &pid.to_string()) else {
+            return;
+        };
+        if self.mappings(&dir, pid) {
             return;
         }
         // The first thread may end before the others, and then shows no memory.
-        for tid in threads {
+        for tid in other_threads(&dir, pid) {
             if open_dir(proc.as_fd(), &tid.to_string()).is_ok_and(|dir| self.mappings(&dir, pid)) {
                 return;
             }
@@ -511,10 +539,9 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
         let proc = open_dir(CWD, "/proc").unwrap();
         let _full = File::open("/dev/full").unwrap();
         let numbers = [FULL];
-        let mut scan = Scan::new(&numbers);
-        scan.until = Instant::now();
-        scan.process(&proc, std::process::id());
-        assert!(scan.is_late() && scan.sorted().is_empty());
+        let mut scan = Scan::new(&numbers, Instant::now());
+        scan.open_files(&proc, std::process::id());
+        assert!(scan.is_late() && scan.found.is_empty());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! open), [`mounts`] and [`cgroup`] with [`bpf`] (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`]
 //! with [`holders`] (ending whoever keeps it from being so). `docs/who-holds-a-device.md` argues why that is enough.
 
+mod apart;
 pub mod bpf;
 mod btf;
 pub mod cgroup;

@@ -4,19 +4,20 @@
 //! gres.conf, its order and Slurm's detection play no part. The child asks with access(2), judged by Linux as an open
 //! for reading and writing, without waking any device. Conclusions from the answers are left to [`crate::decide`].
 
-#![allow(unsafe_code)] // fork(2) has no wrapper that is safe in a process with threads.
-
+use crate::apart::apart;
 use crate::bpf::Number;
 use crate::mounts::{Mounts, Placement, placement};
 use crate::proc::Membership;
-use std::ffi::{CString, c_int};
+use std::ffi::CString;
 use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+/// For a child in a cgroup that may be held still, or starved by its other processes.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// More device files than a node has: bounds what a strange /dev may cost.
 const MOST: usize = 8192;
 
@@ -106,45 +107,22 @@ fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<File> {
     File::options().write(true).open(dir.join("cgroup.procs"))
 }
 
-/// One byte for each name. Between fork and exit the child makes system calls alone: another thread may have held any
-/// lock at the fork.
+/// One byte for each name.
 fn in_child(cgroup: &File, names: &[CString]) -> io::Result<Vec<u8>> {
-    let mut said = vec![GONE; names.len()];
-    let mut ends: [c_int; 2] = [-1; 2];
-    // SAFETY: the array has room for both descriptors.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just gave us these descriptors.
-    let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: the child calls what is async-signal-safe, and ends without returning.
-    let child = unsafe { libc::fork() };
-    if child < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    if child == 0 {
-        // SAFETY: all pointers are to memory of the parent, and this process is a copy of the parent.
-        unsafe {
-            if libc::write(cgroup.as_raw_fd(), c"0".as_ptr().cast(), 1) == 1 {
-                for (name, answer) in names.iter().zip(&mut said) {
-                    let mode = libc::R_OK | libc::W_OK;
-                    *answer = match libc::faccessat(libc::AT_FDCWD, name.as_ptr(), mode, 0) {
-                        0 => OPENS,
-                        _ if *libc::__errno_location() == libc::EPERM => DENIED,
-                        _ => GONE,
-                    };
-                }
-                libc::write(write.as_raw_fd(), said.as_ptr().cast(), said.len());
-            }
-            libc::_exit(0);
+    let (said, _) = apart(PATIENCE, names.len(), |mut out| {
+        (&*cgroup).write_all(b"0")?;
+        let mut said = vec![GONE; names.len()];
+        for (name, answer) in names.iter().zip(&mut said) {
+            let mode = rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK;
+            *answer = match rustix::fs::access(name.as_c_str(), mode) {
+                Ok(()) => OPENS,
+                Err(rustix::io::Errno::PERM) => DENIED,
+                Err(_) => GONE,
+            };
         }
-    }
-    drop(write);
-    said.clear();
-    let read = File::from(read).read_to_end(&mut said);
-    // SAFETY: the child is ours and nobody else's to wait for.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-    read.map(|_| said)
+        out.write_all(&said)
+    })?;
+    Ok(said)
 }
 
 #[cfg(test)]

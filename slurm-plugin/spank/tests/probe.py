@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,11 @@ from typing import Any, Callable
 libc = ctypes.CDLL(None, use_errno=True)
 CLONE_FILES = 0x400
 FLAGS = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK
+CLONE_NEWNS, CLONE_NEWUSER, NOSUID_NODEV = 0x20000, 0x10000000, 6
+FUSE_LOOKUP, FUSE_GETATTR, FUSE_OPEN, FUSE_INIT = 1, 3, 14, 26
+#: Forget, read, interrupt, forget many.
+FUSE_UNANSWERED = (2, 15, 36, 42)
+FUSE_DIRECT, FUSE_KEEP_CACHE = 1, 2
 kept: list[Any] = []
 
 
@@ -342,6 +348,64 @@ def ring_child(work: Callable[[Callable[[], None]], None]) -> int:
     return pid
 
 
+def lock_memory(fuse: str, path: str = "") -> int:
+    """A child whose memory nobody can look at: Linux holds its lock while a mapping waits for a page. The page is of a
+    file system of the child's own, in a user namespace, and doesn't come."""
+
+    def work(ready: Callable[[], None]) -> None:
+        if path:
+            kept.append(os.open(path, FLAGS))
+        ids = {"uid_map": f"0 {os.getuid()} 1", "gid_map": f"0 {os.getgid()} 1"}
+        if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0:
+            os._exit(1)
+        for name, text in {"setgroups": "deny", **ids}.items():
+            Path("/proc/self", name).write_text(text, encoding="utf-8")
+        server, folder = os.open(fuse, os.O_RDWR), tempfile.mkdtemp()
+        options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+        if libc.mount(b"x", folder.encode(), b"fuse", NOSUID_NODEV, options) != 0:
+            os._exit(1)
+        if os.fork() == 0:
+            serve_all_but_reads(server)
+        os.close(server)
+        file = f"{folder}/file"
+        threading.Thread(target=lambda: os.read(os.open(file, os.O_RDONLY), 1), daemon=True).start()
+        time.sleep(0.5)
+        again = os.open(file, os.O_RDONLY)
+        # Not by the module mmap, which would keep the interpreter's lock as well.
+        arguments = (None, ctypes.c_size_t(4096), mmap.PROT_READ, mmap.MAP_PRIVATE, again, ctypes.c_long(0))
+        threading.Thread(target=lambda: libc.mmap(*arguments), daemon=True).start()
+        time.sleep(0.5)
+        ready()
+
+    return in_child(work)
+
+
+def serve_all_but_reads(server: int) -> None:
+    """A file system of a file of two pages, by FUSE's own words: the first open of it is by pages, later ones are not."""
+
+    def attributes(node: int) -> bytes:
+        mode, size = (0o40755, 0) if node == 1 else (0o100666, 8192)
+        return struct.pack("<6Q10I", node, size, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 0, 0)
+
+    flags = FUSE_KEEP_CACHE
+    while True:
+        _, operation, unique, node = struct.unpack_from("<IIQQ", os.read(server, 1 << 20))
+        error, said = 0, b""
+        if operation == FUSE_INIT:
+            said = struct.pack("<4I2H2I2H8I", 7, 31, 0, 0, 0, 0, 65536, 0, 0, 0, *[0] * 8)
+        elif operation == FUSE_LOOKUP:
+            said = struct.pack("<4Q2I", 2, 0, 1000, 1000, 0, 0) + attributes(2)
+        elif operation == FUSE_GETATTR:
+            said = struct.pack("<Q2I", 1000, 0, 0) + attributes(node)
+        elif operation == FUSE_OPEN:
+            said, flags = struct.pack("<Q2I", 1, flags, 0), FUSE_KEEP_CACHE | FUSE_DIRECT
+        elif operation in FUSE_UNANSWERED:
+            continue
+        else:
+            error = -errno.ENOSYS
+        os.write(server, struct.pack("<IiQ", 16 + len(said), error, unique) + said)
+
+
 def holders(path: str) -> list[int]:
     """Processes of this user that have the device open, as far as they can be seen."""
     number, found = os.stat(path).st_rdev, set()
@@ -474,6 +538,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "ring-socket": hold_in_ring_by_socket,
     "ring-alone": hold_in_ring_alone,
     "holders": holders,
+    "lock-memory": lock_memory,
     "name-only": name_only,
     "listen": listen,
     "throw": throw,

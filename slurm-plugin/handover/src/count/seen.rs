@@ -7,10 +7,13 @@ use super::{
     Assembler, CALL, COPY, CountError, Counter, FILE, FILE_AT, JUMP_IF, LOOKUP, Label, MOVE, POINTER, STACK,
     STORE_POINTER, WORD, failed,
 };
+use crate::apart::apart;
 use crate::bpf::{self, Instruction};
 use crate::token::Hold;
-use std::io::{self, Read};
+use std::cell::Cell;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// A process that has a counted file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,13 +25,18 @@ pub struct Sighting {
 }
 
 /// Most bytes of a look: a user may have many duplicates of a file. Those beyond are seen once the first are gone.
-const MOST: u64 = 16 << 20;
+const MOST: usize = 16 << 20;
+/// Any user can keep the memory of a process of theirs from being looked at. Files that are only mapped aren't seen then:
+/// [`super::Counter::open_files`] counts them all the same.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The iterators over all descriptors and all mappings of the host.
 #[derive(Debug)]
 pub struct Sight {
     descriptors: OwnedFd,
     mappings: OwnedFd,
+    /// Mappings weren't shown in time, and aren't asked for again.
+    stuck: Cell<bool>,
 }
 
 impl Counter {
@@ -51,6 +59,7 @@ impl Counter {
         Ok(Sight {
             descriptors: iterator("bpf_iter_task_file", &[24])?,
             mappings: iterator("bpf_iter_task_vma", &[16, vm_file])?,
+            stuck: Cell::new(false),
         })
     }
 
@@ -94,8 +103,20 @@ impl Sight {
             (&self.descriptors, Hold::Descriptor),
             (&self.mappings, Hold::Mapping),
         ] {
-            let mut bytes = Vec::new();
-            bpf::run(link)?.take(MOST).read_to_end(&mut bytes)?;
+            if how == Hold::Mapping && self.stuck.get() {
+                continue;
+            }
+            let mut file = bpf::run(link)?;
+            let (bytes, whole) = apart(PATIENCE, MOST, |mut out| {
+                let mut buffer = [0; 8192];
+                loop {
+                    match file.read(&mut buffer)? {
+                        0 => return Ok(()),
+                        count => out.write_all(&buffer[..count])?,
+                    }
+                }
+            })?;
+            self.stuck.set(!whole && bytes.len() < MOST);
             let (words, _) = bytes.as_chunks::<8>();
             let (items, _) = words.as_chunks::<2>();
             seen.extend(items.iter().map(|[file, pid]| Sighting {
