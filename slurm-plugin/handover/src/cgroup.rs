@@ -320,6 +320,22 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
     }
 }
 
+/// Lets a process go that its user holds still, since SIGKILL does nothing to it: on v1 users may make freezers of their
+/// own below that of their step.
+pub fn thaw(mounts: &Mounts, pid: u32) {
+    let membership = Membership::of(pid).unwrap_or_default();
+    let path = membership.v1("freezer").unwrap_or(Path::new(""));
+    let is_step = |path: &&Path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("step_"));
+    if !path.ancestors().any(|p| is_step(&p)) {
+        return;
+    }
+    for own in path.ancestors().take_while(|p| !is_step(p)) {
+        if let Some(dir) = mounts.v1("freezer", own) {
+            let _ = std::fs::write(dir.join("freezer.state"), "THAWED");
+        }
+    }
+}
+
 impl Drop for Frozen {
     fn drop(&mut self) {
         if let Some((file, thaw)) = &self.file {

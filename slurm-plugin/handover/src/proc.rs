@@ -4,6 +4,9 @@ use hop_words::text::plain;
 use std::io;
 use std::path::{Path, PathBuf};
 
+/// Most characters of a program's name: records and lines to the agent stay short.
+pub(crate) const EXE: usize = 256;
+
 /// The real uid. None: no such process.
 pub fn real_uid(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -24,11 +27,10 @@ pub fn tracers(pid: u32) -> Vec<u32> {
     tasks.flatten().filter_map(|task| tracer(task.path())).collect()
 }
 
-/// The program's file; empty for kernel threads and processes that are gone.
+/// The program's file, as far as it is shown; empty for kernel threads and processes that are gone.
 pub fn exe(pid: u32) -> String {
-    std::fs::read_link(format!("/proc/{pid}/exe"))
-        .map(|p| plain(&p.to_string_lossy()))
-        .unwrap_or_default()
+    let path = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    plain(&path.to_string_lossy()).chars().take(EXE).collect()
 }
 
 /// The cgroups that a process is in.

@@ -24,7 +24,9 @@ pub(crate) const DYING: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const ROUND: Duration = Duration::from_millis(50);
 /// As many are named; a record and a line to the agent stay short.
-const NAMED: usize = 8;
+pub(crate) const NAMED: usize = 8;
+/// As many are told by their number.
+pub(crate) const NUMBERED: usize = 1000;
 
 /// One lease's devices, on their way back.
 #[derive(Debug, Clone, Copy)]
@@ -135,7 +137,7 @@ impl Release<'_> {
             } else {
                 self.holders(sight.as_ref(), &ended)
             },
-            ended: ended.0.into_keys().collect(),
+            ended: ended.0.into_keys().take(NUMBERED).collect(),
         }
     }
 

@@ -463,6 +463,31 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_answer_about_a_take_back_fits_into_a_line() {
+        let holder = Holder {
+            pid: u32::MAX,
+            uid: u32::MAX,
+            exe: "\u{10ffff}".repeat(crate::proc::EXE),
+            how: Hold::Descriptor,
+            why: "x".repeat(200),
+        };
+        let taken = TakenBack {
+            lease: LeaseId(u64::MAX),
+            epoch: Epoch(u64::MAX),
+            node: NodeName::from("n".repeat(255)),
+            pilot: JobId(u32::MAX),
+            devices: vec![GpuIndex(u16::MAX); 16],
+            clean: false,
+            level: Level::Counted,
+            ended_pids: vec![u32::MAX; crate::release::NUMBERED],
+            holders: vec![holder; crate::release::NAMED],
+            at: Timestamp(u64::MAX),
+        };
+        let line = Confirmation::TakenBack(taken).to_line();
+        assert!(line.len() < MAX_LINE / 2, "{}", line.len());
+    }
+
+    #[test]
     fn garbage_and_length_are_refused() {
         assert!(matches!(Token::from_payload(b"hello"), Err(ReadError::Json(_))));
         assert!(matches!(
