@@ -475,7 +475,7 @@ impl<K: Copy + Default, V: Copy + Default> Map<K, V> {
     }
 
     /// The keys, read while the map may change: no lasting key is missing.
-    pub(crate) fn keys(&self, at_most: usize) -> Vec<K> {
+    pub(crate) fn keys(&self, at_most: u32) -> Vec<K> {
         let mut keys: Vec<K> = Vec::new();
         let mut next = K::default();
         let mut attributes = ElementAttributes {
@@ -485,7 +485,7 @@ impl<K: Copy + Default, V: Copy + Default> Map<K, V> {
             value: std::ptr::from_mut(&mut next).addr() as u64,
             flags: 0,
         };
-        while keys.len() < at_most && bpf(MAP_NEXT_KEY, &mut attributes).is_ok() {
+        while keys.len() < at_most as usize && bpf(MAP_NEXT_KEY, &mut attributes).is_ok() {
             keys.push(next);
             attributes.key = keys.last().map_or(0, |k| std::ptr::from_ref(k).addr() as u64);
         }

@@ -42,6 +42,8 @@ pub const BPF_DIR: &str = "/sys/fs/bpf";
 const SET: &str = "gresshopper-2";
 /// More open files than any program needs of one GPU; further opens are refused.
 const MOST_FILES: i32 = 16_384;
+/// As many have sixteen devices that are all full.
+const MOST_FILES_IN_ALL: u32 = 16 * MOST_FILES.cast_unsigned();
 const MOST_DEVICES: u32 = 1024;
 const MOST_KERNELS: u32 = 16_384;
 const MOST_THREADS: u32 = 65_536;
@@ -162,7 +164,7 @@ impl Counter {
                 counts: Map::make(MOST_DEVICES)?,
                 lent: Map::make(MOST_DEVICES)?,
                 kernels: Map::make(MOST_KERNELS)?,
-                files: Map::make(16 * MOST_FILES.cast_unsigned())?,
+                files: Map::make(MOST_FILES_IN_ALL)?,
                 last: Map::make_forgetful(MOST_THREADS)?,
             })
         };
@@ -345,9 +347,8 @@ impl Counter {
 
     /// The counted open files, each with its opener.
     pub fn files(&self, device: Number) -> Vec<(u64, Opener)> {
-        let most = usize::try_from(MOST_FILES).unwrap_or(0);
         let opened = |file| Some((file, self.files.get(&file).ok().flatten()?));
-        let files = self.files.keys(most).into_iter().filter_map(opened);
+        let files = self.files.keys(MOST_FILES_IN_ALL).into_iter().filter_map(opened);
         files
             .filter(|(_, opened)| opened.device == internal(device))
             .map(|(file, opened)| {

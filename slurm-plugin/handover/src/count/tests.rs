@@ -255,3 +255,19 @@ fn opened_by_a_stale_note() -> bool {
     assert_eq!(host.open_files(FUSE), 0);
     opened
 }
+
+#[test]
+fn a_devices_files_are_listed_beside_any_number_of_others() {
+    let Some(host) = Host::that_counts() else { return };
+    let put = |device: Number, files: std::ops::Range<u64>| {
+        let opened = Opened {
+            device: internal(device),
+            ..Opened::default()
+        };
+        files.for_each(|file| host.counter.files.put(&file, &opened).unwrap());
+    };
+    let others = u64::from(MOST_FILES.cast_unsigned());
+    put(NOBODYS, 0..3 * others);
+    put(FUSE, 3 * others..3 * others + 20);
+    assert_eq!(host.counter.files(FUSE).len(), 20);
+}
