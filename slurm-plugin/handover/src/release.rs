@@ -234,6 +234,9 @@ impl Release<'_> {
         }
         any
     }
+        for pid in ended.dying() {
+            cgroup::thaw(self.mounts, pid);
+        }
 
     /// Processes seen with a counted file of the devices.
     fn sightings(&self, sight: Option<&Sight>) -> Vec<Sighting> {

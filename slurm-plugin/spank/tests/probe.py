@@ -571,3 +571,5 @@ for line in sys.stdin:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
 old_child.kill()
+    "freeze-itself": freeze_itself,
+    "receive-by-a-long-name": receive_by_a_long_name,
