@@ -117,6 +117,11 @@ fn internal(number: Number) -> u32 {
     number.major << 20 | number.minor
 }
 
+fn external(number: u32) -> Number {
+    let (major, minor) = (number >> 20, number & 0xf_ffff);
+    Number { major, minor }
+}
+
 const MAPS: [&str; 5] = ["counts", "lent", "kernels", "files", "last"];
 
 impl Counter {
@@ -286,6 +291,15 @@ impl Counter {
                 open: 0,
             },
         )?;
+        self.know(device)
+    }
+
+    /// Refuses the device to every kernel unless it is lent, and lets [`Sight`] show its open files.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn know(&self, device: Number) -> io::Result<()> {
+        let key = internal(device);
         match self.counts.get(&key)? {
             Some(_) => Ok(()),
             None => self.counts.put(&key, &0),

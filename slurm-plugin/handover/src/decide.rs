@@ -416,7 +416,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_epoch_is_granted_once_and_only_upwards(last: u64, epoch: u64) {
-            let record = DeviceRecord { device: gpu(0), epoch: Epoch(last), state: DeviceState::Free };
+            let record = DeviceRecord { device: gpu(0), epoch: Epoch(last), pilot: None, state: DeviceState::Free };
             let granted = check_device(GpuIndex(0), Some(&record), Epoch(epoch)).is_ok();
             prop_assert_eq!(granted, epoch > last);
         }
@@ -427,6 +427,7 @@ mod tests {
         let device = |state| DeviceRecord {
             device: gpu(1),
             epoch: Epoch(3),
+            pilot: None,
             state,
         };
         let before = |state| check_device(GpuIndex(1), Some(&device(state)), Epoch(4)).unwrap();

@@ -251,7 +251,7 @@ impl Node {
         let opens = answers.map_err(refused("asking what opens in the step"))?.opens;
         let devices = decide::lent_devices(lend, names, &opens)?;
         self.check_lessee(&kernel, &devices)?;
-        self.undo_before(token.epoch, &kernel, &devices)?;
+        self.undo_before(token.epoch, arrival.step, &kernel, &devices)?;
 
         let _locks = self.lock(&devices, kernel.key)?;
         self.check_still(token.epoch, &kernel, &devices)?;
@@ -361,13 +361,22 @@ impl Node {
     }
 
     /// Undoes the leavings of the devices' earlier leases, or of a lost lease of the kernel.
-    fn undo_before(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
+    fn undo_before(
+        &self,
+        epoch: Epoch,
+        step: StepKey,
+        kernel: &KernelRecord,
+        devices: &[Device],
+    ) -> Result<(), Refusal> {
         for device in devices {
             let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
             match decide::check_device(device.index, record.as_ref(), epoch)? {
                 Before::Nothing => {}
                 Before::Unknown => self.clear_unknown(device)?,
                 Before::Undo(step) => self.undo(step, device)?,
+            }
+            if record.is_some_and(|r| r.pilot != Some(step.job)) {
+                self.check_strangers(device)?;
             }
         }
         self.undo_lost_lease_of(kernel)
@@ -424,32 +433,74 @@ impl Node {
             return Ok(());
         }
         self.close_everywhere(device)?;
-        let counter = self.counter().ok();
-        let released = Release {
-            mounts: &self.mounts,
-            numbers: &[Number::of(device)],
-            cgroup: None,
-            process: ProcessId {
-                pid: 0,
-                start_time: 0,
-            },
-            rules: self.rules(NO_ACCOUNT, self.site.service_uid, counter.is_some()),
-            counter,
-            dry_run: true,
-        }
-        .run(Duration::ZERO, Duration::ZERO);
-        if released.holders.is_empty() {
+        let numbers = [Number::of(device)];
+        let nobodys = self.of_nobody(&numbers);
+        let mut holders = nobodys.run(Duration::ZERO, Duration::ZERO).holders;
+        holders.extend(nobodys.strangers());
+        if holders.is_empty() {
             self.store.put(&DeviceRecord {
                 device: device.clone(),
-                epoch: record.map_or(Epoch(0), |r| r.epoch),
+                epoch: record.as_ref().map_or(Epoch(0), |r| r.epoch),
+                pilot: record.and_then(|r| r.pilot),
                 state: DeviceState::Free,
             })?;
             return Ok(());
         }
         Err(Refusal::Blocked {
             index: device.index,
-            why: why(&released.holders),
+            why: why(&holders),
         })
+    }
+
+    /// A look at devices without a lease: nobody is ended.
+    fn of_nobody<'a>(&'a self, numbers: &'a [Number]) -> Release<'a> {
+        let counter = self.counter().ok();
+        Release {
+            mounts: &self.mounts,
+            numbers,
+            cgroup: None,
+            process: ProcessId {
+                pid: 0,
+                start_time: 0,
+            },
+            service: self.site.service_uid,
+            rules: self.rules(NO_ACCOUNT, self.site.service_uid, counter.is_some()),
+            counter,
+            dry_run: true,
+        }
+    }
+
+    /// A job that had the device from Slurm may have left it to another process of its user's. The device is that
+    /// user's to let go of, then, and blocked until a look sees nobody.
+    fn check_strangers(&self, device: &Device) -> Result<(), Refusal> {
+        let number = Number::of(device);
+        let _lock = self.lock_device(device)?;
+        if let Ok(counter) = self.counter() {
+            counter.know(number).map_err(refused("counting"))?;
+        }
+        let holders = self.of_nobody(&[number]).strangers();
+        let Some(first) = holders.first() else {
+            return Ok(());
+        };
+        let (index, why) = (device.index, why(&holders));
+        let known: Option<DeviceRecord> = self.store.get(number)?;
+        if let Some(record) = known.filter(|r| r.state == DeviceState::Free) {
+            let nobodys = StepKey {
+                job: JobId(0),
+                step: 0,
+            };
+            let blocked = Blocked {
+                step: nobodys,
+                lease: LeaseId(0),
+                lessee: first.uid,
+                why: why.clone(),
+            };
+            self.store.put(&DeviceRecord {
+                state: DeviceState::Blocked(blocked),
+                ..record
+            })?;
+        }
+        Err(Refusal::Blocked { index, why })
     }
 
     /// Denies a device to every kernel without it in a record.
@@ -457,7 +508,8 @@ impl Node {
         let number = Number::of(device);
         if let Ok(counter) = self.counter() {
             // This shuts every kernel out, whatever the kernel's cgroup allows.
-            return counter.close(number).map_err(refused("closing the device"));
+            let closed = counter.know(number).and_then(|()| counter.close(number));
+            return closed.map_err(refused("closing the device"));
         }
         let leases = self.store.all::<LeaseRecord>()?;
         for other in self.store.all::<KernelRecord>()? {
@@ -516,6 +568,7 @@ impl Node {
             self.store.put(&DeviceRecord {
                 device: device.clone(),
                 epoch: record.epoch,
+                pilot: Some(record.step.job),
                 state: DeviceState::Lent {
                     step: record.step,
                     lease: record.lease,
@@ -753,6 +806,7 @@ impl Node {
             self.store.put(&DeviceRecord {
                 device: device.clone(),
                 epoch: known.map_or(record.epoch, |r| r.epoch.max(record.epoch)),
+                pilot: Some(record.step.job),
                 state,
             })?;
         }
@@ -796,6 +850,7 @@ impl Node {
             numbers: &numbers,
             cgroup: Some(&record.cgroup),
             process: record.process,
+            service: record.notify.uid,
             rules: self.rules(record.uid, record.notify.uid, counter.is_some()),
             counter,
             dry_run: self.site.dry_run,
@@ -907,6 +962,7 @@ mod tests {
         let record = DeviceRecord {
             device,
             epoch: Epoch(7),
+            pilot: Some(JobId(1)),
             state: DeviceState::Lent {
                 step,
                 lease: LeaseId(2),

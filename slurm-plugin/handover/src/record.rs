@@ -102,6 +102,9 @@ pub struct DeviceRecord {
     pub device: Device,
     /// The greatest epoch that was granted.
     pub epoch: Epoch,
+    /// The pilot of the last lease. Before another's, Slurm may have given the device to any job.
+    #[serde(default)]
+    pub pilot: Option<JobId>,
     pub state: DeviceState,
 }
 

@@ -37,6 +37,8 @@ pub struct Release<'a> {
     pub cgroup: Option<&'a KernelCgroup>,
     /// The kernel's registered process, which is ended last.
     pub process: ProcessId,
+    /// The service account, whose pilots have the devices.
+    pub service: u32,
     pub rules: Rules<'a>,
     /// None: nothing was counted.
     pub counter: Option<&'a Counter>,
@@ -232,11 +234,38 @@ impl Release<'_> {
         for pid in targets {
             any |= ended.end(pid, || self.is_lessees(pid));
         }
-        any
-    }
         for pid in ended.dying() {
             cgroup::thaw(self.mounts, pid);
         }
+        any
+    }
+
+    /// Processes of jobs that have a file of the devices which no lease counts. The service account's may.
+    pub fn strangers(&self) -> Vec<Holder> {
+        let sight = self.counter.and_then(|c| c.sight().ok());
+        let mut seen = sight.and_then(|s| s.look().ok()).unwrap_or_default();
+        seen.retain(|s| self.numbers.contains(&s.device));
+        let found: BTreeSet<Found> = seen
+            .into_iter()
+            .map(|Sighting { pid, how, .. }| Found { pid, how })
+            .collect();
+        let mut holders = Vec::new();
+        for found in found {
+            let suspect = self.suspect(found);
+            let may = |s: &Suspect| !s.in_job || s.real_uid == 0 || s.real_uid == self.service;
+            if let Some(suspect) = suspect.filter(|s| !may(s)) {
+                holders.push(Holder {
+                    pid: found.pid,
+                    uid: suspect.real_uid,
+                    exe: suspect.exe,
+                    how: found.how,
+                    why: "it is a job's, and has had it since before the pilot".to_owned(),
+                });
+            }
+        }
+        holders.truncate(NAMED);
+        holders
+    }
 
     /// Processes seen with a counted file of the devices.
     fn sightings(&self, sight: Option<&Sight>) -> Vec<Sighting> {

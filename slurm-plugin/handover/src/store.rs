@@ -297,6 +297,7 @@ mod tests {
         DeviceRecord {
             device: gpu(minor),
             epoch: Epoch(epoch),
+            pilot: None,
             state: DeviceState::Free,
         }
     }

@@ -13,6 +13,7 @@ import mmap
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -406,6 +407,55 @@ def serve_all_but_reads(server: int) -> None:
         os.write(server, struct.pack("<IiQ", 16 + len(said), error, unique) + said)
 
 
+def freeze_itself(path: str) -> int:
+    """A child in a freezer of its user's own, below that of the step."""
+    text = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+    (place,) = [line.split(":", 2)[2] for line in text.splitlines() if ":freezer:" in line] or ["/nowhere"]
+    own = Path(f"/sys/fs/cgroup/freezer{place}/own")
+    own.mkdir()
+
+    def work(ready: Callable[[], None]) -> None:
+        os.open(path, FLAGS)
+        (own / "tasks").write_text(str(os.getpid()), encoding="utf-8")
+        ready()
+
+    pid = in_child(work)
+    (own / "freezer.state").write_text("FROZEN", encoding="utf-8")
+    return pid
+
+
+def receive_by_a_long_name(name: str, count: int) -> list[int]:
+    """Programs with names of some 4,000 characters that JSON writes as two each, which take a descriptor each."""
+    folder, part = tempfile.mkdtemp(), '"' * 250
+    back = os.getcwd()
+    os.chdir(folder)
+    for _ in range(15):
+        os.mkdir(part)
+        os.chdir(part)
+    shutil.copy("/usr/bin/python3", "python3")
+    script = """if True:
+        import socket, sys, time
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("\\0" + sys.argv[1])
+        server.listen()
+        print("ready", flush=True)
+        peer, _ = server.accept()
+        taken = socket.recv_fds(peer, 1, 4)
+        peer.send(b"k")
+        time.sleep(1e6)
+    """
+    takers = []
+    for number in range(count):
+        arguments = ["./python3", "-c", script, f"{name}-{number}"]
+        taker = subprocess.Popen(arguments, stdout=subprocess.PIPE, env={"PYTHONHOME": "/usr"})
+        assert taker.stdout
+        taker.stdout.readline()
+        kept.append(taker)
+        takers.append(taker.pid)
+    os.chdir(back)
+    return takers
+
+
 def holders(path: str) -> list[int]:
     """Processes of this user that have the device open, as far as they can be seen."""
     number, found = os.stat(path).st_rdev, set()
@@ -539,6 +589,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "ring-alone": hold_in_ring_alone,
     "holders": holders,
     "lock-memory": lock_memory,
+    "freeze-itself": freeze_itself,
+    "receive-by-a-long-name": receive_by_a_long_name,
     "name-only": name_only,
     "listen": listen,
     "throw": throw,
@@ -571,5 +623,3 @@ for line in sys.stdin:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
 old_child.kill()
-    "freeze-itself": freeze_itself,
-    "receive-by-a-long-name": receive_by_a_long_name,

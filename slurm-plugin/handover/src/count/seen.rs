@@ -1,25 +1,26 @@
-//! Processes with a counted file, by descriptor or by mapping: Linux's iterators over both, beside the map of files.
+//! Processes with an open file of a known device, by descriptor or by mapping: Linux's iterators over both.
 //!
-//! This is exact where `/proc` is not: a lease's file is told from a daemon's own of the same device. References
-//! without a descriptor or a mapping show nowhere; [`super::Counter::open_files`] counts them.
+//! This is exact where `/proc` is not: a lease's file is told from a daemon's own of the same device, by the map of
+//! files. References without a descriptor or a mapping show nowhere; [`super::Counter::open_files`] counts them.
 
 use super::{
-    Assembler, CALL, COPY, CountError, Counter, FILE, FILE_AT, JUMP_IF, LOOKUP, Label, MOVE, POINTER, STACK,
-    STORE_POINTER, WORD, failed,
+    AND, Assembler, CALL, CHARACTER_FILE, COPY, CountError, Counter, FILE, JUMP_IF, JUMP_UNLESS, KIND, LOOKUP,
+    Label, Layout, MOVE, OTHER, POINTER, STACK, STORE_POINTER, STORE_WORD, WORD, external, failed,
 };
 use crate::apart::apart;
-use crate::bpf::{self, Instruction};
+use crate::bpf::{self, Instruction, Number};
 use crate::token::Hold;
 use std::cell::Cell;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// A process that has a counted file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// A process that has an open file of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sighting {
     /// As in [`Counter::files`].
     pub file: u64,
+    pub device: Number,
     pub pid: u32,
     pub how: Hold,
 }
@@ -43,6 +44,7 @@ impl Counter {
     /// # Errors
     /// This Linux lacks such iterators, or refuses their use.
     pub fn sight(&self) -> Result<Sight, CountError> {
+        let layout = Layout::of_running()?;
         let bytes = super::description()?;
         let btf = super::types(&bytes)?;
         let missing = |what| move || CountError::NoTypes(what);
@@ -54,7 +56,7 @@ impl Counter {
             .ok_or_else(missing("vma.vm_file"))?;
         let iterator = |name, path: &[i16]| {
             let kind = btf.function(name).ok_or_else(missing(name))?;
-            bpf::iterate(&self.on_item(tgid, path), kind).map_err(failed("an iterator can't be had"))
+            bpf::iterate(&self.on_item(&layout, tgid, path), kind).map_err(failed("an iterator can't be had"))
         };
         Ok(Sight {
             descriptors: iterator("bpf_iter_task_file", &[24])?,
@@ -63,10 +65,11 @@ impl Counter {
         })
     }
 
-    /// Writes file and process of a counted file. `path`: from the context, whose second word is the task, to the file.
-    fn on_item(&self, tgid: i16, path: &[i16]) -> Vec<Instruction> {
+    /// Writes file, process and device. `path`: from the context, whose second word is the task, to the file.
+    fn on_item(&self, layout: &Layout, tgid: i16, path: &[i16]) -> Vec<Instruction> {
         const CONTEXT: u8 = 7;
         const SEQUENCE_WRITE: i32 = 127; // bpf_seq_write
+        const ITEM_AT: i16 = -24;
         let mut a = Assembler::default();
         a.push(COPY, CONTEXT, 1, 0, 0);
         a.push(COPY, FILE, 1, 0, 0);
@@ -74,16 +77,27 @@ impl Counter {
             a.push(POINTER, FILE, FILE, *offset, 0);
             a.jump(JUMP_IF, FILE, 0, 0, Label::Allow);
         }
-        a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
-        a.on_map(LOOKUP, self.files.fd(), FILE_AT);
+        a.push(STORE_POINTER, STACK, FILE, ITEM_AT, 0);
+        // A name for which nobody asks a driver or needs a permission.
+        a.field(OTHER, FILE, layout.flags);
+        a.push(AND, OTHER, 0, 0, libc::O_PATH);
+        a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Allow);
+        a.field(OTHER, FILE, layout.inode);
+        a.jump(JUMP_IF, OTHER, 0, 0, Label::Allow);
+        a.field(FILE, OTHER, layout.mode);
+        a.push(AND, FILE, 0, 0, KIND);
+        a.jump(JUMP_UNLESS, FILE, 0, CHARACTER_FILE, Label::Allow);
+        a.follow(OTHER, layout.device);
+        a.push(STORE_WORD, STACK, OTHER, ITEM_AT + 12, 0);
+        a.on_map(LOOKUP, self.counts.fd(), ITEM_AT + 12);
         a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
         a.push(POINTER, 1, CONTEXT, 8, 0);
         a.jump(JUMP_IF, 1, 0, 0, Label::Allow);
         a.push(WORD, 1, 1, tgid, 0);
-        a.push(STORE_POINTER, STACK, 1, FILE_AT + 8, 0);
+        a.push(STORE_WORD, STACK, 1, ITEM_AT + 8, 0);
         a.push(POINTER, 1, CONTEXT, 0, 0);
         a.push(POINTER, 1, 1, 0, 0);
-        a.place_of(2, FILE_AT);
+        a.place_of(2, ITEM_AT);
         a.push(MOVE, 3, 0, 0, 16);
         a.push(CALL, 0, 0, 0, SEQUENCE_WRITE);
         a.place(Label::Allow);
@@ -93,7 +107,7 @@ impl Counter {
 }
 
 impl Sight {
-    /// All present holders of counted files, of any device.
+    /// All present holders of open files, of any known device.
     ///
     /// # Errors
     /// Linux's.
@@ -119,10 +133,14 @@ impl Sight {
             self.stuck.set(!whole && bytes.len() < MOST);
             let (words, _) = bytes.as_chunks::<8>();
             let (items, _) = words.as_chunks::<2>();
-            seen.extend(items.iter().map(|[file, pid]| Sighting {
-                file: u64::from_ne_bytes(*file),
-                pid: u32::try_from(u64::from_ne_bytes(*pid)).unwrap_or(0),
-                how,
+            seen.extend(items.iter().map(|[file, of]| {
+                let [process @ .., a, b, c, d] = *of;
+                Sighting {
+                    file: u64::from_ne_bytes(*file),
+                    device: external(u32::from_ne_bytes([a, b, c, d])),
+                    pid: u32::from_ne_bytes(process),
+                    how,
+                }
             }));
         }
         Ok(seen)
@@ -146,16 +164,20 @@ mod tests {
         let me = std::process::id();
         let seen = || -> Vec<(Hold, u64)> {
             let mine = sight.look().unwrap().into_iter().filter(|s| s.pid == me);
-            mine.map(|s| (s.how, s.file)).collect()
+            mine.filter(|s| s.device == ZERO).map(|s| (s.how, s.file)).collect()
         };
         let uncounted = std::fs::File::open("/dev/zero").unwrap();
         host.lend(ZERO);
-        assert_eq!(seen(), [], "it was opened before the lease");
-        let file = std::fs::File::open("/dev/zero").unwrap();
-        let files = counter.files(ZERO);
-        let [(Hold::Descriptor, address)] = seen()[..] else {
+        let [(Hold::Descriptor, before)] = seen()[..] else {
             panic!("{:?}", seen());
         };
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        let files = counter.files(ZERO);
+        let of_lease = |(_, file): &(Hold, u64)| *file != before;
+        let [(Hold::Descriptor, address)] = seen().into_iter().filter(of_lease).collect::<Vec<_>>()[..] else {
+            panic!("{:?}", seen());
+        };
+        assert!(files.iter().all(|(f, _)| *f != before), "it was opened before the lease");
         assert!(files.iter().any(|(f, opener)| *f == address && opener.pid == me));
         let (length, protection) = (4096, libc::PROT_READ);
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
