@@ -245,6 +245,7 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
         }
     };
     tokio::time::sleep(pace(ARRIVAL)).await;
+    let sender = outgoing.downgrade();
     let opened = Incoming::Opened {
         conn,
         caller,
@@ -253,6 +254,8 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
     server.inbox.push(uid, opened).await;
     let writing = tokio::spawn(async move {
         while let Some(message) = queue.recv().await {
+            // What is being written takes room, as what waits does.
+            let _room = sender.upgrade().and_then(|s| s.try_reserve_owned().ok());
             if let Err(error) = writer.send(&message).await {
                 debug!(?conn, "a message could not be sent: {error}");
                 break;

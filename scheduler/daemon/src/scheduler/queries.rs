@@ -122,6 +122,10 @@ impl Scheduler {
             };
             // Never waits: a caller who doesn't read has room for a thousand answers, and loses all beyond.
             let _ = outgoing.try_send(FromHopd { id, body });
+            // It may be large: until it is read, it is one of the few that its user may have.
+            while !outgoing.is_closed() && outgoing.capacity() < outgoing.max_capacity() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             let _ = reports.send(Report::Answered { uid });
         });
         Ok(Answer::Later)

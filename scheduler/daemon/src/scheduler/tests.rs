@@ -1130,6 +1130,33 @@ async fn who_asks_and_does_not_read_is_answered_no_more() {
     ));
 }
 
+/// Rows of a year are many, and a user has many connections.
+#[tokio::test]
+async fn accounting_that_is_not_read_is_open_still() {
+    let mut house = House::new();
+    let acct = || Request::Acct(AcctQuery::default());
+    let (asks, mut mailbox) = house.connect("mallory", Role::Client);
+    house.say(asks, acct());
+    while mailbox.is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let mut inbox = house.scheduler.inbox.take().unwrap();
+    let mut answered = || {
+        let told = std::iter::from_fn(|| inbox.try_recv().ok());
+        told.filter(|report| matches!(report, Report::Answered { .. })).count()
+    };
+    assert_eq!(answered(), 0);
+    mailbox.recv().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(answered(), 1);
+    let (hangs_up, mailbox) = house.connect("mallory", Role::Client);
+    house.say(hangs_up, acct());
+    drop(mailbox);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(answered(), 1);
+}
+
 #[tokio::test]
 async fn while_slurm_is_asked_about_a_seat_only_so_much_waits() {
     let mut house = House::new();
