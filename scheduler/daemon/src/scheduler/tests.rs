@@ -3,7 +3,7 @@
 mod hostile;
 mod outlive;
 
-use super::connections::{HELD_UP, UNREAD};
+use super::connections::{HELD_UP, UNREAD, UNREAD_OF_USER};
 use super::seats::Seat;
 use super::*;
 use crate::caller::{Caller, ConnId, Incoming};
@@ -1124,6 +1124,16 @@ async fn who_asks_and_does_not_read_is_answered_no_more() {
         }
     }
     assert_eq!((rows, no), (UNREAD, 40 - UNREAD));
+    let mut more: Vec<_> = (0..20).map(|_| house.connect("mallory", Role::Front)).collect();
+    for (conn, _) in &more {
+        (0..UNREAD).for_each(|_| house.say(*conn, Request::Queue(QueueQuery::default())));
+    }
+    let told = more.iter_mut().flat_map(|(_, mailbox)| std::iter::from_fn(|| mailbox.try_recv().ok()));
+    let rows = told.filter(|m| matches!(m.body, Response::Queue { .. })).count();
+    assert!((1..=UNREAD_OF_USER).contains(&rows), "{rows}");
+    let (bob, mut bobs) = house.connect("bob", Role::Client);
+    let queue = Request::Queue(QueueQuery::default());
+    assert!(matches!(house.ask(bob, &mut bobs, queue), Response::Queue { .. }));
     assert!(matches!(
         house.ask(mallory, &mut mailbox, Request::Queue(QueueQuery::default())),
         Response::Queue { .. }
