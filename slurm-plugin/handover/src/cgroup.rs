@@ -325,7 +325,10 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
 pub fn thaw(mounts: &Mounts, pid: u32) {
     let membership = Membership::of(pid).unwrap_or_default();
     let path = membership.v1("freezer").unwrap_or(Path::new(""));
-    let is_step = |path: &&Path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("step_"));
+    let is_step = |path: &&Path| {
+        path.file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with("step_"))
+    };
     if !path.ancestors().any(|p| is_step(&p)) {
         return;
     }

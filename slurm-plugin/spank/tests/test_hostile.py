@@ -98,7 +98,9 @@ def test_a_holder_that_holds_itself_still(cluster: Cluster, alice: Kernel, pilot
     assert (taken["clean"], taken["ended_pids"]) == (True, [frozen])
 
 
-def test_a_program_with_a_long_name_is_told_in_short(cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot) -> None:
+def test_a_program_with_a_long_name_is_told_in_short(
+    cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot
+) -> None:
     """Of a line that is too long the agent hears nothing."""
     step, told = pilot.lend(alice)
     path = told["devices"][0]["path"]

@@ -1128,7 +1128,9 @@ async fn who_asks_and_does_not_read_is_answered_no_more() {
     for (conn, _) in &more {
         (0..UNREAD).for_each(|_| house.say(*conn, Request::Queue(QueueQuery::default())));
     }
-    let told = more.iter_mut().flat_map(|(_, mailbox)| std::iter::from_fn(|| mailbox.try_recv().ok()));
+    let told = more
+        .iter_mut()
+        .flat_map(|(_, mailbox)| std::iter::from_fn(|| mailbox.try_recv().ok()));
     let rows = told.filter(|m| matches!(m.body, Response::Queue { .. })).count();
     assert!((1..=UNREAD_OF_USER).contains(&rows), "{rows}");
     let (bob, mut bobs) = house.connect("bob", Role::Client);
@@ -1154,7 +1156,8 @@ async fn accounting_that_is_not_read_is_open_still() {
     let mut inbox = house.scheduler.inbox.take().unwrap();
     let mut answered = || {
         let told = std::iter::from_fn(|| inbox.try_recv().ok());
-        told.filter(|report| matches!(report, Report::Answered { .. })).count()
+        told.filter(|report| matches!(report, Report::Answered { .. }))
+            .count()
     };
     assert_eq!(answered(), 0);
     mailbox.recv().await.unwrap();

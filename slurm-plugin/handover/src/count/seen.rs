@@ -4,8 +4,8 @@
 //! files. References without a descriptor or a mapping show nowhere; [`super::Counter::open_files`] counts them.
 
 use super::{
-    AND, Assembler, CALL, CHARACTER_FILE, COPY, CountError, Counter, FILE, JUMP_IF, JUMP_UNLESS, KIND, LOOKUP,
-    Label, Layout, MOVE, OTHER, POINTER, STACK, STORE_POINTER, STORE_WORD, WORD, external, failed,
+    AND, Assembler, CALL, CHARACTER_FILE, COPY, CountError, Counter, FILE, JUMP_IF, JUMP_UNLESS, KIND,
+    LOOKUP, Label, Layout, MOVE, OTHER, POINTER, STACK, STORE_POINTER, STORE_WORD, WORD, external, failed,
 };
 use crate::apart::apart;
 use crate::bpf::{self, Instruction, Number};
@@ -164,7 +164,9 @@ mod tests {
         let me = std::process::id();
         let seen = || -> Vec<(Hold, u64)> {
             let mine = sight.look().unwrap().into_iter().filter(|s| s.pid == me);
-            mine.filter(|s| s.device == ZERO).map(|s| (s.how, s.file)).collect()
+            mine.filter(|s| s.device == ZERO)
+                .map(|s| (s.how, s.file))
+                .collect()
         };
         let uncounted = std::fs::File::open("/dev/zero").unwrap();
         host.lend(ZERO);
@@ -174,10 +176,14 @@ mod tests {
         let file = std::fs::File::open("/dev/zero").unwrap();
         let files = counter.files(ZERO);
         let of_lease = |(_, file): &(Hold, u64)| *file != before;
-        let [(Hold::Descriptor, address)] = seen().into_iter().filter(of_lease).collect::<Vec<_>>()[..] else {
+        let [(Hold::Descriptor, address)] = seen().into_iter().filter(of_lease).collect::<Vec<_>>()[..]
+        else {
             panic!("{:?}", seen());
         };
-        assert!(files.iter().all(|(f, _)| *f != before), "it was opened before the lease");
+        assert!(
+            files.iter().all(|(f, _)| *f != before),
+            "it was opened before the lease"
+        );
         assert!(files.iter().any(|(f, opener)| *f == address && opener.pid == me));
         let (length, protection) = (4096, libc::PROT_READ);
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
