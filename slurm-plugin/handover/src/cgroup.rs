@@ -324,7 +324,9 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
 /// own below that of their step.
 pub fn thaw(mounts: &Mounts, pid: u32) {
     let membership = Membership::of(pid).unwrap_or_default();
-    let path = membership.v1("freezer").unwrap_or(Path::new(""));
+    let Some(path) = membership.v1("freezer") else {
+        return;
+    };
     let is_step = |path: &&Path| {
         path.file_name()
             .is_some_and(|n| n.to_string_lossy().starts_with("step_"))
