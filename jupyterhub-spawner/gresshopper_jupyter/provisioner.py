@@ -73,6 +73,9 @@ class Front:
         self._returncode: int | None = None
         self._wanted = True
         self._was_up = False
+        # What pages may lack, for the next front.
+        self._heirs = open(os.memfd_create("hop-front"), "wb")
+        start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs.fileno()}"
         self._process = self._spawn(resume=False)
         # A thread, not a task: clients without an event loop are to keep their kernel, too.
         threading.Thread(target=self._watch, name="hop-front-watch", daemon=True).start()

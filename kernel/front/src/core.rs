@@ -10,6 +10,7 @@ use self::before::Before;
 pub(crate) use self::seating::NO_SLURMCTLD;
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
+pub use self::unseen::Records;
 use self::unseen::Unseen;
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
@@ -526,7 +527,7 @@ impl Front {
             .author
             .write("execute_reply", &open.header, &metadata, content, at);
         let reply = reply.message();
-        self.has_answered(&reply, at, wire);
+        self.has_answered(&reply, None, at, wire);
         reply
     }
 
@@ -549,7 +550,7 @@ impl Front {
                 message,
             } => {
                 if channel == Channel::Shell {
-                    self.has_answered(&message, at, wire);
+                    self.has_answered(&message, Some(seq), at, wire);
                 }
                 let answered = channel != Channel::Stdin && !self.close(&message);
                 let of_before = self.before.is_of(&message);

@@ -120,6 +120,8 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
         replicas: options.replicas,
         hot_standby: options.hot_standby,
         notebook: None,
+        // No other front follows.
+        heirs: None,
     })
 }
 

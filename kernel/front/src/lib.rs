@@ -6,6 +6,7 @@ mod asleep;
 pub mod claim;
 pub mod core;
 pub mod delivered;
+mod heirs;
 pub mod info;
 pub mod launch;
 pub mod launcher;

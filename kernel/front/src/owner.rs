@@ -7,6 +7,7 @@ use hop_words::id::{Incarnation, KernelId};
 use hop_words::replica::Replicas;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The version in every [`Start`].
@@ -48,6 +49,9 @@ pub struct Start {
     /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,
+    /// Memory of the owner's that outlives a killed front; absent: what pages may lack is lost with this front.
+    #[serde(default)]
+    pub heirs: Option<PathBuf>,
 }
 
 /// A notebook, as the next opening names it again.

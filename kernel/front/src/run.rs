@@ -6,6 +6,7 @@ use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
 use crate::core::{End, Front, SeatWaits, Wire};
 use crate::delivered::Delivered;
+use crate::heirs::Heirs;
 use crate::info;
 use crate::launch::{self, Order, Origin, Started, States};
 use crate::life::{Act, Input, Life};
@@ -75,6 +76,7 @@ struct Main {
     life: Life,
     sockets: Sockets,
     delivered: Delivered,
+    heirs: Heirs,
     /// The replica that may connect. `None` means that one is being started.
     expected: Option<Incarnation>,
     /// Frames of the replica, with the number of its visit.
@@ -148,10 +150,15 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
     } = open(&mut start).await?;
     let states = states(&start);
-    let (front, life) = match left {
+    let (mut front, life) = match left {
         true => cores_of_left(&start, &file),
         false => cores(&start, &file, states.is_some(), launched),
     };
+    let (heirs, records) = Heirs::open(start.heirs.as_deref(), start.resume);
+    if let Some(records) = records {
+        front.take_up(&records);
+    }
+    front.hears_of(file.incarnation);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
     let (wakes_tx, wakes) = mpsc::unbounded_channel();
@@ -165,6 +172,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         states,
         sockets,
         delivered,
+        heirs,
         hello: None,
         met: false,
         process: None,
@@ -661,6 +669,7 @@ impl Main {
             self.front.reopened(state, now(), &mut self.sockets);
         }
         (self.met, self.hello, self.expected) = (false, None, Some(incarnation));
+        self.front.hears_of(incarnation);
         match Delivered::open(&self.dir, incarnation, false) {
             Ok(delivered) => self.delivered = delivered,
             Err(error) => tracing::warn!(%error, "can't note what is delivered"),
@@ -887,6 +896,10 @@ impl Main {
             self.over_at = Some(Instant::now());
         }
         self.learn();
+        // Before the deliveries: what a front doesn't know to be delivered comes to the next one.
+        if let Some(records) = self.front.records() {
+            self.heirs.write(&records);
+        }
         let mut done = self.sockets.take_finished();
         if !done.is_empty() {
             self.delivered.done(&done);

@@ -110,6 +110,27 @@ test("closed and opened while cells run", async ({ site, bob }) => {
   await page.page.close();
 });
 
+test("closed while the kernel's front is killed", LAB, async ({ site, bob }) => {
+  const first = await prints(bob, "killed.ipynb", [LINES, BEHIND]);
+  await first.page.close();
+  await more(site);
+  for (const pid of site.fronts()) {
+    process.kill(pid, "SIGKILL");
+  }
+  const before = printed(site);
+  await more(site);
+  const page = await bob.another();
+  await page.look("killed.ipynb");
+  await showsAll(page, before + 3);
+  await page.kernelIs("busy");
+  release(site, "bob");
+  await expect(prompt(page, 0)).toHaveText("[1]:");
+  await expect(prompt(page, 1)).toHaveText("[2]:");
+  await showsAll(page, printed(site) - 1);
+  await expect(page.output(1)).toHaveText(["behind True", "True"]);
+  await page.page.close();
+});
+
 test("opened after the cell's end", LAB, async ({ site, bob }) => {
   const first = await prints(bob, "ended.ipynb", [LINES, BEHIND]);
   // The file has some of the lines.

@@ -297,16 +297,24 @@ export class Site {
       });
   }
 
-  /** Pids of the users' Jupyter servers: Slurm's jobs don't bear the mark of this cluster. */
+  /** Pids of the users' Jupyter servers. */
   servers(): number[] {
+    return this.running(`${this.overlay}/bin/jupyterhub-singleuser`);
+  }
+
+  /** Pids of the fronts of their kernels. */
+  fronts(): number[] {
+    return this.running(`${this.base}/opt/bin/hop-front`);
+  }
+
+  /** Pids by the program: Slurm's jobs don't bear the mark of this cluster. */
+  private running(program: string): number[] {
     return fs
       .readdirSync("/proc")
       .filter((name) => /^\d+$/.test(name))
       .filter((name) => {
         try {
-          return fs
-            .readFileSync(`/proc/${name}/cmdline`, "utf8")
-            .includes(`${this.overlay}/bin/jupyterhub-singleuser`);
+          return fs.readFileSync(`/proc/${name}/cmdline`, "utf8").includes(program);
         } catch {
           return false;
         }

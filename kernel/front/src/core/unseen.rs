@@ -2,19 +2,22 @@
 //!
 //! A notebook's page may be closed, or lose its connection, while its cells run. The outputs of each cell are kept until a
 //! page says that they are in the notebook's file. The notebook's next page asks for them, replaces the cell's outputs, and
-//! goes on with the messages that follow.
+//! goes on with the messages that follow. Each change is recorded for the kernel's next front, which goes on with all of it.
 
 mod outputs;
+mod record;
 
 use self::outputs::Outputs;
+pub use self::record::Records;
+use self::record::{Came, Change, Json, Log};
 use super::{Front, Wire};
 use bytes::Bytes;
 use hop_protocol::comm::{ANNOUNCED_MAX, CommContent, PageWord};
 use hop_protocol::jupyter::{Envelope, Header};
-use hop_words::id::CellId;
+use hop_words::id::{CellId, Incarnation};
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{HashSet, VecDeque};
 
@@ -27,39 +30,43 @@ const CELLS_MAX: usize = 1000;
 /// Bytes of a notebook's path. A page with a longer one is not served.
 const PATH_MAX: usize = 4096;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Unseen {
     /// The notebooks' pages, the newest last.
     pages: Vec<Page>,
     /// In the order of their requests.
     cells: VecDeque<Cell>,
     kept: usize,
+    /// The replica whose items come, and the last one that was taken: a killed front's items come again.
+    stream: Option<(Incarnation, u64)>,
+    #[serde(skip)]
+    log: Log,
 }
 
 /// A page that says which cells are in its notebook's file.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Page {
     session: String,
     notebook: String,
 }
 
 /// A page that goes on with a cell of another page, or with a cell whose messages it may have missed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Follower {
     session: String,
     comm: String,
     /// The header of its question.
-    header: Bytes,
+    header: Json,
 }
 
 /// A message to one page.
 type Told = (Follower, Value);
 
 /// One execution of a notebook's cell.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Cell {
     id: CellId,
-    header: Bytes,
+    header: Json,
     notebook: String,
     /// The notebook's id of the cell.
     cell_id: String,
@@ -70,7 +77,7 @@ struct Cell {
     is_busy: bool,
     is_idle: bool,
     /// The content of its reply.
-    reply: Option<Bytes>,
+    reply: Option<Json>,
     followers: Vec<Follower>,
 }
 
@@ -91,20 +98,46 @@ impl Unseen {
         self.pages.push(Page { session, notebook });
     }
 
-    /// A client asks for a cell. Its outputs are kept if the client is a page. Pages that follow the cell's execution before
-    /// go on with this one.
-    fn asked(&mut self, header: &Header, request: &Envelope) -> Vec<Told> {
-        let Some(page) = self.pages.iter().find(|p| p.session == header.session) else {
-            return Vec::new();
-        };
-        let notebook = page.notebook.clone();
-        let Some(mut cell) = Cell::of(header, request, notebook) else {
-            return Vec::new();
-        };
+    /// Applies a change, and records it for the kernel's next front. Returns what pages are told.
+    fn change(&mut self, change: Change) -> Vec<Told> {
+        self.log.add(&change);
+        let told = self.apply(change);
+        self.enforce();
+        told
+    }
+
+    fn apply(&mut self, change: Change) -> Vec<Told> {
+        match change {
+            Change::Stream(replica) => {
+                if self.stream.is_none_or(|(last, _)| last != replica) {
+                    self.stream = Some((replica, 0));
+                }
+            }
+            Change::Page { session, notebook } => self.page(&session, &notebook),
+            Change::Asked { session, cell } => return self.asked(&session, cell),
+            Change::Came { cell, seq, what } => return self.came(&cell, seq, what),
+            Change::Seen(seen) => self.seen(&seen),
+            Change::Wanted {
+                notebook,
+                shown,
+                page,
+            } => return self.wanted(&notebook, &shown, &page),
+        }
+        Vec::new()
+    }
+
+    /// The notebook of the client's page. `None` means that the client is no page.
+    fn notebook_of(&self, session: &str) -> Option<&str> {
+        let page = self.pages.iter().find(|p| p.session == session);
+        page.map(|p| &*p.notebook)
+    }
+
+    /// A page asks for a cell. Pages that follow the cell's execution before go on with this one.
+    fn asked(&mut self, session: &str, mut cell: Cell) -> Vec<Told> {
         // A cell shows its last execution alone.
         for old in &mut self.cells {
             if old.is_before(&cell) {
-                let others = old.followers.drain(..).filter(|f| f.session != header.session);
+                let others = old.followers.drain(..).filter(|f| f.session != session);
                 others.for_each(|page| cell.follow(page));
             }
         }
@@ -116,43 +149,49 @@ impl Unseen {
         if self.cells.len() > CELLS_MAX {
             self.forget_oldest();
         }
-        self.enforce();
         told
     }
 
-    /// Something is published on iopub. Returns the news of the cell's end, if it has ended by this.
-    fn heard(&mut self, message: &Message) -> Vec<Told> {
-        self.changes(message, |cell, envelope| {
-            cell.heard += 1;
-            if let Ok(header) = envelope.header() {
-                cell.shows(header.msg_type, &envelope.content);
-            }
-        })
-    }
-
-    /// A request is answered. Returns the news of the cell's end, if it has ended by this.
-    fn answered(&mut self, reply: &Message) -> Vec<Told> {
-        self.changes(reply, |cell, envelope| {
-            cell.reply = Some(Bytes::copy_from_slice(&envelope.content));
-        })
-    }
-
-    /// The cell that a message belongs to changes, if it is kept.
-    fn changes(&mut self, message: &Message, change: impl FnOnce(&mut Cell, &Envelope)) -> Vec<Told> {
+    /// Something is published for a cell, or the cell is answered, if it is one that is kept.
+    fn comes(&self, message: &Message, seq: Option<u64>, is_reply: bool) -> Option<Change> {
         if self.cells.is_empty() {
-            return Vec::new();
+            return None;
         }
-        let envelope = Envelope::parse(message).ok();
-        let Some((envelope, parent)) = envelope.and_then(|e| e.parent().map(|parent| (e, parent))) else {
-            return Vec::new();
-        };
+        let envelope = Envelope::parse(message).ok()?;
+        let cell = CellId::from(envelope.parent()?.msg_id);
         // The newest ones have the most messages.
-        let mut cells = self.cells.iter_mut().rev();
-        let Some(cell) = cells.find(|c| c.id.as_str() == parent.msg_id) else {
+        self.cells.iter().rev().find(|c| c.id == cell)?;
+        let content = Json::copy(&envelope.content);
+        let what = match is_reply {
+            true => Came::Reply(content),
+            false => Came::Published {
+                msg_type: envelope.header().ok()?.msg_type,
+                content,
+            },
+        };
+        Some(Change::Came { cell, seq, what })
+    }
+
+    /// Returns the news of the cell's end, if it has ended by this.
+    fn came(&mut self, cell: &CellId, seq: Option<u64>, what: Came) -> Vec<Told> {
+        if let (Some(seq), Some((_, last))) = (seq, &mut self.stream) {
+            // An item of a killed front that comes again.
+            if seq <= *last {
+                return Vec::new();
+            }
+            *last = seq;
+        }
+        let Some(cell) = self.cells.iter_mut().rev().find(|c| c.id == *cell) else {
             return Vec::new();
         };
         let (before, ended) = (cell.size(), cell.has_ended());
-        change(cell, &envelope);
+        match what {
+            Came::Published { msg_type, content } => {
+                cell.heard += 1;
+                cell.shows(msg_type, &content);
+            }
+            Came::Reply(content) => cell.reply = Some(content),
+        }
         self.kept = self.kept + cell.size() - before;
         let mut told = Vec::new();
         if cell.has_ended() && !ended {
@@ -160,16 +199,13 @@ impl Unseen {
             let followers = std::mem::take(&mut cell.followers);
             told.extend(followers.into_iter().map(|f| (f, end.clone())));
         }
-        self.enforce();
         told
     }
 
     /// These cells are in the notebook's file as they ended.
     fn seen(&mut self, seen: &[CellId]) {
-        if !seen.is_empty() {
-            let seen: HashSet<&CellId> = seen.iter().collect();
-            self.forget(|c| c.has_ended() && seen.contains(&c.id));
-        }
+        let seen: HashSet<&CellId> = seen.iter().collect();
+        self.forget(|c| c.has_ended() && seen.contains(&c.id));
     }
 
     /// The notebook's cells for a page that asks and has not `shown` them to their end. The page will hear of the end of the
@@ -245,7 +281,7 @@ impl Cell {
         let Content { code, silent } = serde_json::from_slice(&request.content).ok()?;
         (!silent).then(|| Self {
             id: header.msg_id.as_str().into(),
-            header: Bytes::copy_from_slice(&request.header),
+            header: Json::copy(&request.header),
             notebook,
             cell_id,
             code,
@@ -268,7 +304,7 @@ impl Cell {
     }
 
     fn size(&self) -> usize {
-        let reply = self.reply.as_ref().map_or(0, Bytes::len);
+        let reply = self.reply.as_ref().map_or(0, |r| r.len());
         self.header.len() + self.cell_id.len() + self.code.len() + self.outputs.size() + reply
     }
 
@@ -319,21 +355,64 @@ impl Front {
     ) -> bool {
         self.flush(wire);
         let heard = wire.publish(message, seq);
-        let told = self.unseen.heard(message);
-        self.tell_pages(told, at, wire);
+        self.comes(message, seq, false, at, wire);
         heard
     }
 
-    /// A reply goes to its client, who may be away.
-    pub(super) fn has_answered(&mut self, reply: &Message, at: Time, wire: &mut impl Wire) {
-        let told = self.unseen.answered(reply);
+    /// A reply goes to its client, who may be away. `seq` is the replica's number of it.
+    pub(super) fn has_answered(
+        &mut self,
+        reply: &Message,
+        seq: Option<u64>,
+        at: Time,
+        wire: &mut impl Wire,
+    ) {
+        self.comes(reply, seq, true, at, wire);
+    }
+
+    fn comes(
+        &mut self,
+        message: &Message,
+        seq: Option<u64>,
+        is_reply: bool,
+        at: Time,
+        wire: &mut impl Wire,
+    ) {
+        if let Some(change) = self.unseen.comes(message, seq, is_reply) {
+            self.changes(change, at, wire);
+        }
+    }
+
+    fn changes(&mut self, change: Change, at: Time, wire: &mut impl Wire) {
+        let told = self.unseen.change(change);
         self.tell_pages(told, at, wire);
     }
 
-    /// A client asks for a cell.
+    /// A client asks for a cell. Its outputs are kept if the client is a page.
     pub(super) fn cell_asked(&mut self, header: &Header, request: &Envelope, at: Time, wire: &mut impl Wire) {
-        let told = self.unseen.asked(header, request);
-        self.tell_pages(told, at, wire);
+        let Some(notebook) = self.unseen.notebook_of(&header.session) else {
+            return;
+        };
+        if let Some(cell) = Cell::of(header, request, notebook.to_owned()) {
+            let session = header.session.clone();
+            self.changes(Change::Asked { session, cell }, at, wire);
+        }
+    }
+
+    /// Goes on with what an earlier front has kept for pages. From now on changes are recorded.
+    pub fn take_up(&mut self, records: &[u8]) {
+        self.unseen.take_up(records);
+    }
+
+    /// What is to be recorded for the kernel's next front.
+    pub fn records(&mut self) -> Option<Records> {
+        self.unseen.records()
+    }
+
+    /// Items of this replica come from now on.
+    pub fn hears_of(&mut self, replica: Incarnation) {
+        // Nobody is told of that.
+        drop(self.unseen.change(Change::Stream(replica)));
     }
 
     /// Takes a page's word on its cells' outputs. Returns whether the message is nothing else: then no replica needs it.
@@ -358,16 +437,26 @@ impl Front {
         if notebook.len() > PATH_MAX {
             return !is_opening;
         }
-        self.unseen.page(&header.session, &notebook);
-        self.unseen.seen(&seen);
+        let page = Change::Page {
+            session: header.session.clone(),
+            notebook: notebook.clone(),
+        };
+        self.changes(page, at, wire);
+        if !seen.is_empty() {
+            self.changes(Change::Seen(seen), at, wire);
+        }
         if wanted {
             let page = Follower {
                 session: header.session.clone(),
                 comm: content.comm_id.clone(),
-                header: Bytes::copy_from_slice(&message.header),
+                header: Json::copy(&message.header),
             };
-            let told = self.unseen.wanted(&notebook, &shown, &page);
-            self.tell_pages(told, at, wire);
+            let change = Change::Wanted {
+                notebook: notebook.clone(),
+                shown,
+                page,
+            };
+            self.changes(change, at, wire);
             self.say_busy(&notebook, at, wire);
         }
         !is_opening

@@ -1,8 +1,9 @@
 //! The outputs of one cell, as JupyterLab's output area would have them.
 
 use super::KEEP;
+use super::record::Json;
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -14,7 +15,7 @@ pub(super) const STREAM_MAX: usize = 64 << 10;
 const OUTPUT: usize = 64;
 
 /// The kept outputs, the newest last.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Outputs {
     list: VecDeque<Output>,
     /// The last state of each display that was updated, perhaps in another cell. They apply after `list`.
@@ -26,7 +27,7 @@ pub(super) struct Outputs {
     dropped: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 enum Output {
     Stream {
         name: String,
@@ -36,14 +37,14 @@ enum Output {
     },
     Other {
         msg_type: String,
-        content: Bytes,
+        content: Json,
     },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Update {
     display: String,
-    content: Bytes,
+    content: Json,
 }
 
 impl Outputs {
@@ -127,14 +128,13 @@ impl Outputs {
         }
     }
 
-    /// Content of its own: a part of a larger read would keep all of it in memory. `None` means that it is too large to
-    /// keep.
-    fn copy(&mut self, content: &Bytes) -> Option<Bytes> {
+    /// `None` means that the content is too large to keep.
+    fn copy(&mut self, content: &Bytes) -> Option<Json> {
         if content.len() > KEEP {
             self.dropped += 1;
             return None;
         }
-        Some(Bytes::copy_from_slice(content))
+        Some(Json::copy(content))
     }
 
     /// An output comes.

@@ -46,6 +46,10 @@ struct World {
     front: Front,
     kernel: Author,
     ear: Ear,
+    /// The number of the replica's last message.
+    seq: u64,
+    /// What is recorded for the next front.
+    records: Vec<u8>,
 }
 
 /// A page's client.
@@ -61,7 +65,34 @@ impl World {
             front: Front::new(b"key", "front".into()),
             kernel: Author::new(b"key", "kernel".into()),
             ear: Ear::default(),
+            seq: 0,
+            records: Vec::new(),
         }
+    }
+
+    /// A world in which the front has a successor.
+    fn recorded() -> Self {
+        let mut world = Self::new();
+        world.front.take_up(b"");
+        world.front.hears_of(Incarnation(1));
+        world
+    }
+
+    fn records(&mut self) {
+        match self.front.records() {
+            Some(Records::More(more)) => self.records.extend(more),
+            Some(Records::All(all)) => self.records = all,
+            None => {}
+        }
+    }
+
+    /// The front is killed, and another one follows. The replica of that number is there.
+    fn follow(&mut self, replica: u32) {
+        self.records();
+        self.front = Front::new(b"key", "next".into());
+        self.front.take_up(&self.records);
+        self.front.hears_of(Incarnation(replica));
+        self.front.sanity_check();
     }
 
     fn asks(&mut self, client: &mut Client, kind: &str, metadata: &Value, content: &Value) -> Envelope {
@@ -90,6 +121,15 @@ impl World {
     fn wants(&mut self, client: &mut Client, notebook: &str) -> Vec<Value> {
         let told = self.says(client, &json!({"notebook": notebook, "wanted": true}));
         told.iter().map(|t| t["cell"].clone()).collect()
+    }
+
+    /// The same, without the count of messages: each answer that a cell runs is one more.
+    fn kept(&mut self, client: &mut Client) -> Vec<Value> {
+        let mut cells = self.wants(client, "a.ipynb");
+        for cell in &mut cells {
+            cell["heard"] = Value::Null;
+        }
+        cells
     }
 
     fn runs(&mut self, client: &mut Client, cell: &str, code: &str) -> Envelope {
@@ -132,8 +172,10 @@ impl World {
             identity: ME,
             message,
         };
-        self.front.item(1, item, Time(0), &mut self.ear);
+        self.seq += 1;
+        self.front.item(self.seq, item, Time(0), &mut self.ear);
         self.front.sanity_check();
+        self.records();
     }
 
     fn told(&mut self) -> Vec<Value> {
@@ -419,4 +461,67 @@ fn a_page_hears_that_the_kernel_has_died() {
     let told = world.told();
     let ends: Vec<&Value> = told.iter().map(|t| &t["ended"]["reply"]["status"]).collect();
     assert_eq!(ends, ["error", "aborted"]);
+}
+
+#[test]
+fn a_killed_fronts_successor_goes_on_with_what_was_kept() {
+    let mut world = World::recorded();
+    let (mut first, mut second) = (page("one"), page("two"));
+    world.opens(&mut first, "a.ipynb");
+    let cell = world.runs(&mut first, "c", "code");
+    let behind = world.runs(&mut first, "d", "more");
+    world.stands(&cell, "busy");
+    world.prints(&cell, "one \u{1f600} \"quoted\"\n");
+    let kept = world.kept(&mut second);
+    for _ in 0..2 {
+        world.follow(1);
+        assert_eq!(world.kept(&mut second), kept);
+    }
+    assert!(world.ear.busy >= 3, "the next front knows that the cell runs");
+    // The killed front had taken the line, and not noted it as delivered.
+    world.seq -= 1;
+    world.prints(&cell, "one \u{1f600} \"quoted\"\n");
+    assert_eq!(world.kept(&mut second), kept, "the line comes again");
+    world.prints(&cell, "two\n");
+    world.follow(1);
+    world.told();
+    world.ends(&cell, 1);
+    let told = world.told();
+    assert_eq!(told.len(), 1, "the page that asked hears of the end: {told:?}");
+    let cells = world.wants(&mut second, "a.ipynb");
+    assert_eq!(cells[0]["outputs"], json!([text("one \u{1f600} \"quoted\"\ntwo\n")]));
+    assert_eq!(cells[0]["reply"]["execution_count"], 1);
+    // Another replica numbers its messages anew.
+    world.follow(2);
+    world.seq = 0;
+    world.ends(&behind, 2);
+    world.told();
+    let cells = world.wants(&mut second, "a.ipynb");
+    assert_eq!(cells[1]["reply"]["execution_count"], 2);
+    // The first page is known, and what it has seen is forgotten.
+    let later = world.runs(&mut first, "e", "later");
+    world.says(&mut first, &json!({"notebook": "a.ipynb", "seen": [id(&cell), id(&behind)]}));
+    world.follow(2);
+    let cells = world.wants(&mut second, "a.ipynb");
+    assert_eq!(cells.iter().map(|c| &c["id"]).collect::<Vec<_>>(), [&json!(id(&later))]);
+}
+
+#[test]
+fn records_stay_as_small_as_what_is_kept() {
+    let mut world = World::recorded();
+    let mut one = page("one");
+    world.opens(&mut one, "a.ipynb");
+    let cell = world.runs(&mut one, "c", "code");
+    let line = "x".repeat(64 << 10);
+    for n in 0..400 {
+        world.prints(&cell, &format!("{n}{line}\n"));
+        assert!(world.records.len() < 2 * KEEP + (2 << 20), "{n}");
+    }
+    let kept = world.wants(&mut one, "a.ipynb");
+    world.follow(1);
+    assert_eq!(world.wants(&mut one, "a.ipynb"), kept);
+    // A write that was broken off.
+    world.records.extend(b"{\"Came\":{\"ce");
+    world.follow(1);
+    assert_eq!(world.wants(&mut one, "a.ipynb"), kept);
 }
