@@ -6,6 +6,7 @@ use hop_words::id::KernelId;
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Ends each srun of this user's that was started on this machine for the kernel's replicas, once none of them runs. The
 /// calling front's own sruns must have been waited for.
@@ -24,21 +25,21 @@ fn end_if_srun(pid: Pid, argument: &str) {
     let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
         return;
     };
-    if is_srun_of(pid, argument) {
+    if is_srun_of(&Path::new("/proc").join(pid.to_string()), argument) {
         tracing::info!(%pid, "an srun is left of an earlier front, and is ended");
         // The process may have exited.
         let _ = pidfd_send_signal(process, Signal::KILL);
     }
 }
 
-fn is_srun_of(pid: Pid, argument: &str) -> bool {
-    let folder = format!("/proc/{pid}");
-    let owner = fs::metadata(&folder).map(|folder| folder.uid());
-    let name = fs::read_to_string(format!("{folder}/comm")).unwrap_or_default();
-    let line = fs::read(format!("{folder}/cmdline")).unwrap_or_default();
-    owner.is_ok_and(|uid| uid == geteuid().as_raw())
-        && name.trim() == "srun"
-        && line
+/// A command line is in its process's memory, and may be waited for without end: of an srun of this user's alone it is read.
+fn is_srun_of(process: &Path, argument: &str) -> bool {
+    let is_own = fs::metadata(process).is_ok_and(|folder| folder.uid() == geteuid().as_raw());
+    let is_srun = || fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "srun");
+    let line = || fs::read(process.join("cmdline")).unwrap_or_default();
+    is_own
+        && is_srun()
+        && line()
             .split(|byte| *byte == 0)
             .any(|word| word == argument.as_bytes())
 }
@@ -59,6 +60,18 @@ mod tests {
             .stdin(Stdio::piped())
             .spawn();
         shell.unwrap()
+    }
+
+    #[test]
+    fn a_command_line_that_never_comes_holds_nobody_up() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("comm"), "python3\n").unwrap();
+        let line = folder.path().join("cmdline");
+        let made = Command::new("mkfifo").arg(&line).status().unwrap();
+        assert!(made.success());
+        let (said, heard) = std::sync::mpsc::channel();
+        std::thread::spawn(move || said.send(is_srun_of(folder.path(), "argument")));
+        assert_eq!(heard.recv_timeout(std::time::Duration::from_secs(20)), Ok(false));
     }
 
     #[test]
