@@ -5,7 +5,8 @@ use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 
 /// Reads `now[{+|-}N[seconds|minutes|hours|days|weeks]]`, `today`, `midnight`, `noon`, `fika`, `teatime`,
-/// `tomorrow`, `yesterday`, `HH:MM[:SS]`, `YYYY-MM-DD[THH:MM[:SS]]`, `MMDD[YY]`, `MM/DD[/YY]`, `MM.DD[.YY]`.
+/// `tomorrow`, `yesterday`, `HH:MM[:SS][AM|PM]`, `YYYY-MM-DD[THH:MM[:SS]]`, and `MMDD[YY]`, `MM/DD[/YY]` or `MM.DD[.YY]` with
+/// `-HH:MM[:SS]` behind it or without.
 pub(crate) fn parse_time(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
     read_time(text, now, zone).ok_or_else(|| {
         format!("{text:?} is no time: write YYYY-MM-DD[THH:MM[:SS]], HH:MM[:SS], MM/DD[/YY], today, noon, now or now-2days")
@@ -69,12 +70,20 @@ fn read_offset(offset: &str, now: Timestamp) -> Option<Timestamp> {
 fn read_date_time(text: &str, today: Date) -> Option<DateTime> {
     match text.split_once('t') {
         Some((date, time)) => Some(read_date(date, today)?.to_datetime(read_clock(time)?)),
-        None if text.contains(':') => Some(today.to_datetime(read_clock(text)?)),
+        None if text.contains(':') => match text.split_once('-') {
+            Some((date, time)) => Some(read_date(date, today)?.to_datetime(read_clock(time)?)),
+            None => Some(today.to_datetime(read_clock(text)?)),
+        },
         None => Some(read_date(text, today)?.to_datetime(Time::midnight())),
     }
 }
 
 fn read_clock(text: &str) -> Option<Time> {
+    let half = |half| text.strip_suffix(half).map(str::trim_end);
+    if let Some((clock, afternoon)) = half("am").map(|c| (c, 0)).or(half("pm").map(|c| (c, 12))) {
+        let time = read_clock(clock).filter(|time| (1..=12).contains(&time.hour()))?;
+        return time.with().hour(time.hour() % 12 + afternoon).build().ok();
+    }
     let parts: Vec<i8> = text
         .split(':')
         .map(|part| part.parse().ok())
@@ -270,6 +279,12 @@ mod tests {
             ("010225", "2025-01-02T00:00:00"),
             ("01/02/25", "2025-01-02T00:00:00"),
             ("01.02", "2026-01-02T00:00:00"),
+            ("01/02-03:04", "2026-01-02T03:04:00"),
+            ("010225-03:04:05", "2025-01-02T03:04:05"),
+            ("12:30am", "2026-11-21T00:30:00"),
+            ("12:30 PM", "2026-11-21T12:30:00"),
+            ("11:00:05PM", "2026-11-21T23:00:05"),
+            ("01/02/25-1:00pm", "2025-01-02T13:00:00"),
         ];
         for (text, expected) in cases {
             assert_eq!(at(text).as_deref(), Some(expected), "{text}");
@@ -282,6 +297,10 @@ mod tests {
             "now*2",
             "2026-13-01",
             "25:00",
+            "13:00pm",
+            "0:30am",
+            "1:00pmpm",
+            "-03:04",
             "1",
             "99999",
             "now-99999999999999999999",
