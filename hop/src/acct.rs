@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::filter::{Accounts, Nodes, Pools};
+use crate::filter::{Accounts, Nodes, Pools, no_state};
 use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
@@ -304,10 +304,7 @@ fn read_state(word: &str) -> Result<String, Failure> {
         .map(|(_, long)| (*long).to_owned())
         .ok_or_else(|| {
             let names: Vec<&str> = STATES.iter().map(|(_, long)| *long).collect();
-            Failure::Usage(format!(
-                "there is no state {word:?}: there are {}",
-                names.join(", ")
-            ))
+            no_state(word, &names)
         })
 }
 

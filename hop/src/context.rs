@@ -18,8 +18,8 @@ pub(crate) struct Context<'a> {
     pub(crate) zone: TimeZone,
     pub(crate) env: fn(&str) -> Option<String>,
     pub(crate) is_root: bool,
-    /// Whether a user of that name exists.
-    pub(crate) knows_user: fn(&str) -> bool,
+    /// The name of the user of that name or uid, if there is one.
+    pub(crate) user: fn(&str) -> Option<String>,
     /// The site's configuration, where it can be read.
     pub(crate) config: Option<Config>,
     /// Columns of the terminal behind `out`, if any.
@@ -36,7 +36,7 @@ impl<'a> Context<'a> {
             zone: TimeZone::system(),
             env: |name| std::env::var(name).ok(),
             is_root: rustix::process::geteuid().is_root(),
-            knows_user,
+            user,
             config: Config::load().ok(),
             columns: terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0)),
         }
@@ -44,7 +44,11 @@ impl<'a> Context<'a> {
 }
 
 /// Asks the user database; where it can't be asked, anybody may exist.
-fn knows_user(name: &str) -> bool {
-    let asked = std::process::Command::new("id").args(["-u", "--", name]).output();
-    asked.map_or(true, |done| done.status.success())
+fn user(name: &str) -> Option<String> {
+    let asked = std::process::Command::new("id").args(["-un", "--", name]).output();
+    let Ok(done) = asked else {
+        return Some(name.to_owned());
+    };
+    let known = String::from_utf8_lossy(&done.stdout).trim().to_owned();
+    done.status.success().then_some(known)
 }

@@ -111,6 +111,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     if args.output.answered(&VIEW, context)? {
         return Ok(());
     }
+    args.states.check(&KernelState::ALL.map(KernelState::name))?;
     let query = KernelsQuery {
         users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),

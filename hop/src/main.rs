@@ -50,7 +50,8 @@ use std::process::ExitCode;
 
 /// See and steer Gresshopper: leases of GPUs, waiting cells and their reasons, usage.
 #[derive(Debug, Parser)]
-#[command(name = "hop", version, after_help = failure::EXIT_STATUS)]
+// Slurm's commands take the beginning of a long option, too.
+#[command(name = "hop", version, after_help = failure::EXIT_STATUS, infer_long_args = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -142,11 +142,13 @@ pub(crate) struct Whose {
 impl Whose {
     /// Names those that are asked for. A name that nobody has is a mistake, and no empty table.
     pub(crate) fn users(&self, context: &Context<'_>) -> Result<Vec<UserName>, Failure> {
-        let name = |user: &String| match (context.knows_user)(user) {
-            true => Ok(UserName::from(user.as_str())),
-            false => Err(Failure::Failed(format!(
-                "there is no user {user:?} on this host: look at the spelling"
-            ))),
+        let name = |user: &String| {
+            let known = (context.user)(user);
+            known.map(UserName::from).ok_or_else(|| {
+                Failure::Failed(format!(
+                    "there is no user {user:?} on this host: look at the spelling"
+                ))
+            })
         };
         self.users.iter().map(name).collect()
     }

@@ -91,6 +91,9 @@ static FIELDS: [Field<QueueRow>; 22] = [
     ),
 ];
 
+/// All that a row's state may be.
+const STATES: [&str; 6] = ["PENDING", "SUSPENDED", "STARTING", "RUNNING", "LINGERING", "ENDING"];
+
 static VIEW: View<QueueRow> = View {
     command: "queue",
     fields: &FIELDS,
@@ -103,6 +106,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     if args.output.answered(&VIEW, context)? {
         return Ok(());
     }
+    args.states.check(&STATES)?;
     let query = QueueQuery {
         users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),

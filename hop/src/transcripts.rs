@@ -329,7 +329,11 @@ impl World {
             zone: TimeZone::UTC,
             env: self.env,
             is_root: self.is_root,
-            knows_user: |name| name != "nosuchuser",
+            user: |name| match name {
+                "nosuchuser" => None,
+                "1001" => Some("bob".into()),
+                name => Some(name.into()),
+            },
             config: None,
             columns: self.columns,
         };
@@ -502,6 +506,11 @@ fn mistakes_are_answered_with_what_to_do() {
         "acct --json=list",
         "queue -a -u bob",
         "queue -u nosuchuser",
+        "queue -t sleeping",
+        "kernels -t R",
+        "info -N n[1",
+        "info -N n[1,3-5],m2 -n",
+        "info --node n1 -n",
         "explain 1a2b",
         "explain nobody",
         "cancel 99 12",
@@ -678,7 +687,11 @@ fn a_broken_pipe_is_silent() {
         zone: TimeZone::UTC,
         env: |_| None,
         is_root: false,
-        knows_user: |name| name != "nosuchuser",
+        user: |name| match name {
+                "nosuchuser" => None,
+                "1001" => Some("bob".into()),
+                name => Some(name.into()),
+            },
         config: None,
         columns: None,
     };

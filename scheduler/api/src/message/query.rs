@@ -230,6 +230,16 @@ pub enum KernelState {
 }
 
 impl KernelState {
+    pub const ALL: [Self; 7] = [
+        Self::Starting,
+        Self::Idle,
+        Self::Waiting,
+        Self::Running,
+        Self::Moving,
+        Self::Hibernating,
+        Self::Asleep,
+    ];
+
     /// As `hop kernels` writes it.
     pub const fn name(self) -> &'static str {
         match self {
