@@ -45,7 +45,9 @@ impl<'a> Context<'a> {
 
 /// Asks the user database; where it can't be asked, anybody may exist.
 fn user(name: &str) -> Option<String> {
-    let asked = std::process::Command::new("id").args(["-un", "--", name]).output();
+    let asked = std::process::Command::new("id")
+        .args(["-un", "--", name])
+        .output();
     let Ok(done) = asked else {
         return Some(name.to_owned());
     };

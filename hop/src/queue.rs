@@ -92,7 +92,14 @@ static FIELDS: [Field<QueueRow>; 22] = [
 ];
 
 /// All that a row's state may be.
-const STATES: [&str; 6] = ["PENDING", "SUSPENDED", "STARTING", "RUNNING", "LINGERING", "ENDING"];
+const STATES: [&str; 6] = [
+    "PENDING",
+    "SUSPENDED",
+    "STARTING",
+    "RUNNING",
+    "LINGERING",
+    "ENDING",
+];
 
 static VIEW: View<QueueRow> = View {
     command: "queue",

@@ -80,7 +80,7 @@ fn read_date_time(text: &str, today: Date) -> Option<DateTime> {
 
 fn read_clock(text: &str) -> Option<Time> {
     let half = |half| text.strip_suffix(half).map(str::trim_end);
-    if let Some((clock, afternoon)) = half("am").map(|c| (c, 0)).or(half("pm").map(|c| (c, 12))) {
+    if let Some((clock, afternoon)) = half("am").map(|c| (c, 0)).or_else(|| half("pm").map(|c| (c, 12))) {
         let time = read_clock(clock).filter(|time| (1..=12).contains(&time.hour()))?;
         return time.with().hour(time.hour() % 12 + afternoon).build().ok();
     }

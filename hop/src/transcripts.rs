@@ -688,10 +688,10 @@ fn a_broken_pipe_is_silent() {
         env: |_| None,
         is_root: false,
         user: |name| match name {
-                "nosuchuser" => None,
-                "1001" => Some("bob".into()),
-                name => Some(name.into()),
-            },
+            "nosuchuser" => None,
+            "1001" => Some("bob".into()),
+            name => Some(name.into()),
+        },
         config: None,
         columns: None,
     };
