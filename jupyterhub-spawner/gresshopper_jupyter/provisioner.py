@@ -74,8 +74,8 @@ class Front:
         self._wanted = True
         self._was_up = False
         # What pages may lack, for the next front.
-        self._heirs = open(os.memfd_create("hop-front"), "wb")
-        start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs.fileno()}"
+        self._heirs = os.memfd_create("hop-front")
+        start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs}"
         self._process = self._spawn(resume=False)
         # A thread, not a task: clients without an event loop are to keep their kernel, too.
         threading.Thread(target=self._watch, name="hop-front-watch", daemon=True).start()
@@ -212,6 +212,7 @@ class Front:
         return dead
 
     def _finish(self, code: int) -> None:
+        os.close(self._heirs)
         if self._returncode is None:
             self._returncode = code
         self._launched.set()

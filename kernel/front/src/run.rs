@@ -154,11 +154,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         true => cores_of_left(&start, &file),
         false => cores(&start, &file, states.is_some(), launched),
     };
-    let (heirs, records) = Heirs::open(start.heirs.as_deref(), start.resume);
-    if let Some(records) = records {
-        front.take_up(&records);
-    }
-    front.hears_of(file.incarnation);
+    let heirs = inherit(&mut front, &start, &file);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
     let (wakes_tx, wakes) = mpsc::unbounded_channel();
@@ -265,6 +261,16 @@ fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timesta
     } else {
         (front.launched(launched), Life::new(durable, local))
     }
+}
+
+/// What a killed front has kept for pages, and the memory for this one's heirs.
+fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
+    let (heirs, records) = Heirs::open(start.heirs.as_deref(), start.resume);
+    if let Some(records) = records {
+        front.take_up(&records);
+    }
+    front.hears_of(file.incarnation);
+    heirs
 }
 
 /// Front and life of a kernel that an earlier server has left. The kernel keeps a log: it wouldn't be found otherwise.

@@ -360,24 +360,11 @@ impl Front {
     }
 
     /// A reply goes to its client, who may be away. `seq` is the replica's number of it.
-    pub(super) fn has_answered(
-        &mut self,
-        reply: &Message,
-        seq: Option<u64>,
-        at: Time,
-        wire: &mut impl Wire,
-    ) {
+    pub(super) fn has_answered(&mut self, reply: &Message, seq: Option<u64>, at: Time, wire: &mut impl Wire) {
         self.comes(reply, seq, true, at, wire);
     }
 
-    fn comes(
-        &mut self,
-        message: &Message,
-        seq: Option<u64>,
-        is_reply: bool,
-        at: Time,
-        wire: &mut impl Wire,
-    ) {
+    fn comes(&mut self, message: &Message, seq: Option<u64>, is_reply: bool, at: Time, wire: &mut impl Wire) {
         if let Some(change) = self.unseen.comes(message, seq, is_reply) {
             self.changes(change, at, wire);
         }

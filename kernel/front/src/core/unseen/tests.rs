@@ -489,7 +489,10 @@ fn a_killed_fronts_successor_goes_on_with_what_was_kept() {
     let told = world.told();
     assert_eq!(told.len(), 1, "the page that asked hears of the end: {told:?}");
     let cells = world.wants(&mut second, "a.ipynb");
-    assert_eq!(cells[0]["outputs"], json!([text("one \u{1f600} \"quoted\"\ntwo\n")]));
+    assert_eq!(
+        cells[0]["outputs"],
+        json!([text("one \u{1f600} \"quoted\"\ntwo\n")])
+    );
     assert_eq!(cells[0]["reply"]["execution_count"], 1);
     // Another replica numbers its messages anew.
     world.follow(2);
@@ -500,10 +503,16 @@ fn a_killed_fronts_successor_goes_on_with_what_was_kept() {
     assert_eq!(cells[1]["reply"]["execution_count"], 2);
     // The first page is known, and what it has seen is forgotten.
     let later = world.runs(&mut first, "e", "later");
-    world.says(&mut first, &json!({"notebook": "a.ipynb", "seen": [id(&cell), id(&behind)]}));
+    world.says(
+        &mut first,
+        &json!({"notebook": "a.ipynb", "seen": [id(&cell), id(&behind)]}),
+    );
     world.follow(2);
     let cells = world.wants(&mut second, "a.ipynb");
-    assert_eq!(cells.iter().map(|c| &c["id"]).collect::<Vec<_>>(), [&json!(id(&later))]);
+    assert_eq!(
+        cells.iter().map(|c| &c["id"]).collect::<Vec<_>>(),
+        [&json!(id(&later))]
+    );
 }
 
 #[test]
