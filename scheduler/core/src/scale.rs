@@ -55,7 +55,7 @@ impl Core {
         }
         let mut nodes: Vec<Idx<Node>> = self.work.kernels[k].able().map(|r| r.node).collect();
         nodes.sort_by_key(|&n| (home != Some(n), n));
-        match nodes.into_iter().find(|&n| self.could_boot(n, size)) {
+        match nodes.into_iter().find(|&n| self.could_boot(n, size, cell)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
             None => self.burst(cell, out),
         }
@@ -242,17 +242,18 @@ impl Core {
         cell: Option<Idx<Cell>>,
         out: &mut Vec<Output>,
     ) {
-        let cell = cell.map(|c| (c, self.work.cells[c].seq));
+        let seq = cell.map(|c| self.work.cells[c].seq);
         if !self.may_add(pool, node, size) && (self.is_burst(node) || !self.make_room(pool, size, out)) {
             return;
         }
-        for p in self.idle_there(node) {
+        for p in self.idle_there(node, cell) {
             if self.spare_gpus(node) >= size {
                 break;
             }
             self.drain(p, out);
         }
         // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
+        let cell = cell.zip(seq);
         if cell.is_some_and(|(c, seq)| !self.is_same(c, seq)) {
             return;
         }
@@ -310,21 +311,29 @@ impl Core {
         }
     }
 
-    /// Idle pilots of the node, the smallest first.
-    fn idle_there(&self, node: Idx<Node>) -> Vec<Idx<Pilot>> {
+    /// Idle pilots of the node, the smallest first. One that is kept for others makes room for a due cell that goes before
+    /// them: they couldn't start there either, as the node is held for it.
+    fn idle_there(&self, node: Idx<Node>, cell: Option<Idx<Cell>>) -> Vec<Idx<Pilot>> {
+        let due = cell.filter(|&c| self.work.cells[c].due);
+        let gives_way = |p: &Pilot| {
+            due.is_some_and(|c| {
+                let lends_nothing = p.state == PilotState::Up && p.leases.is_empty();
+                lends_nothing && self.reserved_before(p, c).is_empty()
+            })
+        };
         let mut idle: Vec<Idx<Pilot>> = self.supply.nodes[node]
             .pilots
             .iter()
             .copied()
-            .filter(|p| self.supply.pilots[*p].is_idle())
+            .filter(|p| self.supply.pilots[*p].is_idle() || gives_way(&self.supply.pilots[*p]))
             .collect();
         idle.sort_by_key(|&p| (self.supply.pilots[p].gpus(), p));
         idle
     }
 
-    fn could_boot(&self, node: Idx<Node>, size: u16) -> bool {
+    fn could_boot(&self, node: Idx<Node>, size: u16, cell: Idx<Cell>) -> bool {
         let idle: u16 = self
-            .idle_there(node)
+            .idle_there(node, Some(cell))
             .iter()
             .map(|&p| self.supply.pilots[p].gpus())
             .sum();
@@ -462,7 +471,7 @@ impl Core {
             return true;
         }
         let size = self.size_for(cell);
-        self.could_boot(home, size) && self.may_add(k.pool, home, size)
+        self.could_boot(home, size, cell) && self.may_add(k.pool, home, size)
     }
 
     // --- keeping and giving back ---

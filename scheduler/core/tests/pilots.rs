@@ -92,6 +92,39 @@ fn a_pilot_without_room_is_cancelled_and_its_cell_takes_what_is_there() {
 }
 
 #[test]
+fn an_idle_pilot_kept_for_others_makes_room_for_a_due_cell() {
+    // Kernels don't move, and pilots are as large as the need: neither of n0's two can lend both GPUs.
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    w.pilot("n0", 1, 4);
+    w.pilot("n0", 1, 4);
+    let kernel = |w: &mut World, (name, gpus)| w.kernel(name, name, &["n0"], gpus);
+    let [one, two, large, later] =
+        [("one", 1), ("two", 1), ("large", 2), ("later", 1)].map(|k| kernel(&mut w, k));
+    let [first, second] = [&one, &two].map(|k| w.submit(k, Need::gpus(1)).0);
+    w.settle();
+    w.submit(&large, Need::gpus(2));
+    w.pass(Span::from_secs(4 * 3600 - 1));
+    w.end_cell(&one, &first);
+    // It gets the idle lease's GPU, which is being taken back when the large one falls due.
+    w.submit(&later, Need::gpus(1));
+    w.pass(Span::from_secs(2));
+    w.end_cell(&two, &second);
+    for _ in 0..40 {
+        w.settle();
+        w.pass(Span::from_secs(15));
+    }
+    assert_eq!(w.asked.len(), 1, "{:?}", w.core.waiting());
+}
+
+#[test]
 fn a_pilot_that_is_late_is_not_waited_for() {
     let mut w = world(2, true);
     w.pilot("n1", 2, 8);
