@@ -48,7 +48,7 @@ from . import (
 from . import restore as restoring
 from .lost import Lost, Pending
 from .records import Outcome, Ran
-from .session import Away, NoRoom, NotYet, own_module
+from .session import STREAMS, Away, NoRoom, NotYet, know_streams, own_module
 from .store import Store, StoreError, ask_for
 
 #: Share of the cells' time for which captures may hold up cells; beyond, captures wait for think time.
@@ -135,6 +135,7 @@ class Agent:
         self._follower: follow.Follower | None = None
         #: Reports the progress of a restore beside the notebook.
         self.progress: Callable[[str], None] | None = None
+        know_streams()
         process.know()
 
     # --- hooks ---
@@ -184,6 +185,7 @@ class Agent:
             return
         if in_main_thread():
             contexts.cell_is_over()
+            _take_back_streams()
         self._ended = ended
         seconds = ended - self._started if self._started else 0.0
         self._last += 1
@@ -976,12 +978,17 @@ class Agent:
         if isinstance(inputs, list) and snapshot.history:
             top = max(snapshot.history)
             inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
-            self._inputs(inputs)
+            self._inputs(inputs, snapshot.raw)
+        if getattr(self.shell, "last_execution_result", None) is None:
+            from IPython.core.interactiveshell import ExecutionResult
+
+            self.shell.last_execution_result = ExecutionResult(None)  # `%xdel` asks it for its result
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
 
-    def _inputs(self, inputs: list[str]) -> None:
-        """Make `_i` and its like, and lookups of inputs by number, find the inputs."""
+    def _inputs(self, inputs: list[str], typed: Mapping[int, str]) -> None:
+        """Make `_i` and its like, and lookups of inputs by number, find the inputs as they were typed."""
         space, manager = self.shell.user_ns, self.shell.history_manager
+        inputs = [typed.get(n, text) for n, text in enumerate(inputs)]
         space.update({f"_i{n}": text for n, text in enumerate(inputs) if n})
         newest = [*reversed(inputs[1:]), "", "", "", ""]
         # IPython moves each one on when the next cell begins.
@@ -992,6 +999,14 @@ class Agent:
         raw = manager.input_hist_raw
         if len(raw) < len(inputs):
             raw[:] = inputs
+
+
+def _take_back_streams() -> None:
+    """A cell may have set `sys.stdout` to a file that is lost: the kernel couldn't send any reply."""
+    for name, own in STREAMS.items():
+        if isinstance(getattr(sys, name), Lost):
+            setattr(sys, name, own)
+            print(f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again", file=own)
 
 
 def _cells_of(record: form.Record) -> list[dict[str, Any]]:

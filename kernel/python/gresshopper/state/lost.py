@@ -43,6 +43,9 @@ class Lost:
             raise AttributeError(name)
         _refuse(self)
 
+    def flush(self) -> None:
+        """Nothing: the kernel asks it of whatever a cell has put in the place of `sys.stdout`."""
+
     def __dir__(self) -> list[str]:
         return []  # a completer asks for it
 

@@ -37,7 +37,7 @@ class Names(NamedTuple):
 
     names: set[str]
     dynamic: bool
-    #: Dotted names to which the code assigns, from a name on: `np.x`.
+    #: Dotted names to which the code assigns, from a name on: `np.x`. One that begins with a dot is of some other object.
     stored: frozenset[str] = frozenset()
     #: Words of its strings: a library may take them for variables (`df.query("x > @least")`, SQL on a data frame).
     words: frozenset[str] = frozenset()
@@ -83,11 +83,13 @@ def _stored(code: types.CodeType) -> frozenset[str]:
                 path = [step.argval]
             elif step.opname == "LOAD_ATTR" and path:
                 path.append(step.argval)
-            elif step.opname == "STORE_ATTR" and path:
-                found.add(".".join([*path, step.argval]))
+            elif step.opname == "STORE_ATTR":
+                found.add(".".join([*(path or [""]), step.argval]))
                 path = []
             elif step.opname not in ("EXTENDED_ARG", "CACHE"):
                 path = []
+        if "setattr" in part.co_names:
+            found.update(f".{const}" for const in part.co_consts if isinstance(const, str) and const.isidentifier())
     return frozenset(found)
 
 

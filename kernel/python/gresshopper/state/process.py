@@ -18,6 +18,7 @@ import locale
 import os
 import pickle
 import random
+import resource
 import signal
 import sys
 import threading
@@ -153,6 +154,9 @@ def _hung_in() -> dict[str, str]:
         ours = name in _BUILTINS or name == "_" or (name[:2] == "__" and not settings.is_mine(value))
         if not ours:
             found[f"builtins.{name}"] = type(value).__name__
+    for name, limit in _limits().items():
+        if _LIMITS.get(name) not in (None, limit):
+            found[f"resource.{name}"] = str(limit)
     for logger in loggers.known().values():
         if logger.handlers:
             found[f"the handlers of the logger {logger.name}"] = ", ".join(
@@ -161,6 +165,14 @@ def _hung_in() -> dict[str, str]:
         if logger.filters:
             found[f"the filters of the logger {logger.name}"] = ", ".join(type(f).__name__ for f in logger.filters)
     return found
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    return {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+
+
+#: The process's limits before any cell has run.
+_LIMITS = _limits()
 
 
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:

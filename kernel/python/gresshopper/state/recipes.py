@@ -22,7 +22,7 @@ from typing import Any, Callable, NewType, Protocol, TypeVar
 
 from . import adapters, singles
 from .lost import Lost, LostError, stands_still
-from .session import MAIN
+from .session import MAIN, STREAMS
 
 
 class Source(Protocol):
@@ -128,6 +128,29 @@ def bare(cls: Any, *args: Any) -> Any:
         b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
     )
     return base.__new__(cls, *args)
+
+
+def based(base: Any, cls: Any, *args: Any) -> Any:
+    """An instance of the notebook's class, made by its first base of a library: what the class's own `__init__` did was done."""
+    made = base.__new__(cls) if base.__new__ is object.__new__ else base.__new__(cls, *args)
+    if base.__init__ is not object.__init__:
+        base.__init__(made, *args)
+    return made
+
+
+def set_left_out(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """Sets an instance's state as its class does, then the attributes that this left out."""
+    own, left = state
+    held = object.__getattribute__(made, "__dict__")
+    if own is not None and hasattr(made, "__setstate__"):
+        made.__setstate__(own)
+    elif own is not None:
+        attrs, slots = own if isinstance(own, tuple) else (own, None)
+        held.update(attrs or {})
+        for name, value in (slots or {}).items():
+            object.__setattr__(made, name, value)
+    for name, value in left.items():
+        held.setdefault(name, value)
 
 
 def made_quietly(make: Any, *given: Any) -> type:
@@ -374,7 +397,7 @@ def set_linked_exception(made: BaseException, state: tuple[Any, Any, Any, Any]) 
 
 def std_stream(name: str) -> Any:
     """`sys.stdout` and its like."""
-    return getattr(sys, name)
+    return STREAMS.get(name) or getattr(sys, name)
 
 
 def reopen(

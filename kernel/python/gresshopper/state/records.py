@@ -144,6 +144,7 @@ class Writer:
                 units.append({**self._entry(changed, body), **(said or {})})
         space = self._shell.user_ns
         inputs = space.get("_ih") or [""]
+        raw = self._shell.history_manager.input_hist_raw if hasattr(self._shell, "history_manager") else []
         first = 0 if full else self._inputs
         self._inputs = len(inputs)
         before, last = cells[:-1], cells[-1] if cells else None
@@ -157,6 +158,8 @@ class Writer:
             "gone": delta.removed,
             "process": {k: self._ref(v, body) for k, v in delta.process.items()},
             "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
+            # As they were typed, where IPython runs something else: `%history`, `%rerun` and `_i3` are these.
+            "raw": {str(i): raw[i] for i in range(first, min(len(inputs), len(raw))) if raw[i] != inputs[i]},
             "count": last["count"] + 1 if last and last["count"] else self._shell.execution_count,
             "env": restoring.environment() if full or (last is None and self._new_modules()) else None,
         }

@@ -7,6 +7,7 @@ rebuilt become placeholders, and each is told.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import pickle
 import platform
@@ -19,7 +20,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import form, pickling, process, recipes, unswept
 from .lost import Lost, LostError
-from .session import reason
+from .session import MAIN, reason
 from .store import Store
 
 #: Arrays from this many bytes on lie on a private map of the store, read at their first use.
@@ -56,6 +57,8 @@ class Snapshot:
         self.sections: dict[str, Entry] = {}
         self.environment: Mapping[str, Any] = {}
         self.history: dict[int, str] = {}
+        #: Of them, those that were typed otherwise than IPython ran them.
+        self.raw: dict[int, str] = {}
         self.count = 1
         self.shown: Mapping[str, int] = {}
         #: The variables in the namespace's order, as far as known.
@@ -86,6 +89,7 @@ class Snapshot:
             self.order = [name for name in self.order if name in there][:kept] + names
         self.environment = head.get("env") or self.environment
         self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
+        self.raw.update({int(k): v for k, v in head.get("raw", {}).items()})
         self.count = head.get("count", self.count)
         self.shown = head.get("shown", self.shown)
         self.told = head.get("told", [])
@@ -421,12 +425,49 @@ def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
     variables."""
     found: dict[str, str] = {}
     for entry in snapshot.units.values():
+        gone = entry.said["gone"]
+        if not gone:
+            continue
         stands = {name: id(loaded[name]) for name in entry.names if type(loaded.get(name)) is Lost}
-        names = list(stands) if len(set(stands.values())) >= len(entry.said["gone"]) else entry.names
-        for what, why in entry.said["gone"]:
-            for name in names:
-                again = entry.said.get("why")
+        whole = len(set(stands.values())) >= len(gone)
+        names = list(stands) if whole else [name for name in entry.names if name in loaded and _holds(loaded[name])]
+        again = entry.said.get("why")
+        for what, why in gone:
+            for name in names or entry.names:
                 found.setdefault(name, f"{what}: {why}" + (f"; it can't be made again: {again}" if again else ""))
+    return found
+
+
+#: So many objects of a variable are looked at for a lost value.
+LOOKED_AT = 200_000
+
+
+def _holds(value: Any) -> bool:
+    """Whether a lost value is within reach of a variable's; yes where that can't be told."""
+    seen: set[int] = set()
+    level = [value]
+    while level:
+        if any(type(one) is Lost for one in level) or len(seen) > LOOKED_AT:
+            return True
+        seen.update(map(id, level))
+        inside = [*gc.get_referents(*level), *(part for held in level for part in _objects_of(held))]
+        level = [one for one in {id(one): one for one in inside}.values() if id(one) not in seen and _may_hold(one)]
+    return False
+
+
+def _may_hold(one: Any) -> bool:
+    if isinstance(one, types.ModuleType) or (isinstance(one, type) and one.__module__ != MAIN):
+        return False
+    if type(one) is dict:
+        return "__builtins__" not in one and "__build_class__" not in one  # the globals of functions
+    return gc.is_tracked(one) or type(one).__name__ == "ndarray"
+
+
+def _objects_of(array: Any) -> list[Any]:
+    """What an array of objects holds, which the collector of cycles doesn't know."""
+    if type(array).__name__ != "ndarray" or not array.dtype.hasobject or array.dtype.fields:
+        return []
+    found: list[Any] = array.ravel().tolist()
     return found
 
 

@@ -30,11 +30,11 @@ from typing import Any, Callable, TypeVar
 
 import cloudpickle
 
-from . import adapters, iterators, names, native, recipes, singles
+from . import adapters, iterators, names, native, recipes, settings, singles
 from .adapters import Adapter, Rule
-from .kinds import CANT, bound_kind
+from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
-from .session import MAIN, NotYet, Overlap, Session, importable
+from .session import MAIN, STREAMS, NotYet, Overlap, Session, importable
 from .setorder import Order
 from .writing import Writing
 
@@ -72,6 +72,8 @@ class Rules(Writing):
             self.seen.add(t)
             if t in _ATTRIBUTED:
                 return self._attributes(obj)
+            if t in _LEAVING:
+                return self._left_out(obj, t)
             if not self.bad and t not in _SINGLE_TYPES:
                 self.plainly.add(t)
             return NotImplemented
@@ -124,10 +126,12 @@ class Rules(Writing):
                 self.ordinary.add(t)
                 if _has_plain_state(t):
                     _ATTRIBUTED.add(t)
+                elif t.__dictoffset__ != 0:
+                    _LEAVING.add(t)
         elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self.suspects.append(obj)
         plain, itself = self._made(t)
-        reduced = self._attributes(obj) if plain else NotImplemented
+        reduced = self._attributes(obj) if plain else self._left_out(obj, t)
         if reduced is NotImplemented and itself:
             reduced = obj.__reduce_ex__(5)
         if reduced is not NotImplemented:
@@ -149,6 +153,33 @@ class Rules(Writing):
             self.notes.append("what vars() gives of a SimpleNamespace isn't its attributes any more")
             return NotImplemented
         return _sharing(obj)
+
+    def _left_out(self, obj: Any, t: Any) -> Any:
+        """An instance with attributes of the notebook's that its library's own pickling leaves out: `frame.note`, or those of
+        a class of the notebook that is a `Counter`."""
+        own = self.session.by_value(t)
+        attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ != 0 else {}
+        if not own and settings.attributes.isdisjoint(attrs):
+            return NotImplemented
+        if t in copyreg.dispatch_table or (own and any(own_hook(t, hook) for hook in _HOOKS)):
+            return NotImplemented
+        reduced: Any = obj.__reduce_ex__(5)
+        if not isinstance(reduced, tuple) or len(reduced) > 5:
+            return NotImplemented
+        make, args, state, *items = (*reduced, None, None, None)[:5]
+        if make is not t and (not args or args[0] is not t):
+            return NotImplemented  # found again by a name, as a logger
+        left = {
+            name: value
+            for name, value in attrs.items()
+            if (name in settings.attributes or (own and name[:1] != "_")) and not (type(state) is dict and name in state)
+        }
+        if own and make is t and (own_hook(t, "__init__") or own_hook(t, "__new__")):
+            base = next(b for b in t.__mro__ if not self.session.by_value(b))
+            make, args = recipes.based, (base, t, *args)
+        if not left:
+            return (make, args, state, *items)
+        return (make, args, (state, left), *items, recipes.set_left_out)
 
     def _hashes(self, t: type) -> bool:
         """Whether the notebook defines the instances' hash: then a changed instance may be a lost key."""
@@ -305,7 +336,7 @@ class Rules(Writing):
 
     def _file(self, handle: Any) -> Any:
         for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
-            if handle is getattr(sys, name, None):
+            if handle is (STREAMS.get(name) or getattr(sys, name, None)):
                 return recipes.std_stream, (name,)
         text = isinstance(handle, io.TextIOWrapper)
         raw = isinstance(handle, io.FileIO)
@@ -315,6 +346,8 @@ class Rules(Writing):
                 return (recipes.closed_file, closed) if closed else self.lose(handle, "it was closed")
             if handle.writable():
                 return self.lose(handle, "a file that is open for writing can't be opened again without changing it")
+            if type(_below(handle)) is not io.FileIO:
+                return self.lose(handle, f"it reads through {a_kind(kind_of(_below(handle)))}, whose place can't be saved")
             found = os.fstat(handle.fileno())
             offset = handle.tell()
             newline = _newline(handle) if text else None
@@ -482,9 +515,12 @@ def own_hook(cls: type, hook: str) -> bool:
     return isinstance(found, _FunctionType) and found.__module__ == MAIN
 
 
+
 _NO_STATE = getattr(object, "__getstate__", None)
 #: Libraries' types whose instances are pickled with their `__dict__` as it is.
 _ATTRIBUTED: set[type] = set()
+#: Those whose pickling is their own, and may leave out attributes.
+_LEAVING: set[type] = set()
 
 
 def _has_plain_state(t: Any) -> bool:
@@ -643,6 +679,12 @@ def _closed(handle: Any) -> tuple[Any, ...] | None:
     return handle.name, handle.mode, buffer.raw.mode, text
 
 
+def _below(handle: Any) -> Any:
+    """What a file reads from: the file on the disk, or what decompresses it (`gzip.open` in text mode)."""
+    buffer = handle.buffer if isinstance(handle, io.TextIOWrapper) else handle
+    return buffer.raw if isinstance(buffer, (io.BufferedReader, io.BufferedRandom)) else buffer
+
+
 def _is_at(found: os.stat_result, path: str) -> bool:
     """Whether the file is still the file at this path."""
     try:
@@ -753,7 +795,7 @@ def library_rules() -> list[tuple[Any, Rule]]:
     if _library_cache[0] == found and found:
         return _library_cache[1]
     rules: list[tuple[Any, Rule]] = [(threading.Thread, Rules._thread)]
-    for out in (sys.stdout, sys.stderr):
+    for out in (sys.stdout, sys.stderr, *STREAMS.values()):
         if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and as any other
             _RULES.setdefault(type(out), Rules._file)
     for adapter in loaded:

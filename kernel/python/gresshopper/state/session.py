@@ -14,6 +14,16 @@ from typing import Any, NamedTuple
 
 MAIN = "__main__"
 
+#: What the process itself has for `sys.stdout` and `sys.stderr`. The notebook may have put others there.
+STREAMS: dict[str, Any] = {}
+
+
+def know_streams() -> None:
+    """Remember the process's own, before any cell has run."""
+    STREAMS.setdefault("stdout", sys.stdout)
+    STREAMS.setdefault("stderr", sys.stderr)
+
+
 #: Folders of modules that aren't the user's own.
 INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
 

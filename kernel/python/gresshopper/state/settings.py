@@ -21,14 +21,13 @@ from typing import Any
 
 import cloudpickle
 
-from .session import MAIN, importable, reason
+from .lost import Lost, LostError
+from .session import MAIN, STREAMS, importable, reason
 
 #: Attributes that are sections of their own, or belong to the process.
 _ELSEWHERE = frozenset(
     {
         ("sys", "stdin"),
-        ("sys", "stdout"),
-        ("sys", "stderr"),
         ("sys", "path"),
         ("sys", "argv"),
         ("sys", "modules"),
@@ -153,6 +152,8 @@ def set_function(made: types.FunctionType, state: dict[str, Any]) -> None:
 
 #: Module, class or object in it (or nothing) and attribute, for all that a cell's code may have set.
 _places: set[tuple[str, str, str]] = set()
+#: Names of all attributes that the notebook's code has set, of whatever object.
+attributes: set[str] = set()
 
 
 def see(stored: Iterable[str]) -> None:
@@ -160,6 +161,9 @@ def see(stored: Iterable[str]) -> None:
     space = scope()
     for path in stored:
         first, *middle, attr = path.split(".")
+        attributes.add(attr)
+        if not first:
+            continue
         base = space.get(first)
         for part in middle:
             base = held_by(base).get(part)
@@ -219,7 +223,7 @@ def assigned() -> dict[str, Any]:
         if type(base) is not types.ModuleType and not isinstance(base, type):
             with contextlib.suppress(Exception):  # as torch's backends, which ask the library
                 value = getattr(base, attr, _places)
-        if value is _places:
+        if value is _places or (module == "sys" and value is STREAMS.get(attr)):
             continue
         name = None if type(value) in ATOMS else name_of(value)
         if name is not None:
@@ -233,7 +237,7 @@ def assigned() -> dict[str, Any]:
                 told.append(".".join(filter(None, place)))
         else:
             told.append(".".join(filter(None, place)))
-    return {"kept": kept, "told": told}
+    return {"kept": kept, "told": told, "names": sorted(attributes)}
 
 
 def _plain(value: Any) -> bool:
@@ -243,12 +247,15 @@ def _plain(value: Any) -> bool:
 def set_assigned(state: dict[str, Any]) -> list[str]:
     """Set it again; says what couldn't be."""
     missing = list(state["told"])
+    attributes.update(state.get("names", ()))
     for place, (how, what) in state["kept"].items():
         module, path, attr = place
         try:
             __import__(module)
             base = base_of(module, path)
             value = named(what) if how == "named" else pickle.loads(what) if how == "pickled" else what
+            if isinstance(value, Lost):
+                raise LostError(attr)
             if getattr(base, attr, _places) is not value:
                 setattr(base, attr, value)
             _places.add(place)

@@ -980,6 +980,38 @@ case(
     check="out=L.__qualname__,type(x) is L,repr(L)",
 )
 
+# --- attributes that a class's own pickling leaves out ------------------------------------------------------------------
+
+case(
+    "object/attributes of frames and series",
+    "import pandas as pd\ndf=pd.DataFrame({'a':[1,2]})\ns=df['a'].copy()\ndf.note=['kept']\nsame=df.note\ndef mark(x): x.unit='K'\nmark(s)\nsetattr(s,'by_name',3)",
+    check="same.append(1)\nout=df.note,s.unit,s.by_name,df.a.tolist()",
+    needs=PD,
+)
+case(
+    "object/attributes in a second restore",
+    "import collections\ndef mark(x,n): x.rank=n\nc=collections.Counter('aab')\nmark(c,1)",
+    "e=collections.Counter('b')\nmark(e,2)\nboth=[c,e]",
+    check="out=[x.rank for x in both],c.most_common(1),c+e",
+)
+case(
+    "object/subclasses of what pickles in its own way",
+    "import collections,datetime,decimal,fractions,random\nclass Tally(collections.Counter): pass\nclass Day(datetime.date): pass\nclass Price(decimal.Decimal): pass\nclass Part(fractions.Fraction): pass\nclass Dice(random.Random): pass\nxs=[Tally('aab'),Day(2020,1,2),Price('1.5'),Part(1,2),Dice(3)]\nfor n,x in enumerate(xs): vars(x)['note']=n",
+    check="out=[x.note for x in xs],xs[:4],xs[4].random(),[type(x).__name__ for x in xs]",
+)
+case(
+    "object/own init above a library's constructor",
+    "import collections\nmade=[]\nclass Tree(collections.defaultdict):\n    def __init__(self):\n        super().__init__(Tree)\n        self.visits=0\n        made.append(1)\nclass Scores(collections.Counter):\n    def __init__(self,who,*a):\n        super().__init__(*a)\n        self.who=who\nt,s=Tree(),Scores('me','aab')\nt['a']['b']\nt['a'].visits=4",
+    check="out=t['a'].visits,t.visits,len(made),s.who,s['a'],s.most_common(1),len(t['c']),t.default_factory is Tree",
+)
+case(
+    "pandas/accessor that keeps something",
+    "import pandas as pd\n@pd.api.extensions.register_dataframe_accessor('hop_lab')\nclass Lab:\n    def __init__(self,f): self.f,self.n=f,0\n    def warm(self):\n        self.n+=1\n        return self.n\ndf=pd.DataFrame({'a':[1]})",
+    "df.hop_lab.warm()",
+    check="out=df.hop_lab.warm(),df.hop_lab.f is df",
+    needs=PD,
+)
+
 # --- files that were removed or replaced while they were open ---------------------------------------------------------
 
 case(
@@ -1009,6 +1041,18 @@ case(
     "file/name that is relative",
     "open('fr5.txt','w').write('x')\nh=open('fr5.txt')\nb=open('fr5.txt','rb')",
     check="out=h.name,repr(h),b.name,repr(b)",
+)
+case(
+    "file/text that is decompressed",
+    "import gzip\nwith gzip.open('fr8.gz','wt') as w: w.write('one\\ntwo\\nthree\\n')\ndel w\nh=gzip.open('fr8.gz','rt')\nh.readline()",
+    check="out=h.readline()",
+    reported=True,
+)
+case(
+    "file/buffer over what is decompressed",
+    "import gzip,io\nwith gzip.open('fr9.gz','wb') as w: w.write(b'one\\ntwo\\nthree\\n')\ndel w\nh=io.BufferedReader(gzip.open('fr9.gz'))\nh.readline()",
+    check="out=h.readline()",
+    reported=True,
 )
 case(
     "file/changed under what was read ahead",

@@ -484,6 +484,27 @@ def test_a_loss_is_told_once_while_its_placeholder_stands(start: Callable[..., K
     assert kernel.run("f.name")[1] == "error", "it is still lost"
 
 
+def test_output_that_a_cell_sent_elsewhere(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    """A kernel whose `sys.stdout` is a lost value would answer nobody any more."""
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    kernel = start()
+    kernel.begin()
+    opened = f"log = open({str(tmp_path / 'file')!r}, 'w')"
+    kernel.run(f"{opened}; import io, sys; own, kept = sys.stdout, io.StringIO(); sys.stdout = kept; print('a')")
+    fresh = start()
+    fresh.begin(capture="nothing")
+    told = fresh.ask("restore", {"folder": str(empty), "lazy": True}, kernel.attachments())
+    assert sorted(told["lost"]) == ["log"]
+    fresh.begin(record=len(kernel.records()) + 1)
+    assert not fresh.printed("print('b')")
+    fresh.run("sys.stdout = own")
+    assert fresh.printed("print(kept.getvalue())") == "a\nb\n\n"
+    assert "sys.stdout was set to a value that is lost" in fresh.printed("sys.stdout = log")
+    assert fresh.run("sys.stdout = log; print('c')")[1] == "error"
+    assert fresh.printed("print('d')") == "d\n"
+
+
 def test_what_is_lost_later_is_told_later(start: Callable[..., Kernel], tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     kernel = start()

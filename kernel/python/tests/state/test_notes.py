@@ -12,6 +12,24 @@ CACHED = "import functools\n@functools.lru_cache\ndef f(x): return x\n"
 LOCK = "import threading\nlock = threading.Lock()\n"
 
 
+def test_what_shares_with_a_lost_value_is_not_lost(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.log.create()
+    cell = (
+        "import time\nrows = [1, 2, 3]\nboxed = {'r': rows}\ndef each(x): yield from x\n"
+        "halves = (n / 2 for n in each(rows))\nnext(halves)\nheld = [[halves], boxed]\nmax_of = lambda: max(rows)\n"
+        "since = time.time()"
+    )
+    assert kernel.run(cell), kernel.error
+    kernel.snap(cell)
+    kernel.log.commit(False)
+    kernel.log.close()
+    fresh = Kernel(tmp_path)
+    told, _ = fresh.restore()
+    assert sorted(told.lost) == ["halves", "held"]
+    assert fresh.ns["held"][1]["r"] is fresh.ns["rows"] and fresh.ns["max_of"]() == 3
+
+
 @pytest.mark.parametrize(
     ("cell", "told"),
     [

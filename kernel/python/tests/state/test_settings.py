@@ -105,7 +105,38 @@ def test_what_the_magics_of_an_extension_of_ones_own_keep_is_told(tmp_path: Path
         script = SCRIPT.replace('agent.restore(base / "state")', told)
         after, said = child.answer(script, str(base), "[]", "out = %ticket", base=base)
         assert (before, after) == (2 if missing else 1, 1)
-        assert ("Desk.tickets: what the magics" in said) == missing, said
+        assert ("Desk.tickets: what a class of magics" in said) == missing, said
+
+
+MAGICS = EXTENSION.partition("def load_ipython")[0] + "get_ipython().register_magics(Desk)"
+
+
+def test_what_the_notebooks_own_magics_keep_is_told(tmp_path: Path) -> None:
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps([MAGICS]), "out = %ticket", base=tmp_path)
+    told = "print(*agent.restore(base / 'state').notices, file=sys.stderr)"
+    script = SCRIPT.replace('agent.restore(base / "state")', told)
+    after, said = child.answer(script, str(tmp_path), "[]", "out = %ticket", base=tmp_path)
+    assert (before, after) == (1, None)
+    assert "Desk: what a class of magics holds isn't saved, run its cells again" in said
+
+
+def test_inputs_are_as_they_were_typed(tmp_path: Path) -> None:
+    cells = ["%precision 3\nx = 1", "!true", "y = 2"]
+    asked = "out = [_i1, _i3, In[1], _i, get_ipython().history_manager.input_hist_raw[1:4]]\n%xdel x\nout.append('x' in dir())"
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, said = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before == after, said
+    assert before[0] == cells[0] != before[2] and before[5] is False
+
+
+def test_a_limit_of_the_process_is_told(tmp_path: Path) -> None:
+    cell = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
+    for cells, asked in (([cell], "out = 1"), ([], "out = 1")):
+        told = "print(*agent.restore(base / 'state').notices, file=sys.stderr)"
+        script = SCRIPT.replace('agent.restore(base / "state")', told)
+        script = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (4096, 4096))\n" + script
+        _, said = child.answer(script, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    assert "resource.RLIMIT_CORE: the notebook set this" in said
 
 
 def test_modules_of_a_package_that_cells_import_come_back_with_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 import types
 from typing import Any
 
-from ..session import NotHereError, own_module
+from ..session import MAIN, NotHereError, own_module
 from . import Adapter, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
@@ -53,6 +53,7 @@ def ipython() -> dict[str, Any]:
         "commands": [pair for pair in shell.alias_manager.aliases if pair not in _commands(shell)],
         "extensions": sorted(_extensions(shell)),
         "held": _held(shell),
+        "registered": _registered(shell),
         "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
     }
 
@@ -97,6 +98,11 @@ def _extensions(shell: Any) -> set[str]:
 
 def _reloader(shell: Any) -> Any:
     return getattr(shell.magics_manager.registry.get("AutoreloadMagics"), "_reloader", None)
+
+
+def _registered(shell: Any) -> list[str]:
+    """The notebook's own classes of magics."""
+    return sorted(cls for cls, held in shell.magics_manager.registry.items() if type(held).__module__ == MAIN)
 
 
 def _held(shell: Any) -> dict[str, str]:
@@ -151,10 +157,10 @@ def set_ipython(state: dict[str, Any]) -> None:
     for name, value in (state["reloader"] or {}).items() if reloader is not None else ():
         setattr(reloader, name, value)
     here = _held(shell)
-    if missing := sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what):
-        raise NotHereError(
-            f"{', '.join(missing)}: what the magics of an extension hold isn't saved, run its cells again"
-        )
+    missing = sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what)
+    missing += [name for name in state.get("registered", ()) if name not in _registered(shell)]
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again")
 
 
 ADAPTER = Adapter(modules=("IPython",), sections={"IPython": Section(ipython, set_ipython)})

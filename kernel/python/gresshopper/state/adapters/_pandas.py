@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import recipes
 from ..session import NotHereError
-from ..settings import of_notebook
+from ..settings import attributes, of_notebook
 from ..writing import Writing
 from . import Adapter, Rule, Section
 from ._defaults import Defaults, are_others
@@ -162,12 +162,14 @@ def _set_pandas(state: Any) -> None:
 def accessors() -> list[tuple[str, str, Any]]:
     """Accessors that the notebook gave to pandas' classes."""
     pd: Any = sys.modules["pandas"]
-    return [
+    found = [
         (of, name, vars(cls)[name]._accessor)
         for of, cls in (("dataframe", pd.DataFrame), ("series", pd.Series), ("index", pd.Index))
         for name in sorted(cls._accessors)
         if of_notebook(getattr(vars(cls).get(name), "_accessor", None))
     ]
+    attributes.update(name for _, name, _ in found)  # pandas hangs one into each frame on which it was used
+    return found
 
 
 def set_accessors(state: list[tuple[str, str, Any]]) -> None:
