@@ -167,8 +167,12 @@ def _hung_in() -> dict[str, str]:
     return found
 
 
+#: `RLIMIT_OFILE` is another name of one of them.
+_LIMITED = [name for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"]
+
+
 def _limits() -> dict[str, tuple[int, int]]:
-    return {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
+    return {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITED}
 
 
 #: The process's limits before any cell has run.

@@ -832,6 +832,10 @@ def _single(module: str, path: str) -> None:
         _keep_single(held, (module, path))
 
 
+#: Parts of the shell that cells hold: `old = sys.displayhook`. Their content is this process's.
+_OF_SHELL = ("displayhook", "display_pub", "display_formatter", "events", "history_manager", "magics_manager", "kernel")
+
+
 def _singletons(loaded: list[Adapter]) -> None:
     import random
 
@@ -844,3 +848,5 @@ def _singletons(loaded: list[Adapter]) -> None:
     if shell is not None and shell.initialized():
         held = shell.instance()
         _keep_single(held, ("gresshopper.state.recipes", "SHELL"))
+        for part in _OF_SHELL:
+            _single("gresshopper.state.recipes", f"SHELL.{part}")

@@ -120,6 +120,15 @@ def test_what_the_notebooks_own_magics_keep_is_told(tmp_path: Path) -> None:
     assert "Desk: what a class of magics holds isn't saved, run its cells again" in said
 
 
+def test_what_a_cell_gave_the_shell_for_errors_is_told(tmp_path: Path) -> None:
+    cell = "ip = get_ipython()\nip.set_custom_exc((KeyError,), lambda *a, **k: None)\nhook = ip.displayhook"
+    child.answer(SCRIPT, str(tmp_path), json.dumps([cell]), "out = 1", base=tmp_path)
+    told = "print(*agent.restore(base / 'state').notices, file=sys.stderr)"
+    script = SCRIPT.replace('agent.restore(base / "state")', told)
+    after, said = child.answer(script, str(tmp_path), "[]", "out = hook is get_ipython().displayhook", base=tmp_path)
+    assert after and "the handler of KeyError: the notebook set this, run its cell again" in said
+
+
 def test_inputs_are_as_they_were_typed(tmp_path: Path) -> None:
     cells = ["%precision 3\nx = 1", "!true", "y = 2"]
     asked = "out = [_i1, _i3, In[1], _i, get_ipython().history_manager.input_hist_raw[1:4]]\n%xdel x\nout.append('x' in dir())"

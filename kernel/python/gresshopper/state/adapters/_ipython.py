@@ -54,6 +54,7 @@ def ipython() -> dict[str, Any]:
         "extensions": sorted(_extensions(shell)),
         "held": _held(shell),
         "registered": _registered(shell),
+        "handled": [error.__name__ for error in shell.custom_exceptions],
         "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
     }
 
@@ -159,8 +160,11 @@ def set_ipython(state: dict[str, Any]) -> None:
     here = _held(shell)
     missing = sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what)
     missing += [name for name in state.get("registered", ()) if name not in _registered(shell)]
-    if missing:
-        raise NotHereError(f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again")
+    told = [f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again"] if missing else []
+    if state.get("handled") and not shell.custom_exceptions:
+        told.append(f"the handler of {', '.join(state['handled'])}: the notebook set this, run its cell again")
+    if told:
+        raise NotHereError("; ".join(told))
 
 
 ADAPTER = Adapter(modules=("IPython",), sections={"IPython": Section(ipython, set_ipython)})
