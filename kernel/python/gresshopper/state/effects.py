@@ -233,6 +233,8 @@ def barred(cell: Mapping[str, Any]) -> str | None:
     for path, stamp in cell["effects"]["read"].items():
         if _stamp(path) != stamp:
             return f"the file {path} was changed since its cell read it"
+    if _awaits(cell["source"]):
+        return "its cell awaits something, and only the kernel runs such a cell"
     used = sorted(_used(cell) & BARRED_NAMES)
     if used:
         return f"its cell can't be trusted to do the same again ({', '.join(used)})"
@@ -257,6 +259,16 @@ def _used(cell: Mapping[str, Any]) -> set[str]:
 @functools.lru_cache(maxsize=4096)
 def _named(source: str) -> frozenset[str]:
     return frozenset(names.names_of_source(source).names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _awaits(source: str) -> bool:
+    """Whether Python refuses a cell outside a coroutine."""
+    try:
+        compile(source, "<cell>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as e:
+        return "outside" in str(e)
+    return False
 
 
 def telling(used: Iterable[str]) -> list[str]:

@@ -46,3 +46,11 @@ def test_the_first_look_for_temporary_files_is_no_effect(monkeypatch: pytest.Mon
 def test_a_cells_own_effects_are_seen(watching: effects.Effects, tmp_path: Path) -> None:
     write_and_remove(tmp_path / "a")
     assert watching.stop()["did"] == ["open for writing", "os.remove"]
+
+
+@pytest.mark.parametrize(
+    ("source", "barred"), [("x = 1", False), ("g = agen(); await g.__anext__()", True), ("async with y: pass", True)]
+)
+def test_a_cell_that_awaits_is_not_run_again(source: str, barred: bool) -> None:
+    why = effects.barred({"ok": True, "source": source, "effects": {"did": [], "read": {}}})
+    assert (why == "its cell awaits something, and only the kernel runs such a cell") == barred
