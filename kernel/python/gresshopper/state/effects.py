@@ -6,6 +6,7 @@ source of randomness that isn't recorded.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
@@ -68,8 +69,19 @@ BARRED_NAMES = frozenset(
         "mkstemp",
         "mkdtemp",
         "TemporaryDirectory",
+        # Written by libraries in C, whose files Python doesn't see.
+        "to_netcdf",
+        "to_hdf",
+        "to_parquet",
+        "to_feather",
+        "HDFStore",
+        "VideoWriter",
+        "imwrite",
     }
 )
+#: What opens a file by a library in C, and the modes in which it is written.
+_OPENERS = frozenset({"File", "Dataset", "open_file", "AlignmentFile", "VariantFile"})
+_MODES = frozenset({"w", "a", "x", "w-", "r+", "wb", "ab"})
 #: Stands among the names for a module of the user's own, whose file may change.
 LOCAL = "<own module>"
 #: Names whose values may differ tomorrow or elsewhere. Groups of their cells are shipped if possible.
@@ -156,6 +168,7 @@ class Effects:
         self._on = False
         self._found: set[str] = set()
         self._files: dict[str, list[int]] = {}
+        self._handles: set[str] = set()
         # ipykernel asks for it at a process's first cell, and the first answer takes a file that is written and removed.
         with contextlib.suppress(OSError):
             tempfile.gettempdir()
@@ -166,12 +179,27 @@ class Effects:
             sys.addaudithook(_hook)
         Effects._installed = self
         self._found, self._files = set(), {}
+        self._handles = _handles()
         self._on = True
 
     def stop(self) -> dict[str, Any]:
         """Events since `start`: effects, and files read, with their size and time of change."""
         self._on = False
+        for handle in _handles() - self._handles:
+            self._holds(handle)
         return {"did": sorted(self._found), "read": self._files}
+
+    def _holds(self, handle: str) -> None:
+        """A file that the cell left open: a library in C (HDF5) opens it without an audit event."""
+        try:
+            path = os.readlink(f"/proc/self/fd/{handle}")
+            if not path.startswith("/") or path.startswith(("/dev/", "/memfd:", "/proc/")) or "/gresshopper/" in path:
+                return
+            with open(f"/proc/self/fdinfo/{handle}", "rb") as said:
+                flags = int(said.read().partition(b"flags:")[2].split()[0], 8)
+        except (OSError, ValueError, IndexError):  # it is closed by now
+            return
+        self._opened((path, None, flags))
 
     def event(self, event: str, args: tuple[Any, ...]) -> None:
         """Handles an audit event of a kind that counts."""
@@ -197,6 +225,16 @@ def _stamp(path: str) -> list[int]:
     except OSError:
         return []
     return [found.st_size, found.st_mtime_ns]
+
+
+def _handles() -> set[str]:
+    """The numbers of this process's open files."""
+    try:
+        own = os.dup(0)  # the number that the listing itself takes next
+        os.close(own)
+        return set(os.listdir("/proc/self/fd")) - {str(own)}
+    except OSError:
+        return set()
 
 
 def _by_kernel() -> bool:
@@ -228,6 +266,8 @@ def barred(cell: Mapping[str, Any]) -> str | None:
     if not cell["ok"]:
         return "its cell failed"
     did = cell["effects"]["did"]
+    if not did and _may_write(cell["source"]):
+        did = ["open for writing"]
     if did:
         return f"its cell did what mustn't be done twice ({', '.join(did)})"
     for path, stamp in cell["effects"]["read"].items():
@@ -259,6 +299,25 @@ def _used(cell: Mapping[str, Any]) -> set[str]:
 @functools.lru_cache(maxsize=4096)
 def _named(source: str) -> frozenset[str]:
     return frozenset(names.names_of_source(source).names)
+
+
+@functools.lru_cache(maxsize=4096)
+def _may_write(source: str) -> bool:
+    """Whether a cell names a mode of writing to what opens files by a library in C."""
+    if not any(opener in source for opener in _OPENERS):
+        return False
+    try:
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError):
+        return True
+    return any(
+        getattr(call.func, "attr", getattr(call.func, "id", None)) in _OPENERS
+        and any(
+            isinstance(given, ast.Constant) and given.value in _MODES
+            for given in (*call.args[1:], *(k.value for k in call.keywords))
+        )
+        for call in calls
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -54,3 +56,32 @@ def test_a_cells_own_effects_are_seen(watching: effects.Effects, tmp_path: Path)
 def test_a_cell_that_awaits_is_not_run_again(source: str, barred: bool) -> None:
     why = effects.barred({"ok": True, "source": source, "effects": {"did": [], "read": {}}})
     assert (why == "its cell awaits something, and only the kernel runs such a cell") == barred
+
+
+def test_a_file_that_a_library_in_c_leaves_open_counts(tmp_path: Path) -> None:
+    """As HDF5 does: a re-run of `h5py.File(path, "w")` would empty the user's file."""
+    library = ctypes.CDLL(None)
+    (tmp_path / "read").write_text("x")
+    for name, flags, did in (("read", os.O_RDONLY, []), ("written", os.O_RDWR | os.O_CREAT, ["open for writing"])):
+        watching = effects.Effects()
+        watching.start()
+        handle = library.open(str(tmp_path / name).encode(), flags, 0o600)
+        found = watching.stop()
+        os.close(handle)
+        assert found["did"] == did
+        assert did or list(found["read"]) == [str(tmp_path / name)]
+
+
+@pytest.mark.parametrize(
+    ("source", "barred"),
+    [
+        ("with h5py.File('a.h5', 'w') as f: f['x'] = 1", True),
+        ("d = Dataset('a.nc', mode='a')", True),
+        ("f = h5py.File('w')", False),
+        ("f = h5py.File('a.h5', 'r')", False),
+        ("f = Filed('a.h5', 'w')", False),
+    ],
+)
+def test_a_cell_that_names_a_mode_of_writing_is_not_run_again(source: str, barred: bool) -> None:
+    why = effects.barred({"ok": True, "source": source, "effects": {"did": [], "read": {}}})
+    assert why == ("its cell did what mustn't be done twice (open for writing)" if barred else None)
