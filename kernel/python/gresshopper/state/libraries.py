@@ -160,8 +160,19 @@ def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: 
                 scan.tables.append((attr, value))
         elif known is _modules and issubclass(kind, type) and value.__module__ != MAIN:
             scan.classes.append((attr, value))
+        elif known is _classes and root not in _KERNELS and _wraps(value):
+            scan.mine.append(attr)
     known[key] = before = (mark, scan.classes, scan if scan.mine or scan.lent or scan.tables else None)
     return before
+
+
+def _wraps(value: Any) -> bool:
+    """Whether a library's object, put into one of its classes, holds a function or class of the notebook: an accessor.
+    Those of pandas come back."""
+    kind = type(value)
+    if kind.__dictoffset__ == 0 or issubclass(kind, type) or kind.__module__.startswith(("builtins", "pandas.")):
+        return False
+    return any(map(settings.of_notebook, list(object.__getattribute__(value, "__dict__").values())))
 
 
 def _lender(function: types.FunctionType, root: str) -> str:
@@ -177,7 +188,7 @@ def _lender(function: types.FunctionType, root: str) -> str:
 
 def set_patched(state: list[str]) -> None:
     """Says which of these functions aren't there."""
-    missing = [where for where in state if not settings.of_notebook(_found(where))]
+    missing = [where for where in state if not settings.of_notebook(_found(where)) and not _wraps(_found(where))]
     if missing:
         raise NotHereError(f"{', '.join(missing)}: the notebook put a function of its own there, run its cell again")
 

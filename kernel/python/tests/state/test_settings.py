@@ -120,6 +120,16 @@ def test_what_the_notebooks_own_magics_keep_is_told(tmp_path: Path) -> None:
     assert "Desk: what a class of magics holds isn't saved, run its cells again" in said
 
 
+def test_what_a_library_wrapped_and_put_into_a_class_is_told(tmp_path: Path) -> None:
+    """As xarray does with an accessor."""
+    cell = "import fractions, functools\nsetattr(fractions.Fraction, 'hop', functools.cached_property(lambda self: 5))"
+    child.answer(SCRIPT, str(tmp_path), json.dumps([cell]), "out = 1", base=tmp_path)
+    told = "import fractions\n    print(*agent.restore(base / 'state').notices, file=sys.stderr)"
+    script = SCRIPT.replace('    agent.restore(base / "state")', f"    {told.replace(chr(10), chr(10) + '    ')}")
+    _, said = child.answer(script, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert "fractions.Fraction.hop: the notebook put a function of its own there, run its cell again" in said
+
+
 def test_what_a_cell_gave_the_shell_for_errors_is_told(tmp_path: Path) -> None:
     cell = "ip = get_ipython()\nip.set_custom_exc((KeyError,), lambda *a, **k: None)\nhook = ip.displayhook"
     child.answer(SCRIPT, str(tmp_path), json.dumps([cell]), "out = 1", base=tmp_path)
