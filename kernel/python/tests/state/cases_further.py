@@ -1008,7 +1008,7 @@ case(
     "pandas/accessor that keeps something",
     "import pandas as pd\n@pd.api.extensions.register_dataframe_accessor('hop_lab')\nclass Lab:\n    def __init__(self,f): self.f,self.n=f,0\n    def warm(self):\n        self.n+=1\n        return self.n\ndf=pd.DataFrame({'a':[1]})",
     "df.hop_lab.warm()",
-    check="out=df.hop_lab.warm(),df.hop_lab.f is df",
+    check="out=df.hop_lab.warm(),df.hop_lab.f is df\ndel pd.DataFrame.hop_lab\npd.DataFrame._accessors.discard('hop_lab')",
     needs=PD,
 )
 
