@@ -1006,7 +1006,9 @@ def _take_back_streams() -> None:
     for name, own in STREAMS.items():
         if isinstance(getattr(sys, name), Lost):
             setattr(sys, name, own)
-            print(f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again", file=own)
+            print(
+                f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again", file=own
+            )
 
 
 def _cells_of(record: form.Record) -> list[dict[str, Any]]:

@@ -172,7 +172,8 @@ class Rules(Writing):
         left = {
             name: value
             for name, value in attrs.items()
-            if (name in settings.attributes or (own and name[:1] != "_")) and not (type(state) is dict and name in state)
+            if (name in settings.attributes or (own and name[:1] != "_"))
+            and not (type(state) is dict and name in state)
         }
         if own and make is t and (own_hook(t, "__init__") or own_hook(t, "__new__")):
             base = next(b for b in t.__mro__ if not self.session.by_value(b))
@@ -347,7 +348,9 @@ class Rules(Writing):
             if handle.writable():
                 return self.lose(handle, "a file that is open for writing can't be opened again without changing it")
             if type(_below(handle)) is not io.FileIO:
-                return self.lose(handle, f"it reads through {a_kind(kind_of(_below(handle)))}, whose place can't be saved")
+                return self.lose(
+                    handle, f"it reads through {a_kind(kind_of(_below(handle)))}, whose place can't be saved"
+                )
             found = os.fstat(handle.fileno())
             offset = handle.tell()
             newline = _newline(handle) if text else None
@@ -513,7 +516,6 @@ _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getn
 def own_hook(cls: type, hook: str) -> bool:
     found = getattr(cls, hook, None)
     return isinstance(found, _FunctionType) and found.__module__ == MAIN
-
 
 
 _NO_STATE = getattr(object, "__getstate__", None)
@@ -833,7 +835,15 @@ def _single(module: str, path: str) -> None:
 
 
 #: Parts of the shell that cells hold: `old = sys.displayhook`. Their content is this process's.
-_OF_SHELL = ("displayhook", "display_pub", "display_formatter", "events", "history_manager", "magics_manager", "kernel")
+_OF_SHELL = (
+    "displayhook",
+    "display_pub",
+    "display_formatter",
+    "events",
+    "history_manager",
+    "magics_manager",
+    "kernel",
+)
 
 
 def _singletons(loaded: list[Adapter]) -> None:

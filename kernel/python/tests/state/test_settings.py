@@ -122,7 +122,9 @@ def test_what_the_notebooks_own_magics_keep_is_told(tmp_path: Path) -> None:
 
 def test_what_a_library_wrapped_and_put_into_a_class_is_told(tmp_path: Path) -> None:
     """As xarray does with an accessor."""
-    cell = "import fractions, functools\nsetattr(fractions.Fraction, 'hop', functools.cached_property(lambda self: 5))"
+    cell = (
+        "import fractions, functools\nsetattr(fractions.Fraction, 'hop', functools.cached_property(lambda self: 5))"
+    )
     child.answer(SCRIPT, str(tmp_path), json.dumps([cell]), "out = 1", base=tmp_path)
     told = "import fractions\n    print(*agent.restore(base / 'state').notices, file=sys.stderr)"
     script = SCRIPT.replace('    agent.restore(base / "state")', f"    {told.replace(chr(10), chr(10) + '    ')}")
