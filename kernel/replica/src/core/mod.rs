@@ -610,7 +610,10 @@ impl Core {
     }
 
     fn interrupt_kernel(&mut self) {
-        self.out.push(Output::InterruptKernel { why: None });
+        // A process that isn't up runs no cell, and the signal would break its start: the next cell would never be answered.
+        if matches!(self.phase, Phase::Up) {
+            self.out.push(Output::InterruptKernel { why: None });
+        }
         self.standing_interrupted();
     }
 

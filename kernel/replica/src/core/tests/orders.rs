@@ -123,6 +123,12 @@ fn without_stop_on_error_the_next_one_runs() {
 }
 
 #[test]
+fn an_interrupt_spares_a_process_that_starts() {
+    let mut world = World::starting();
+    assert_eq!(world.input(Input::Interrupt), [""; 0]);
+}
+
+#[test]
 fn an_interrupt_takes_a_waiting_cell_back() {
     let mut world = World::up();
     assert_eq!(world.input(Input::Interrupt), ["interrupt"]);
