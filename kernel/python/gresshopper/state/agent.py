@@ -173,11 +173,12 @@ class Agent:
             self.journal = None
 
     def _before(self, info: Any) -> None:
-        if not self._cells and in_main_thread():
-            self._promptly()  # should the loop have taken this request first
-        if self._cells.begins(info):
-            self.effects.start()
-            self._started = time.perf_counter()
+        with hurry.interrupts_for_the_cell():
+            if not self._cells and in_main_thread():
+                self._promptly()  # should the loop have taken this request first
+            if self._cells.begins(info):
+                self.effects.start()
+                self._started = time.perf_counter()
 
     def _after(self, result: Any) -> None:
         ended = time.perf_counter()

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ from .session import Away, Interrupted, NoRoom, Session
 
 #: Seconds between two looks at what the user asked for.
 EVERY = 0.002
+#: Seconds from our hook until the cell runs.
+BEGINS_WITHIN = 0.005
 #: Bytes that a capture may always add to the process; beyond, a fraction (1/SHARED) of the room left at its start.
 FLOOR, SHARED = 256 << 20, 2
 #: Number of checks for room for each look at the process's size.
@@ -56,8 +59,14 @@ class Until:
             raise Interrupted
 
 
-#: Deferred interrupts from the keyboard.
+#: Deferred interrupts from the keyboard, and those for the cell that begins.
 _deferred: list[int] = []
+_for_the_cell: list[int] = []
+
+
+def _defer(number: int, _: Any) -> None:
+    _deferred.append(number)
+    _for_the_cell.append(number)
 
 
 @contextlib.contextmanager
@@ -69,12 +78,31 @@ def interrupts_deferred() -> Iterator[None]:
         yield
         return
     _deferred.clear()
-    signal.signal(signal.SIGINT, lambda number, frame: _deferred.append(number))
+    signal.signal(signal.SIGINT, _defer)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
         _deferred.clear()
+
+
+@contextlib.contextmanager
+def interrupts_for_the_cell() -> Iterator[None]:
+    """Leave an interrupt to the cell that begins after this: in a hook, IPython would print and swallow it."""
+    before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
+    if before is None:
+        yield
+        return
+    _for_the_cell.clear()
+    signal.signal(signal.SIGINT, _defer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        _deferred.clear()
+        if _for_the_cell:
+            me = threading.get_ident()
+            threading.Timer(BEGINS_WITHIN, signal.pthread_kill, (me, signal.SIGINT)).start()
 
 
 class UntilAsked:

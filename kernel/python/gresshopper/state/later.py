@@ -158,8 +158,7 @@ class Later:
         return len(self._waiting), sum(_size(self._units[uid].said) for uid in self._waiting)
 
     def _read(self, uid: int) -> None:
-        del self._waiting[uid]
-        stands = self._stands.pop(uid)
+        waiting, stands = self._waiting.pop(uid), self._stands.pop(uid)
         told = len(self._loader.notices)
         lost: dict[str, str] = {}
         try:
@@ -169,6 +168,9 @@ class Later:
         except Exception as e:
             lost = dict.fromkeys(stands, f"it couldn't be read: {e}")
             values = {name: Lost(name, why) for name, why in lost.items()}
+        except BaseException:  # the user interrupts: it is read the next time
+            self._waiting[uid], self._stands[uid] = waiting, stands
+            raise
         for name, stand in stands.items():
             is_read(stand, values[name])
         if lost or len(self._loader.notices) > told:

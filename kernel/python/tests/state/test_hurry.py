@@ -14,6 +14,7 @@ import pytest
 from gresshopper.state import capture, hurry, pickling
 from gresshopper.state.pickling import Interrupted
 
+import child
 from harness import Kernel
 
 CELLS = (
@@ -281,3 +282,28 @@ class _Cell:
 
     def __init__(self, source: str) -> None:
         self.info = types.SimpleNamespace(raw_cell=source)
+
+
+BEFORE = """
+import os, signal, sys, time
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+from gresshopper.state.agent import Agent
+ip = InteractiveShell.instance()
+agent = Agent(ip, Path(sys.argv[1]) / "store")
+agent.watch()
+begins = agent._cells.begins
+def interrupted(info):
+    os.kill(os.getpid(), signal.SIGINT)
+    return begins(info)
+agent._cells.begins = interrupted
+result = ip.run_cell("time = __import__('time'); time.sleep(20)")
+print("\\x1e" + __import__("json").dumps(type(result.error_in_exec).__name__))
+"""
+
+
+def test_an_interrupt_in_our_own_hook_reaches_the_cell(tmp_path: Path) -> None:
+    began = time.monotonic()
+    said, told = child.answer(BEFORE, str(tmp_path), base=tmp_path)
+    assert said == "KeyboardInterrupt" and "Error in callback" not in told
+    assert time.monotonic() - began < 20

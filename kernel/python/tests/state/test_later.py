@@ -135,6 +135,26 @@ def test_a_copied_placeholder_is_captured_as_its_value(tmp_path: Path) -> None:
     assert said[1][0] == "(True, True, 5)"
 
 
+INTERRUPTED = """
+    agent.restore(base / "state", wait=False, shown=False)
+    values = agent.later._loader.values
+    def interrupted(uid):
+        agent.later._loader.values = values
+        raise KeyboardInterrupt
+    agent.later._loader.values = interrupted
+"""
+
+
+def test_what_an_interrupt_kept_from_being_read_is_read_at_the_next_cell(tmp_path: Path) -> None:
+    run(tmp_path, cells=CELLS)
+    ours = SCRIPT.replace('\n    agent.restore(base / "state", wait=do["wait"], shown=False)\n', INTERRUPTED)
+    ours = ours.replace(
+        "        ip.run_cell(cell)\n", "        try: ip.run_cell(cell)\n        except KeyboardInterrupt: pass\n"
+    )
+    said, _ = run(tmp_path, then=["out = int(a[7])"] * 2, script=ours, names=["a"])
+    assert said[1] == ["None", ["a"]] and said[2] == ["7", []]
+
+
 DISPLAYED = [
     "x = [1]\nx",  # one group with a variable
     "[2, 3]",
