@@ -347,8 +347,8 @@ pub enum ClusterError {
     NotWhole { key: String, value: f64 },
     #[error("the cluster file is not as it should be")]
     Toml(#[from] toml::de::Error),
-    #[error("the cluster has no GPUs: gpus_per_node must be from 1 to 64")]
-    NoGpus,
+    #[error("gpus_per_node is {0}; it must be from 1 to 64")]
+    Gpus(u16),
     #[error("{what} is {value}; it must be {must}")]
     Range {
         what: &'static str,
@@ -381,7 +381,7 @@ impl Cluster {
             cluster.cpus_per_node = cluster.gpus_per_node;
         }
         if cluster.gpus_per_node == 0 || cluster.gpus_per_node > 64 {
-            return Err(ClusterError::NoGpus);
+            return Err(ClusterError::Gpus(cluster.gpus_per_node));
         }
         let too_few = cluster.nodes > 0 && u32::from(cluster.replicas) > cluster.nodes;
         if cluster.replicas == 0 || too_few {
@@ -496,6 +496,10 @@ impl Cluster {
         }
         if self.nodes > 100_000 {
             return bad("nodes", self.nodes.into(), "at most 100000");
+        }
+        // Each on a node of its own, all of which are made for a trace.
+        if self.replicas > 9 {
+            return bad("replicas", self.replicas.into(), "from 1 to 9");
         }
         if self.cpus_per_node < self.gpus_per_node {
             return bad(

@@ -155,6 +155,16 @@ fn what_does_not_fit_is_told_and_not_tried() {
         told.to_string(),
         "session a asks for 100 cores on one node, and the cluster's nodes have 64"
     );
+    for (file, sentence) in [
+        ("replicas = 65535", "replicas is 65535; it must be from 1 to 9"),
+        (
+            "gpus_per_node = 65",
+            "gpus_per_node is 65; it must be from 1 to 64",
+        ),
+    ] {
+        let error = Cluster::parse(file).expect_err("it would take for ever");
+        assert_eq!(error.to_string(), sentence);
+    }
     let slow = Cluster::parse("[latency]\nstore_gb_s = 0.0\n").expect_err("it would take for ever");
     assert_eq!(
         slow.to_string(),
