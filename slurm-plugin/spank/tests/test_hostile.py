@@ -38,6 +38,9 @@ def test_memory_that_nobody_may_look_at_holds_up_no_take_back(
     path = told["devices"][0]["path"]
     locked = bob.ask("lock-memory", fuse) if whose == "a-strangers" else alice.ask("lock-memory", fuse, path)
     assert isinstance(locked, int), locked
+    if not (bob if whose == "a-strangers" else alice).ask("alive", locked):
+        assert "trixie" in str(pilot.cluster.base)
+        pytest.skip("Linux makes no user namespace in a chroot")
     child = alice.ask("child", path)
     end(step)
     taken = pilot.hear(30)
