@@ -18,7 +18,7 @@ pub(crate) struct Context<'a> {
     pub(crate) zone: TimeZone,
     pub(crate) env: fn(&str) -> Option<String>,
     pub(crate) is_root: bool,
-    /// The name of the user of that name or uid, if there is one.
+    /// The name of the user with this name or uid, if the system knows such a user.
     pub(crate) user: fn(&str) -> Option<String>,
     /// The site's configuration, where it can be read.
     pub(crate) config: Option<Config>,

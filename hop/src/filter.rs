@@ -90,7 +90,7 @@ impl States {
         self.states.is_empty() || self.states.iter().any(|wanted| wanted.eq_ignore_ascii_case(word))
     }
 
-    /// A state that there isn't is a mistake, and no empty table.
+    /// A misspelt state is a mistake of the user's, and must not look like an empty table.
     pub(crate) fn check(&self, all: &[&str]) -> Result<(), Failure> {
         let is_one = |word: &String| all.iter().any(|known| known.eq_ignore_ascii_case(word));
         match self.states.iter().find(|word| !is_one(word)) {

@@ -73,7 +73,7 @@ class Front:
         self._returncode: int | None = None
         self._wanted = True
         self._was_up = False
-        # What pages may lack, for the next front.
+        # The front records here which outputs pages may lack: the front after it reads the records.
         self._heirs = os.memfd_create("hop-front")
         start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs}"
         self._process = self._spawn(resume=False)

@@ -110,8 +110,8 @@ def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Noteboo
 
 def test_a_node_that_falls_silent_runs_nothing_twice(cluster: Cluster, alice: Notebook) -> None:
     """Its virtual machine is paused in a cell, and goes on when the kernel is elsewhere already."""
-    node = saved_on(alice)
     alice.execute("count = open('count', 'a', buffering=1)\nfrom pathlib import Path")
+    node = saved_on(alice)
     cell = alice.submit("import time\nPath('count').open('a').write('begun ')\ntime.sleep(30)\nx = 0")["cell"]
     until("the cell runs", lambda: "begun" in stdout(alice_reads(cluster)))
     cluster.devcluster("pause-node", node)

@@ -1,6 +1,6 @@
-//! Record of what a kernel's pages may lack, in memory that outlives a killed front: the front's owner holds it, and names
-//! it to the next front. The bytes of the records lie behind each other. The place of the first one is in the first eight
-//! bytes, so that all records are exchanged by one small write.
+//! Records of outputs that a kernel's pages may lack, in memory that outlives a killed front: the front's owner holds the memory,
+//! and names it to the next front. The records lie behind each other. The first eight bytes hold the place of the first record,
+//! so that one small write exchanges all records.
 
 use crate::core::Records;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -22,7 +22,8 @@ struct Memory {
 }
 
 impl Heirs {
-    /// The memory of that name, and the records of an earlier front if this one follows it. `None` means that there is no memory.
+    /// Opens the owner's memory. With `resume`, an earlier front's records are returned as well. `None` means that the owner has
+    /// named no memory.
     pub(crate) fn open(path: Option<&Path>, resume: bool) -> (Self, Option<Vec<u8>>) {
         let opened = path.map(|path| Memory::open(path, resume)).transpose();
         let opened = opened.unwrap_or_else(|error| {

@@ -49,7 +49,8 @@ pub struct Start {
     /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,
-    /// Memory of the owner's that outlives a killed front; absent: what pages may lack is lost with this front.
+    /// The owner's memory for this front's records, which outlives a killed front. Without one, outputs that pages lack are lost
+    /// with the front.
     #[serde(default)]
     pub heirs: Option<PathBuf>,
 }

@@ -263,7 +263,7 @@ fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timesta
     }
 }
 
-/// What a killed front has kept for pages, and the memory for this one's heirs.
+/// Takes up the records of a killed front, and returns the memory for the next front.
 fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
     let (heirs, records) = Heirs::open(start.heirs.as_deref(), start.resume);
     if let Some(records) = records {

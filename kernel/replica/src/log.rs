@@ -130,7 +130,7 @@ pub(crate) struct Log {
     seat: Option<mpsc::UnboundedSender<ToSeat>>,
     writer: Option<JoinHandle<()>>,
     proposed: VecDeque<Entry>,
-    /// What the seat was told of the kernel's rest. `None`: the seat doesn't hear it.
+    /// Whether the seat was told that the kernel is at rest. `None`: the seat is of a release that hears nothing of it.
     rests: Option<bool>,
 }
 

@@ -311,8 +311,8 @@ impl Core {
         }
     }
 
-    /// Idle pilots of the node, the smallest first. One that is kept for others makes room for a due cell that goes before
-    /// them: they couldn't start there either, as the node is held for it.
+    /// Idle pilots of the node, the smallest first. A pilot that is kept for later cells makes room for a due cell: the node is
+    /// held for the due cell, and the later ones couldn't start there either.
     fn idle_there(&self, node: Idx<Node>, cell: Option<Idx<Cell>>) -> Vec<Idx<Pilot>> {
         let due = cell.filter(|&c| self.work.cells[c].due);
         let gives_way = |p: &Pilot| {

@@ -254,7 +254,7 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
     server.inbox.push(uid, opened).await;
     let writing = tokio::spawn(async move {
         while let Some(message) = queue.recv().await {
-            // What is being written takes room, as what waits does.
+            // A message that is being written takes as much room as a waiting one.
             let _room = sender.upgrade().and_then(|s| s.try_reserve_owned().ok());
             if let Err(error) = writer.send(&message).await {
                 debug!(?conn, "a message could not be sent: {error}");

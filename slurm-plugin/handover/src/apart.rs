@@ -1,7 +1,7 @@
 //! Work that may hang, in a child that can be ended.
 //!
 //! Linux shows a process's memory under a lock of that process's. Its user can keep the lock for ever: by a mapping of
-//! a file whose file system, the user's own, doesn't answer. Who waits for the lock is ended by SIGKILL alone.
+//! a file whose file system, the user's own, doesn't answer. Only SIGKILL ends a process that waits for the lock.
 
 #![allow(unsafe_code)] // fork(2) has no wrapper that is safe in a process with threads.
 
@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 /// For a child that was sent SIGKILL.
 const DYING: Duration = Duration::from_millis(500);
 
-/// What `work` writes, `most` bytes of it; `false` if it didn't come to its end within `patience`. Another thread may have
-/// held any lock at the fork, but for the allocator's: `work` makes system calls, and needs nothing else of the process.
+/// Runs `work` in a child, and returns the bytes that the child wrote, about `most` of them. The second value says whether the
+/// work came to its end within `patience`. Another thread may have held any lock at the fork, but for the allocator's: `work`
+/// makes system calls, and needs nothing else of the process.
 ///
 /// # Errors
 /// There is no child to be had.

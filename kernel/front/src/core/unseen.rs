@@ -391,7 +391,7 @@ impl Front {
         self.unseen.take_up(records);
     }
 
-    /// What is to be recorded for the kernel's next front.
+    /// Changes to be recorded now for the kernel's next front.
     pub fn records(&mut self) -> Option<Records> {
         self.unseen.records()
     }

@@ -79,7 +79,7 @@ BARRED_NAMES = frozenset(
         "imwrite",
     }
 )
-#: What opens a file by a library in C, and the modes in which it is written.
+#: Calls that open a file by a library in C, and the modes in which such a call writes.
 _OPENERS = frozenset({"File", "Dataset", "open_file", "AlignmentFile", "VariantFile"})
 _MODES = frozenset({"w", "a", "x", "w-", "r+", "wb", "ab"})
 #: Stands among the names for a module of the user's own, whose file may change.
@@ -305,7 +305,7 @@ def _named(source: str) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _may_write(source: str) -> bool:
-    """Whether a cell names a mode of writing to what opens files by a library in C."""
+    """Whether a cell opens a file by a library in C, in a mode of writing."""
     if not any(opener in source for opener in _OPENERS):
         return False
     try:

@@ -89,17 +89,14 @@ def interrupts_deferred() -> Iterator[None]:
 @contextlib.contextmanager
 def interrupts_for_the_cell() -> Iterator[None]:
     """Leave an interrupt to the cell that begins after this: in a hook, IPython would print and swallow it."""
-    before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
-    if before is None:
+    if not in_main_thread():
         yield
         return
     _for_the_cell.clear()
-    signal.signal(signal.SIGINT, _defer)
     try:
-        yield
+        with interrupts_deferred():
+            yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        _deferred.clear()
         if _for_the_cell:
             me = threading.get_ident()
             threading.Timer(BEGINS_WITHIN, signal.pthread_kill, (me, signal.SIGINT)).start()

@@ -99,7 +99,7 @@ class Later:
                 stack += self._within(self._owner[name], seen)
 
     def _within(self, uid: int, seen: set[int]) -> list[str]:
-        """Read a group and its classes' groups, unless they were seen: the names that they reach."""
+        """Read a group and its classes' groups, unless they were seen. Returns the names within their reach."""
         found, groups = [], [uid]
         while groups:
             uid = groups.pop()

@@ -37,7 +37,7 @@ class Names(NamedTuple):
 
     names: set[str]
     dynamic: bool
-    #: Dotted names to which the code assigns, from a name on: `np.x`. One that begins with a dot is of some other object.
+    #: Dotted names to which the code assigns, from a name on: `np.x`. A name that begins with a dot belongs to an object without a name.
     stored: frozenset[str] = frozenset()
     #: Words of its strings: a library may take them for variables (`df.query("x > @least")`, SQL on a data frame).
     words: frozenset[str] = frozenset()

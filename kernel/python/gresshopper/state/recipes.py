@@ -139,7 +139,7 @@ def based(base: Any, cls: Any, *args: Any) -> Any:
 
 
 def set_left_out(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
-    """Sets an instance's state as its class does, then the attributes that this left out."""
+    """Sets an instance's state as its class does, then the attributes that the class leaves out."""
     own, left = state
     held = object.__getattribute__(made, "__dict__")
     if own is not None and hasattr(made, "__setstate__"):

@@ -57,7 +57,7 @@ class Snapshot:
         self.sections: dict[str, Entry] = {}
         self.environment: Mapping[str, Any] = {}
         self.history: dict[int, str] = {}
-        #: Of them, those that were typed otherwise than IPython ran them.
+        #: Inputs as they were typed, where IPython ran another text.
         self.raw: dict[int, str] = {}
         self.count = 1
         self.shown: Mapping[str, int] = {}
@@ -464,7 +464,7 @@ def _may_hold(one: Any) -> bool:
 
 
 def _objects_of(array: Any) -> list[Any]:
-    """What an array of objects holds, which the collector of cycles doesn't know."""
+    """Items of an array of objects: the collector of cycles doesn't know them."""
     if type(array).__name__ != "ndarray" or not array.dtype.hasobject or array.dtype.fields:
         return []
     found: list[Any] = array.ravel().tolist()

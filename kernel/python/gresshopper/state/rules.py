@@ -521,7 +521,7 @@ def own_hook(cls: type, hook: str) -> bool:
 _NO_STATE = getattr(object, "__getstate__", None)
 #: Libraries' types whose instances are pickled with their `__dict__` as it is.
 _ATTRIBUTED: set[type] = set()
-#: Those whose pickling is their own, and may leave out attributes.
+#: Libraries' types with pickling of their own, which may leave out attributes.
 _LEAVING: set[type] = set()
 
 
@@ -682,7 +682,7 @@ def _closed(handle: Any) -> tuple[Any, ...] | None:
 
 
 def _below(handle: Any) -> Any:
-    """What a file reads from: the file on the disk, or what decompresses it (`gzip.open` in text mode)."""
+    """The layer below a file's buffer: the file on the disk, or a decompressor (`gzip.open` in text mode)."""
     buffer = handle.buffer if isinstance(handle, io.TextIOWrapper) else handle
     return buffer.raw if isinstance(buffer, (io.BufferedReader, io.BufferedRandom)) else buffer
 

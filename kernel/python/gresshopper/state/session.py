@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 MAIN = "__main__"
 
-#: What the process itself has for `sys.stdout` and `sys.stderr`. The notebook may have put others there.
+#: The kernel's own `sys.stdout` and `sys.stderr`, from before any cell. A notebook may put others in their places.
 STREAMS: dict[str, Any] = {}
 
 

@@ -30,7 +30,7 @@ impl Core {
             let state = durable.journal.state();
             let kept = state.durable_through() == state.cells() && durable.journal.is_settled();
             kept && durable.captures()
-                && durable.bound().reasons().is_empty()
+                && durable.bound.is_empty()
                 && durable.moving.is_none()
                 && !durable.is_leaving()
         };

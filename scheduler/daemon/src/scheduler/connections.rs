@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 pub(super) const HELD_UP: usize = 256;
 /// Most unread answers of a caller; beyond, its next request is not read.
 pub(super) const UNREAD: usize = 8;
-/// Most unread answers of a user's, who has hundreds of connections.
+/// Most unread answers on all connections of one user, who may have hundreds.
 pub(super) const UNREAD_OF_USER: usize = 64;
 /// Most open accounting queries of one user.
 const ACCT_OPEN: usize = 4;
@@ -148,7 +148,7 @@ impl Connections {
         let unread = |c: &Connection| c.outgoing.max_capacity() - c.outgoing.capacity();
         self.open.get(&conn).is_some_and(|asks| {
             let its_users = self.open.values().filter(|c| c.caller.uid == asks.caller.uid);
-            // What is told without being asked for may pile up on one that stands still.
+            // Events that nobody asked for may pile up on a connection that stands still.
             let of_user: usize = its_users.map(|c| unread(c).min(UNREAD)).sum();
             unread(asks) >= UNREAD || of_user >= UNREAD_OF_USER
         })

@@ -122,7 +122,7 @@ impl Scheduler {
             };
             // Never waits: a caller who doesn't read has room for a thousand answers, and loses all beyond.
             let _ = outgoing.try_send(FromHopd { id, body });
-            // It may be large: until it is read, it is one of the few that its user may have.
+            // The answer may be large: until its caller has read all, the query counts as one of the user's open ones.
             while !outgoing.is_closed() && outgoing.capacity() < outgoing.max_capacity() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

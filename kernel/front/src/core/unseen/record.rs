@@ -1,4 +1,4 @@
-//! What a kernel's next front is left: all that is kept, and each change since. One line of JSON each.
+//! Records for a kernel's next front: all outputs that are kept, and each change since. Each record is a line of JSON.
 
 use super::{Cell, Follower, Unseen};
 use bytes::Bytes;
