@@ -173,7 +173,7 @@ class Agent:
             self.journal = None
 
     def _before(self, info: Any) -> None:
-        with hurry.interrupts_for_the_cell():
+        with hurry.interrupts_for_the_cell(self.shell.user_ns):
             if not self._cells and in_main_thread():
                 self._promptly()  # should the loop have taken this request first
             if self._cells.begins(info):

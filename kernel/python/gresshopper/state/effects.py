@@ -195,8 +195,9 @@ class Effects:
             path = os.readlink(f"/proc/self/fd/{handle}")
             if not path.startswith("/") or path.startswith(("/dev/", "/memfd:", "/proc/")) or "/gresshopper/" in path:
                 return
-            if os.path.basename(path).startswith("history.sqlite"):
-                return  # a thread of IPython's writes what was typed
+            # A thread of IPython's writes what was typed, and has the history's folder written.
+            if os.path.basename(path).startswith("history.sqlite") or os.path.isdir(path):
+                return
             with open(f"/proc/self/fdinfo/{handle}", "rb") as said:
                 flags = int(said.read().partition(b"flags:")[2].split()[0], 8)
         except (OSError, ValueError, IndexError):  # it is closed by now

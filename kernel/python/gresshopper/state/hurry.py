@@ -22,8 +22,8 @@ from .session import Away, Interrupted, NoRoom, Session
 
 #: Seconds between two looks at what the user asked for.
 EVERY = 0.002
-#: Seconds from our hook until the cell runs.
-BEGINS_WITHIN = 0.005
+#: Seconds from our hook in which the cell has to begin.
+BEGINS_WITHIN = 1.0
 #: Bytes that a capture may always add to the process; beyond, a fraction (1/SHARED) of the room left at its start.
 FLOOR, SHARED = 256 << 20, 2
 #: Number of checks for room for each look at the process's size.
@@ -87,7 +87,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupts_for_the_cell() -> Iterator[None]:
+def interrupts_for_the_cell(namespace: dict[str, Any]) -> Iterator[None]:
     """Leave an interrupt to the cell that begins after this: in a hook, IPython would print and swallow it."""
     if not in_main_thread():
         yield
@@ -98,8 +98,20 @@ def interrupts_for_the_cell() -> Iterator[None]:
             yield
     finally:
         if _for_the_cell:
-            me = threading.get_ident()
-            threading.Timer(BEGINS_WITHIN, signal.pthread_kill, (me, signal.SIGINT)).start()
+            threading.Thread(target=_interrupt, args=(threading.get_ident(), namespace), daemon=True).start()
+
+
+def _interrupt(thread: int, namespace: dict[str, Any]) -> None:
+    """Interrupt a thread as soon as it runs code of the notebook: before that, nobody would take the interrupt for the cell's."""
+    until = time.monotonic() + BEGINS_WITHIN
+    while time.monotonic() < until:
+        frame = sys._current_frames().get(thread)
+        while frame is not None and frame.f_globals is not namespace:
+            frame = frame.f_back
+        if frame is not None:
+            return signal.pthread_kill(thread, signal.SIGINT)
+        time.sleep(0.001)
+    return None
 
 
 class UntilAsked:

@@ -285,7 +285,7 @@ class _Cell:
 
 
 BEFORE = """
-import os, signal, sys, time
+import signal, sys, time
 from pathlib import Path
 from IPython.core.interactiveshell import InteractiveShell
 from gresshopper.state.agent import Agent
@@ -294,7 +294,7 @@ agent = Agent(ip, Path(sys.argv[1]) / "store")
 agent.watch()
 begins = agent._cells.begins
 def interrupted(info):
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
     return begins(info)
 agent._cells.begins = interrupted
 result = ip.run_cell("time = __import__('time'); time.sleep(20)")
