@@ -502,11 +502,8 @@ impl Cluster {
             return bad("replicas", self.replicas.into(), "from 1 to 9");
         }
         if self.cpus_per_node < self.gpus_per_node {
-            return bad(
-                "cpus_per_node",
-                self.cpus_per_node.into(),
-                "at least gpus_per_node",
-            );
+            let value = self.cpus_per_node.into();
+            return bad("cpus_per_node", value, "at least gpus_per_node");
         }
         if !(0.0..=1e9).contains(&self.mem_gb_per_node) {
             return bad("mem_gb_per_node", self.mem_gb_per_node, "from 0 to 1e9");
