@@ -246,17 +246,21 @@ impl Core {
         if !self.may_add(pool, node, size) && (self.is_burst(node) || !self.make_room(pool, size, out)) {
             return;
         }
+        // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
+        let gone = |core: &Self| cell.zip(seq).is_some_and(|(c, seq)| !core.is_same(c, seq));
+        if gone(self) {
+            return;
+        }
         for p in self.idle_there(node, cell) {
             if self.spare_gpus(node) >= size {
                 break;
             }
             self.drain(p, out);
         }
-        // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
-        let cell = cell.zip(seq);
-        if cell.is_some_and(|(c, seq)| !self.is_same(c, seq)) {
+        if gone(self) {
             return;
         }
+        let cell = cell.zip(seq);
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
         self.supply.tickets.change(ticket, |t| t.cell = cell);
         if let Some((cell, _)) = cell {
