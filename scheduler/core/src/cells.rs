@@ -220,6 +220,7 @@ impl Core {
             rank,
             reserved: None,
             due: false,
+            due_at: None,
             hold: None,
             arenas: Vec::new(),
             told: None,
@@ -289,8 +290,9 @@ impl Core {
             self.stale_around(c.kernel);
         }
         self.people.users[user].cells.remove(&cell);
-        let due = (c.submitted + self.config.due_after, Timer::Due(cell, c.seq));
-        self.timers.remove(&due);
+        if let Some(at) = c.due_at {
+            self.timers.remove(&(at, Timer::Due(cell, c.seq)));
+        }
         c
     }
 
@@ -314,6 +316,7 @@ impl Core {
     }
 
     fn start(&mut self, cell: Idx<Cell>, spot: Spot, out: &mut Vec<Output>) {
+        let backfills = self.would_backfill_on(spot.pilot, cell);
         let c = self.take_cell(cell);
         let id = self.new_lease_id(out);
         let now = self.now;
@@ -353,6 +356,7 @@ impl Core {
             linger: Span::ZERO,
             wait: now.since(c.submitted),
             cells: 0,
+            backfills,
             holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
             foreseen: std::cell::Cell::default(),
@@ -625,6 +629,7 @@ impl Core {
         }
         let fresh = Cell {
             reserved: None,
+            due_at: None,
             hold: None,
             arenas: Vec::new(),
             told: None,

@@ -1,11 +1,10 @@
 //! Distribution of freed GPUs and cores: the first cell in the queue's order gets them, wherever its kernel is.
 //!
 //! Cells whose kernels have a replica on the node start there. A cell of better rank that waits elsewhere has a
-//! replica moved to the node, if its wait would take longer than the move. Nobody is tried who waits behind the holders
-//! of all held nodes (`hold.rs`) and whose kernel sits on no open node.
+//! replica moved to the node, if its wait would take longer than the move. Nobody is tried whose kernel sits where no GPU is
+//! free, or only where none may overtake a due cell (`hold.rs`).
 
 use crate::core::Core;
-use crate::hold::Holds;
 use crate::index::Idx;
 use crate::output::Output;
 use crate::state::{Cell, Node, PilotState, Pool, Rank, Shape};
@@ -71,12 +70,12 @@ impl Core {
     /// The same for one of several nodes, between which nothing else changes.
     fn dispatch_one_of_many(&mut self, node: Idx<Node>, looked: &mut Looked, out: &mut Vec<Output>) {
         let mut far = self.first_with_room(node, looked, out.len());
-        // Only a start changes these.
-        let (mut cores, mut holds) = (self.has_free_cores(node), self.holds());
+        // Only a start changes this.
+        let mut cores = self.has_free_cores(node);
         if !cores {
             return;
         }
-        for cell in self.queue_from_first_chance(node, far, holds, looked) {
+        for cell in self.queue_from_first_chance(node, far, looked) {
             if !cores {
                 return;
             }
@@ -88,12 +87,12 @@ impl Core {
             if self.work.cells.get(cell).is_none() || looked.stuck.contains(&cell) {
                 continue;
             }
-            if !self.may_start(cell, holds) {
+            if !self.may_start(cell) {
                 continue;
             }
             if self.try_start(cell, out) {
                 far = self.first_with_room(node, looked, out.len());
-                (cores, holds) = (self.has_free_cores(node), self.holds());
+                cores = self.has_free_cores(node);
             } else {
                 looked.stuck.insert(cell);
             }
@@ -107,26 +106,26 @@ impl Core {
         &self,
         node: Idx<Node>,
         far: Option<(Rank, Idx<Cell>)>,
-        holds: Option<Holds>,
         looked: &Looked,
     ) -> Vec<Idx<Cell>> {
         let queue = self.supply.nodes[node].queue.iter();
         let idle = |place: &&(Rank, Idx<Cell>)| {
             let cell = place.1;
-            far.is_none_or(|far| **place < far)
-                && (looked.stuck.contains(&cell) || !self.may_start(cell, holds))
+            far.is_none_or(|far| **place < far) && (looked.stuck.contains(&cell) || !self.may_start(cell))
         };
         queue.skip_while(idle).map(|&(_, cell)| cell).collect()
     }
 
-    /// Whether it is worth a look if the cell could start: on an open node, on a held one as a cell of better rank or by
-    /// backfill, or on cores alone. Often all nodes are held, and nearly all cells wait behind the holders.
-    fn may_start(&self, cell: Idx<Cell>, holds: Option<Holds>) -> bool {
-        let on_open = || {
-            let kernel = &self.work.kernels[self.work.cells[cell].kernel];
-            kernel.replicas.iter().any(|r| self.supply.open.contains(r.node))
-        };
-        let may = self.may_start_on_held(cell, holds) || !self.supply.open.is_empty() && on_open();
+    /// Whether it is worth a look if the cell could start: on a node with free GPUs, if that isn't held or may take the cell
+    /// all the same, or on cores alone. Often nearly all nodes are full or held.
+    fn may_start(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let kernel = &self.work.kernels[c.kernel];
+        let may = c.need.gpus == 0
+            || kernel.replicas.iter().any(|r| {
+                self.supply.open.contains(r.node)
+                    || self.supply.free.contains(r.node) && self.may_start_on_held(cell)
+            });
         debug_assert!(
             may || self.spot(cell).is_none(),
             "a cell that could start is passed over"

@@ -6,37 +6,28 @@
 //! size widens the hold, too, and so limits such starts. A due cell whose kernel can't move, or has a cell parked on
 //! its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
 //!
-//! On a held node a cell may still start if, by its kernel's own past, the cell ends in time (backfill). Backfill ends
-//! as the hold grows old, or after a few cells of the size have overtaken: estimates may be wrong, and are not trusted
-//! for ever.
+//! On a held node a cell may still start if, by its kernel's past, the cell ends in time (backfill). Estimates may be
+//! wrong. So backfill ends once only cells that backfill are in the due cell's way, or a few of the size have overtaken.
 
 use crate::core::Core;
 use crate::index::{Idx, Places};
+use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
-use crate::state::{Band, Cell, Hold, Kernel, LeaseState, Node, ONE, Pilot, PilotState, Pool, Rank, Timer};
+use crate::state::{Band, Cell, Hold, Kernel, LeaseState, Node, Pilot, PilotState, Pool, Rank, Timer};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Age of a hold at which backfill ends.
-const BACKFILL_FOR: Span = Span::from_secs(3600);
-/// Runs needed before a kernel's past is believed, and the quantile of the runs to end in time.
+/// Runs needed before a kernel's past is believed, the quantile of the runs to end in time, and the age of a hold from which
+/// kernels without such a past may backfill as well.
 const BACKFILL_PAST: u32 = 8;
+const BACKFILL_BY_PAST_FOR: Span = Span::from_secs(3600);
 const BACKFILL_QUANTILE: f64 = 0.9;
 /// Starts of later cells of a due cell's size after which no cell of this size may backfill.
 const BACKFILL_OVERTAKEN: u64 = 4;
 /// How often a hold doubles for each later cell of the due cell's size that starts.
 const DOUBLINGS: u64 = 2;
-
-/// Common facts of all holds.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Holds {
-    /// The last of the holders in the queue.
-    pub last: Rank,
-    /// A hold is young enough for backfill.
-    pub may_be_backfilled: bool,
-}
 
 impl Core {
     /// Whether the pilot's node is held for a due cell, and this cell would delay the due one.
@@ -59,20 +50,33 @@ impl Core {
     /// Whether the cell should end, by its kernel's past, before the holder could start there.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
         // The dearest question comes last.
-        if !self.may_be_backfilled(holder) || !self.is_believed(c.kernel) || self.has_overtaken_enough(c) {
+        let believed = self.is_believed(c.kernel) || self.is_old(holder);
+        let may = believed && !self.backfill_is_in_the_way(holder, node);
+        if !may || self.has_overtaken_enough(c) {
             return false;
         }
-        let runs = &self.work.kernels[c.kernel].runs;
-        let takes = runs.remaining(runs, 0.0, Span::ZERO, BACKFILL_QUANTILE);
+        let k = &self.work.kernels[c.kernel];
+        let others = &self.supply.pools[k.pool].runs;
+        let takes = k
+            .runs
+            .remaining(others, PRIOR_WEIGHT, Span::ZERO, BACKFILL_QUANTILE);
         let starts = self.node_free_in(node, &holder.need);
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
     }
 
-    /// Whether the cell can't start on the holder's nodes, as far as can be told without a forecast.
-    pub(crate) fn would_delay(&self, cell: Idx<Cell>, holder: Idx<Cell>) -> bool {
-        let (c, h) = (&self.work.cells[cell], &self.work.cells[holder]);
-        let backfills = || self.may_be_backfilled(h) && self.is_believed(c.kernel);
-        cell != holder && c.rank > h.rank && c.need.gpus > 0 && !backfills()
+    /// Whether the holder would have room on the node by now, were it not for the cells that backfill there. No further
+    /// one starts there from then on: the holder waits for those that run already, and for no other.
+    fn backfill_is_in_the_way(&self, holder: &Cell, node: Idx<Node>) -> bool {
+        let mut free = self.spare_gpus(node);
+        for p in &self.supply.nodes[node].pilots {
+            let p = &self.supply.pilots[*p];
+            if p.state == PilotState::Up {
+                let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+                let backfill = leases.filter(|l| l.backfills).map(|l| l.gpus);
+                free += p.free_gpus() + backfill.sum::<u16>();
+            }
+        }
+        free >= holder.need.gpus
     }
 
     /// Whether a due cell of this size has been overtaken too often for another backfill, be it that the cell waits for its own
@@ -91,47 +95,50 @@ impl Core {
         firsts.any(|&(_, d)| self.overtaken_since_due(&self.work.cells[d]) >= BACKFILL_OVERTAKEN)
     }
 
-    /// All holds together. `None` means that no node is held.
-    pub(crate) fn holds(&self) -> Option<Holds> {
-        let holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());
-        let holds = holders.map(|&h| {
-            let holder = &self.work.cells[h];
-            Holds {
-                last: holder.rank,
-                may_be_backfilled: self.may_be_backfilled(holder),
-            }
-        });
-        holds.reduce(|all, one| Holds {
-            last: all.last.max(one.last),
-            may_be_backfilled: all.may_be_backfilled || one.may_be_backfilled,
-        })
-    }
-
-    /// Whether a held node may take the cell: as one of better rank, by backfill, or on cores alone.
-    pub(crate) fn may_start_on_held(&self, cell: Idx<Cell>, holds: Option<Holds>) -> bool {
+    /// Whether a held node may take the cell, as far as can be told without a forecast: as one of better rank than a holder,
+    /// by backfill, or on cores alone.
+    pub(crate) fn may_start_on_held(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
-        let takes = |h: Holds| c.rank <= h.last || h.may_be_backfilled && self.is_believed(c.kernel);
-        c.need.gpus == 0 || holds.is_some_and(takes)
+        let mut holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());
+        c.need.gpus == 0 || holders.any(|&h| c.rank <= self.work.cells[h].rank) || self.may_backfill(c)
     }
 
-    /// Whether the holder's nodes may be backfilled still.
-    fn may_be_backfilled(&self, holder: &Cell) -> bool {
-        let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
-        age.is_some_and(|age| age <= BACKFILL_FOR)
+    /// The same for backfill alone.
+    fn may_backfill(&self, c: &Cell) -> bool {
+        let mut holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());
+        let believed = self.is_believed(c.kernel) || holders.any(|&h| self.is_old(&self.work.cells[h]));
+        believed && !self.has_overtaken_enough(c)
+    }
+
+    /// Whether the holder has held nodes for so long that kernels without a past may backfill, too: by what others of their
+    /// pool run. The GPUs it waits for may be missing for days.
+    fn is_old(&self, holder: &Cell) -> bool {
+        let hold = holder.hold.as_ref();
+        hold.is_some_and(|h| self.now.since(h.since) > BACKFILL_BY_PAST_FOR)
     }
 
     /// Whether the kernel has run often enough for its past to be believed.
-    pub(crate) fn is_believed(&self, kernel: Idx<Kernel>) -> bool {
+    fn is_believed(&self, kernel: Idx<Kernel>) -> bool {
         self.work.kernels[kernel].runs.count >= BACKFILL_PAST
+    }
+
+    /// Whether the cell can't start on the holder's nodes, as far as can be told without a forecast.
+    pub(crate) fn would_delay(&self, cell: Idx<Cell>, holder: Idx<Cell>) -> bool {
+        let (c, h) = (&self.work.cells[cell], &self.work.cells[holder]);
+        cell != holder && c.rank > h.rank && c.need.gpus > 0 && !self.may_backfill(c)
     }
 
     /// Whether the cell could start only where a due cell's node may be backfilled. Forecasts change without an event:
     /// the cell is tried at the next change there.
     pub(crate) fn would_backfill(&self, cell: Idx<Cell>) -> bool {
-        let rank = self.work.cells[cell].rank;
-        let holder = |pilot: Idx<Pilot>| self.supply.nodes[self.supply.pilots[pilot].node].held_for;
-        let spot = self.spot(cell).and_then(|s| holder(s.pilot));
-        spot.is_some_and(|h| h != cell && self.work.cells[h].rank < rank)
+        self.spot(cell)
+            .is_some_and(|s| self.would_backfill_on(s.pilot, cell))
+    }
+
+    /// Whether the pilot's node is held for a cell before this one.
+    pub(crate) fn would_backfill_on(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> bool {
+        let holder = self.supply.nodes[self.supply.pilots[pilot].node].held_for;
+        holder.is_some_and(|h| h != cell && self.work.cells[h].rank < self.work.cells[cell].rank)
     }
 
     /// Expected time until `need.gpus` GPUs are free on the node if nothing else starts there. `None` means that the
@@ -310,7 +317,7 @@ impl Core {
             let class = self.work.arenas.get(arena)?.classes.get(&c.need.gpus)?;
             Some(class.overtaken_since_due((c.submitted, c.seq)))
         });
-        since.max().unwrap_or(0) / ONE
+        since.max().unwrap_or(0)
     }
 
     /// Holds these nodes, too, for the cell. Nodes held for a cell of better rank stay with that cell.

@@ -16,6 +16,12 @@ use std::collections::BTreeSet;
 /// doesn't get a user ahead of all others.
 const USER_PART: f64 = 16.0;
 const ACCOUNT_PART: f64 = 64.0;
+/// A cell is due after so many runs of the pool's long cells, those of this quantile, but not before a least time. Fewer runs
+/// than those seen don't tell what is long.
+const DUE_RUNS: u64 = 10;
+const DUE_QUANTILE: f64 = 0.99;
+const DUE_SEEN: u32 = 200;
+const DUE_LEAST: Span = Span::from_secs(600);
 /// Steps of service for each doubling.
 const COARSE: f64 = 0.5;
 const FINE: f64 = 4.0;
@@ -226,8 +232,15 @@ impl Core {
     }
 
     pub(crate) fn due_timer(&mut self, cell: Idx<Cell>, seq: u64) {
-        if self.is_same(cell, seq) {
+        if !self.is_same(cell, seq) {
+            return;
+        }
+        self.work.cells[cell].due_at = None;
+        let c = &self.work.cells[cell];
+        if self.now.since(c.submitted) >= self.due_after(self.work.kernels[c.kernel].pool) {
             self.is_due(cell);
+        } else {
+            self.arm_due(cell);
         }
     }
 
@@ -248,7 +261,7 @@ impl Core {
         self.work.unheld.insert(pool);
     }
 
-    /// Arms the timers by which a waiting cell becomes due.
+    /// Arms the timers by which a waiting cell becomes due, and the one by which a deadline is missed.
     pub(crate) fn arm_due(&mut self, cell: Idx<Cell>) {
         let c = &self.work.cells[cell];
         let (latest, seq) = (c.rank.latest, c.seq);
@@ -256,8 +269,24 @@ impl Core {
             self.at(latest + Span(1), Timer::Late(cell, seq));
         }
         let c = &self.work.cells[cell];
-        if !c.due {
-            self.at(c.submitted + self.config.due_after, Timer::Due(cell, c.seq));
+        if !c.due && c.due_at.is_none() {
+            // What is long is learnt meanwhile.
+            let age = c.submitted + self.due_after(self.work.kernels[c.kernel].pool);
+            let at = age.min(self.now + DUE_LEAST);
+            self.work.cells[cell].due_at = Some(at);
+            self.at(at, Timer::Due(cell, seq));
+        }
+    }
+
+    /// Age at which a cell is due. Keeping GPUs free for a cell costs as long as the longest cells there run: where all are
+    /// short, none waits for hours behind hundreds of others.
+    fn due_after(&self, pool: Idx<Pool>) -> Span {
+        let most = self.config.due_after;
+        let runs = &self.supply.pools[pool].runs;
+        let long = runs.remaining(runs, 0.0, Span::ZERO, DUE_QUANTILE);
+        match long.filter(|_| runs.count >= DUE_SEEN) {
+            Some(long) => Span(long.0.saturating_mul(DUE_RUNS)).max(DUE_LEAST).min(most),
+            None => most,
         }
     }
 

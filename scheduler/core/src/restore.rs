@@ -230,6 +230,7 @@ impl Core {
             linger: image.linger,
             wait: image.wait,
             cells: image.cells,
+            backfills: false,
             holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
             foreseen: std::cell::Cell::default(),

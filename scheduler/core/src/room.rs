@@ -216,7 +216,7 @@ impl Core {
         pilots: impl Iterator<Item = Idx<Pilot>> + 'a,
         cell: Idx<Cell>,
     ) -> impl Iterator<Item = Idx<Pilot>> + 'a {
-        let any = std::cell::LazyCell::new(move || self.may_start_on_held(cell, self.holds()));
+        let any = std::cell::LazyCell::new(move || self.may_start_on_held(cell));
         pilots.filter(move |&p| !self.supply.held.contains(self.supply.pilots[p].node) || *any)
     }
 

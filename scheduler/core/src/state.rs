@@ -3,7 +3,7 @@
 mod overtaking;
 mod tickets;
 
-pub(crate) use overtaking::{Arena, ONE, Overtaking};
+pub(crate) use overtaking::{Arena, Overtaking};
 pub(crate) use tickets::{Ticket, Tickets};
 
 use crate::config::{Limit, PoolConfig};
@@ -582,6 +582,8 @@ pub(crate) struct Cell {
     /// Pilot with GPUs reserved for this cell.
     pub reserved: Option<Idx<Pilot>>,
     pub due: bool,
+    /// When it is looked at whether its age makes the cell due. `None` before its wait has begun.
+    pub due_at: Option<Timestamp>,
     /// Nodes held for this cell: no start there may delay the cell. `None` unless the cell is due.
     pub hold: Option<Hold>,
     /// Arenas in which the cell competes.
@@ -708,6 +710,8 @@ pub(crate) struct Lease {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
+    /// Started on a node that was held for a due cell, before which its own cell doesn't come.
+    pub backfills: bool,
     /// The kernel can't let go of the GPUs, though no cell runs. `None`: that isn't known.
     pub holding: Option<Holding>,
     /// When its cell is expected to end, as last reckoned: holds until then.

@@ -255,6 +255,128 @@ fn a_hold_on_the_wrong_node_widens_to_the_right_one() {
     }
 }
 
+/// A GPU of each node never comes free. Short cells go on beside them for as long as the due cell couldn't start in any case.
+#[test]
+fn who_ends_in_time_goes_on_beside_a_due_cell_for_days() {
+    let mut held = HeldForDays::new();
+    for day in 0..3 {
+        assert!(held.quick_starts(), "day {day}: {:?}", held.w.core.waiting());
+        held.w.pass(Span::from_secs(86_400));
+    }
+}
+
+/// A short cell that runs on and on is all that the due cell waits for: no other short cell starts beside it any more.
+#[test]
+fn nobody_backfills_where_backfill_alone_is_in_the_way() {
+    let mut held = HeldForDays::new();
+    let (slow, _) = held.w.submit(&held.slow, Need::gpus(1));
+    held.w.settle();
+    assert!(held.quick_starts(), "the month-long cell is in the way as well");
+    let (month, cell) = held.month.clone();
+    held.w.end_cell(&month, &cell);
+    held.w.settle();
+    assert!(!held.quick_starts(), "it would go on for ever");
+    held.w.end_cell(&held.slow, &slow);
+    held.w.settle();
+    assert!(held.w.running.keys().any(|(k, _)| *k == held.whole));
+}
+
+/// One node of three GPUs: a cell of a month on one of them, and a due cell that needs all.
+struct HeldForDays {
+    w: World,
+    month: (KernelId, CellId),
+    whole: KernelId,
+    quick: KernelId,
+    slow: KernelId,
+}
+
+impl HeldForDays {
+    fn new() -> Self {
+        let config = Config {
+            due_after: Span::from_secs(60),
+            fair_share: false,
+            ..Config::default()
+        };
+        let mut pool = PoolConfig::fixed("main", 0, 3, 8);
+        pool.max_pilots = 1;
+        let mut w = World::new(1, config, pool);
+        w.pilot("n0", 3, 8);
+        let names = ["month", "whole", "quick", "slow"];
+        let [month, whole, quick, slow] = names.map(|name| w.kernel(name, name, &["n0"], 1));
+        for _ in 0..10 {
+            (0..10).for_each(|_| run(&mut w, &quick, 2));
+            run(&mut w, &slow, 3000);
+            run(&mut w, &month, 1_000_000);
+        }
+        let (cell, _) = w.submit(&month, Need::gpus(1));
+        w.settle();
+        w.submit(&whole, Need::gpus(3));
+        w.pass(Span::from_secs(3600));
+        Self {
+            w,
+            month: (month, cell),
+            whole,
+            quick,
+            slow,
+        }
+    }
+
+    /// Whether a cell of the quick kernel starts at once. It is over afterwards, or withdrawn.
+    fn quick_starts(&mut self) -> bool {
+        let (cell, _) = self.w.submit(&self.quick, Need::gpus(1));
+        self.w.settle();
+        let starts = self.w.running.contains_key(&(self.quick.clone(), cell.clone()));
+        if starts {
+            self.w.pass(Span::from_secs(2));
+            self.w.end_cell(&self.quick, &cell);
+        } else {
+            self.w.tell(Input::CancelCell {
+                kernel: self.quick.clone(),
+                cell,
+            });
+        }
+        self.w.settle();
+        starts
+    }
+}
+
+/// Where all cells take seconds, a larger cell doesn't wait for hours behind them.
+#[test]
+fn a_cell_is_due_sooner_where_all_cells_are_short() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    w.pilot("n0", 2, 8);
+    let quick: Vec<KernelId> = (0..3)
+        .map(|i| w.kernel(&format!("q{i}"), "a", &["n0"], 1))
+        .collect();
+    let whole = w.kernel("whole", "b", &["n0"], 2);
+    for _ in 0..80 {
+        quick.iter().for_each(|k| run(&mut w, k, 5));
+        run(&mut w, &whole, 5);
+    }
+    for k in &quick {
+        w.submit(k, Need::gpus(1));
+    }
+    w.settle();
+    let (cell, _) = w.submit(&whole, Need::gpus(2));
+    let since = w.now;
+    while !w.running.contains_key(&(whole.clone(), cell.clone())) {
+        // There is always another that waits.
+        w.pass(Span::from_secs(5));
+        for (kernel, ended) in w.running.keys().cloned().collect::<Vec<_>>() {
+            w.end_cell(&kernel, &ended);
+            w.submit(&kernel, Need::gpus(1));
+            w.settle();
+        }
+        assert!(
+            w.now.since(since) < Span::from_secs(1200),
+            "{:?}",
+            w.core.waiting()
+        );
+    }
+}
+
 /// A GPU lies free on its node, but the node is held for another: it isn't expected to start there, and goes where it can.
 #[test]
 fn who_sits_on_a_held_node_goes_elsewhere() {

@@ -5,9 +5,6 @@ use crate::index::Idx;
 use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Thousandths of a cell.
-pub(crate) const ONE: u64 = 1000;
-
 /// The nodes for which cells compete: the whole pool if kernels can move, else one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Arena {
@@ -15,10 +12,8 @@ pub(crate) enum Arena {
     Node(Idx<Node>),
 }
 
-/// Counts, for the cells of an arena, of later cells that overtook them.
-///
-/// Counted in thousandths of a cell of one size: a later start of that size counts as one, of another size as a
-/// quarter, and of a smaller size as less.
+/// Counts, for the cells of an arena, of later cells of their size that overtook them. Cells of other sizes mostly start
+/// rightly, on GPUs that wouldn't do.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaking {
     pub classes: BTreeMap<u16, SizeClass>,
@@ -33,15 +28,8 @@ pub(crate) struct SizeClass {
     pub pending: BTreeSet<(Timestamp, u64)>,
     /// How many wait before the first pending one; all of them if none is pending.
     pub settled: usize,
-    /// Starts in the arena since the class exists: of any size, by their weight, and of this size alone.
-    pub passed: Passed,
-}
-
-/// Numbers of starts in thousandths: all by their weight, and those of one size.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Passed {
-    pub all: u64,
-    pub own: u64,
+    /// Starts of this size in the arena since the class exists.
+    pub passed: u64,
 }
 
 /// A waiting cell among the cells of its size.
@@ -50,35 +38,16 @@ pub(crate) struct Waiter {
     pub cell: Idx<Cell>,
     /// Cells of its size in the queue at its submission: their starts don't count.
     pub ahead: u64,
-    /// Starts after which the cell is due, the starts of the cells ahead not counted: whichever number is reached first.
-    /// `None` means due by age alone.
-    pub due_at: Option<Passed>,
-}
-
-/// How much the start of a cell of `started` GPUs counts for a waiting one of `waiting`.
-fn weight(started: u16, waiting: u16) -> u64 {
-    match (started, waiting) {
-        (s, w) if s == w => ONE,
-        (0, _) => 0,
-        (s, w) => ONE / 4 * u64::from(s.min(w)) / u64::from(w.max(1)),
-    }
+    /// Starts after which the cell is due, the starts of the cells ahead not counted. `None` means due by age alone.
+    pub due_at: Option<u64>,
 }
 
 impl Overtaking {
     /// Adds a waiting cell that needs `gpus`, of this place by submission. It is due `most` later cells from now; with
     /// `None` never by their number.
     pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, place: (Timestamp, u64), most: Option<u32>) {
-        // Cells of other sizes that already wait rightly start before this one. How many later ones of its own size do so
-        // is known exactly, however many wait.
-        let others = self.classes.iter().filter(|(g, _)| **g != gpus);
-        let others: u64 = others
-            .map(|(&g, c)| c.waiting.len() as u64 * weight(g, gpus))
-            .sum();
         let class = self.classes.entry(gpus).or_default();
-        let due_at = most.map(|most| Passed {
-            all: class.passed.all + others + u64::from(most) * ONE,
-            own: class.passed.own + u64::from(most) * ONE,
-        });
+        let due_at = most.map(|most| class.passed + u64::from(most));
         class.enter(cell, place, due_at);
     }
 
@@ -95,20 +64,16 @@ impl Overtaking {
 
     /// A cell of so many GPUs starts. Returns the cells that are due from now on.
     pub(crate) fn started(&mut self, gpus: u16) -> Vec<Idx<Cell>> {
-        let mut due = Vec::new();
-        for (&waiting, class) in &mut self.classes {
-            class.passed.all += weight(gpus, waiting);
-            if waiting == gpus {
-                class.passed.own += ONE;
-            }
-            due.extend(class.pop_due());
-        }
-        due
+        let Some(class) = self.classes.get_mut(&gpus) else {
+            return Vec::new();
+        };
+        class.passed += 1;
+        class.pop_due()
     }
 }
 
 impl SizeClass {
-    fn enter(&mut self, cell: Idx<Cell>, place: (Timestamp, u64), due_at: Option<Passed>) {
+    fn enter(&mut self, cell: Idx<Cell>, place: (Timestamp, u64), due_at: Option<u64>) {
         if self.waiting.contains_key(&place) {
             return;
         }
@@ -174,7 +139,7 @@ impl SizeClass {
         due
     }
 
-    /// How many later cells have started since the cell was due by their number, in thousandths.
+    /// How many later cells have started since the cell was due by their number.
     pub(crate) fn overtaken_since_due(&self, place: (Timestamp, u64)) -> u64 {
         let waiter = self.waiting.get(&place);
         let before = self.waiting.range(..place).count();
@@ -185,9 +150,7 @@ impl SizeClass {
 
 impl Waiter {
     /// The same; `before` cells of its size that came earlier wait still. None: it isn't due yet.
-    fn overtaken_since_due(&self, passed: Passed, before: u64) -> Option<u64> {
-        let due_at = self.due_at?;
-        let since = |passed: u64, due_at: u64| (passed + before * ONE).checked_sub(due_at + self.ahead * ONE);
-        since(passed.all, due_at.all).max(since(passed.own, due_at.own))
+    fn overtaken_since_due(&self, passed: u64, before: u64) -> Option<u64> {
+        (passed + before).checked_sub(self.due_at? + self.ahead)
     }
 }
