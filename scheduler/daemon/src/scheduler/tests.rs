@@ -189,6 +189,47 @@ impl Lending {
     }
 }
 
+#[tokio::test]
+async fn a_cell_whose_lease_does_not_start_is_told_so_before_slurm_is_known_to_be_away() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    let scheduler = &mut lending.house.scheduler;
+    assert!(scheduler.due.iter().any(|(_, due)| *due == Due::Start(lease)));
+    let reason = |lending: &mut Lending| {
+        lending.house.scheduler.look_at_start(lease);
+        let told = std::iter::from_fn(|| lending.ada.1.try_recv().ok());
+        let reasons = told.filter_map(|m| match m.body {
+            Response::Event(Event::Queued { reason, .. }) => Some(reason),
+            _ => None,
+        });
+        reasons.last()
+    };
+    let said = reason(&mut lending).unwrap();
+    assert!(
+        said.starts_with("its lease on n0 is being started, but Slurm has not done so for "),
+        "{said}"
+    );
+    let asked = lending.house.scheduler.clock.now();
+    lending
+        .house
+        .scheduler
+        .news
+        .look_began(Timestamp(asked.0.saturating_sub(7_000_000)));
+    let said = reason(&mut lending).unwrap();
+    assert!(
+        said.ends_with("but Slurm's controller has not answered for 7 s"),
+        "{said}"
+    );
+    lending.house.scheduler.looked(Err("away".to_owned()));
+    lending.house.scheduler.settle();
+    assert!(
+        reason(&mut lending)
+            .unwrap()
+            .starts_with("Slurm's controller does not answer")
+    );
+    assert_eq!(reason(&mut lending), None, "the core has told it");
+}
+
 /// The rows of the accounting after a crash that left these files, once its `hopd` has started.
 async fn rows_of(folder: &std::path::Path) -> Vec<AcctRow> {
     let mut house = House::on(tempfile::tempdir().unwrap(), Some(folder));
