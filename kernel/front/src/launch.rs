@@ -783,23 +783,39 @@ async fn call_patiently(
     input: &str,
     told: Option<&mpsc::UnboundedSender<SeatWaits>>,
 ) -> Result<String> {
-    let (since, mut said) = (Instant::now(), false);
-    loop {
-        let error = match call(command, input).await {
-            Ok(output) => return Ok(output),
-            Err(error) => error,
-        };
-        if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
-            return Err(error);
+    call_and_tell(command, input, told, TOLD_AFTER).await
+}
+
+async fn call_and_tell(
+    command: &mut Command,
+    input: &str,
+    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
+    tell_after: Duration,
+) -> Result<String> {
+    let since = Instant::now();
+    let calling = async {
+        loop {
+            let error = match call(command, input).await {
+                Ok(output) => return Ok(output),
+                Err(error) => error,
+            };
+            if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
+                return Err(error);
+            }
+            sleep(SLURMCTLD_AGAIN).await;
         }
-        if since.elapsed() > TOLD_AFTER && !said {
-            said = true;
+    };
+    tokio::pin!(calling);
+    // A slurmctld that hangs keeps a single call for longer than anybody wants to know nothing.
+    match timeout(tell_after, &mut calling).await {
+        Ok(done) => done,
+        Err(_) => {
             eprintln!("hop-front: the kernel's start waits: {NO_SLURMCTLD}");
             let reason = NO_SLURMCTLD.to_owned();
             // The front may have ended first.
             let _ = told.map(|told| told.send(SeatWaits { reason, start: None }));
+            calling.await
         }
-        sleep(SLURMCTLD_AGAIN).await;
     }
 }
 
@@ -1036,6 +1052,30 @@ mod tests {
         let next = in_office(restarted, Incarnation(1), JobId(1), "n1".into(), Origin::Nothing).unwrap();
         assert_eq!(next.tenure(), Tenure(9_000_001));
         next.sanity_check().unwrap();
+    }
+
+    #[tokio::test]
+    async fn clients_are_told_of_a_slurmctld_that_hangs_while_it_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let go = dir.path().join("go");
+        let mut squeue = Command::new("sh");
+        let script = format!(
+            "while [ ! -e {} ]; do sleep 0.02; done; echo RUNNING",
+            go.display()
+        );
+        squeue.args(["-c", &script]);
+        let (told, mut hears) = mpsc::unbounded_channel();
+        let calling = call_and_tell(&mut squeue, "", Some(&told), Duration::from_millis(50));
+        let hearing = async {
+            let waits = hears.recv().await.unwrap();
+            std::fs::write(&go, "").unwrap();
+            waits.sentence()
+        };
+        let (answer, sentence) = tokio::join!(calling, hearing);
+        assert_eq!(
+            (answer.unwrap().as_str(), sentence.as_str()),
+            ("RUNNING", NO_SLURMCTLD)
+        );
     }
 
     #[test]

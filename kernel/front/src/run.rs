@@ -4,7 +4,7 @@
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
-use crate::core::{End, Front, SeatWaits, Wire};
+use crate::core::{End, Front, NO_STEP, SeatWaits, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::info;
@@ -27,8 +27,10 @@ use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_protocol::wait;
 use hop_words::clock::now;
+use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
+use hop_words::time::Span;
 use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
 use std::fs::File;
@@ -65,6 +67,9 @@ const ACK_AFTER: Duration = Duration::from_millis(20);
 const LEAVES: Duration = Duration::from_secs(5);
 
 /// Between two looks at time limits.
+/// Clients are told of a process that Slurm starts more slowly than this.
+const TELL_STEP_AFTER: Span = Span::from_secs(5);
+
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 struct Main {
@@ -556,6 +561,19 @@ impl Main {
         }
     }
 
+    /// Tells clients that Slurm takes long over the kernel's step.
+    fn tell_slow_step(&mut self) {
+        let waited = self.life.awaited_since().map(|since| now().since(since));
+        let slow = waited.is_some_and(|waited| waited >= TELL_STEP_AFTER);
+        if slow && !self.start.launch.local {
+            let seat = SeatWaits {
+                reason: NO_STEP.to_owned(),
+                start: None,
+            };
+            self.front.seat_waits(seat, now(), &mut self.sockets);
+        }
+    }
+
     /// Keeps what the kernel said of itself for the next kernel of its kernelspec.
     fn learn(&mut self) {
         let Some(content) = self.front.take_learnt() else {
@@ -1017,6 +1035,7 @@ impl Main {
             self.live(Input::ProcessGone);
         }
         self.live(Input::Tick);
+        self.tell_slow_step();
         self.listen_asleep();
         self.front.acknowledge(&mut self.sockets);
         let now = Instant::now();
