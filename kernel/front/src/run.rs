@@ -139,6 +139,9 @@ struct Inputs {
 
 /// Runs one kernel's front. False: the kernel died.
 pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
+    if start.close {
+        return close_in_its_place(&start).await;
+    }
     let launched = jiff::Timestamp::now();
     let Claimed {
         mut start,
@@ -214,6 +217,23 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let died = main.main_loop(inputs).await?;
     main.clean_up().await;
     Ok(!died)
+}
+
+/// Closes a kernel whose front was lost while it did so: else `hopd` would list the kernel for a day, and the notebook's
+/// next opening would bring back what its user has ended. A replica that still runs is ended by `hopd`, or by itself, as
+/// it finds neither front nor folder.
+async fn close_in_its_place(start: &Start) -> Result<bool> {
+    if !start.launch.local {
+        launch::close(start.kernel.clone()).await;
+        orphans::end_sruns(&start.kernel);
+    }
+    let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
+    let states = states(start).map(|states| states.kernel);
+    for folder in [Some(dir), states].into_iter().flatten() {
+        // The lost front may have come as far.
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+    Ok(true)
 }
 
 /// Sockets and files that are open to clients and to the replica.
