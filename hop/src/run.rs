@@ -19,6 +19,7 @@ use history::{History, Print, Ran};
 use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
 use hop_replica::need::{self, Unattended};
 use hop_words::clock::now;
+use hop_words::error::system_words;
 use hop_words::id::{KernelId, PoolName};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -184,7 +185,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     let notebook = absolute(&args.notebook)?;
     // Before anything else is found to be missing.
     std::fs::File::open(&notebook)
-        .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), terms::plain(&e))))?;
+        .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), system_words(&e))))?;
     let out = match &args.output {
         Some(out) => absolute(out)?,
         None => notebook.with_extension("out.ipynb"),
@@ -599,7 +600,11 @@ impl<'a, 'c> Session<'a, 'c> {
         if let Err(error) = history::add(path, ran)
             && !std::mem::replace(&mut self.warned_history, true)
         {
-            let text = format!("can't keep how long cells take in {}: {error}", path.display());
+            let text = format!(
+                "can't keep how long cells take in {}: {}",
+                path.display(),
+                system_words(&error)
+            );
             self.say(&text);
         }
     }

@@ -93,13 +93,6 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The text of an error, without its number.
-pub(super) fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let plain = text.split(" (os error").next().unwrap_or_default();
-    plain.to_owned()
-}
-
 /// Without what would move a terminal's cursor.
 pub(super) fn printable(text: &str) -> String {
     text.chars()

@@ -13,6 +13,7 @@ use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, StepSize, Turn, is_of_slurm, run_args};
 use hop_words::clock::now;
+use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Timestamp;
@@ -388,7 +389,7 @@ fn open_tenure(
                 tenure: state.tenure(),
                 store: states.store.clone(),
                 hash_seed: states::hash_seed(&states.kernel, data_dir().as_deref())
-                    .context("can't write in the kernel's folder")?,
+                    .with_context(|| unwritable(&states.kernel))?,
             });
             Some(state)
         }
@@ -396,6 +397,14 @@ fn open_tenure(
     };
     file.write(&order.dir)?;
     Ok(state)
+}
+
+/// What a user reads whose home takes no kernel.
+pub(crate) fn unwritable(folder: &Path) -> String {
+    format!(
+        "the kernel's folder {} can't be written: make room in your home if it is full, or ask the operators",
+        folder.display()
+    )
 }
 
 /// Several fronts may try: the first successful rename has the tenure, and the others take the next tenure.
@@ -585,10 +594,7 @@ async fn take_seat(
             Err(error @ (SeatError::Over { .. } | SeatError::Forgotten { .. })) => {
                 tracing::info!(%error, "the kernel gets a new seat");
             }
-            Err(error) => eprintln!(
-                "hop-front: {:#}; the kernel gets a new seat",
-                anyhow::Error::from(error)
-            ),
+            Err(error) => eprintln!("hop-front: {}; the kernel gets a new seat", chain(&error)),
         }
     }
     let patience = if plan.node.as_str().is_empty() {
@@ -678,7 +684,10 @@ async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
     match placement(order, first, config).await {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("hop-front: hopd names no node ({error:#}); the kernel starts wherever Slurm has room");
+            eprintln!(
+                "hop-front: hopd names no node ({}); the kernel starts wherever Slurm has room",
+                chain(&*error)
+            );
             anywhere(order, first, config)
         }
     }
@@ -1039,21 +1048,6 @@ mod tests {
         drop(ears);
     }
 
-    #[test]
-    fn a_restarted_kernel_has_tenures_above_those_of_any_group_before() {
-        let at = |seconds: u64| Timestamp(seconds * 1_000_000);
-        let tenure = |origin, replicas, seconds| beginning(origin, replicas, at(seconds)).tenure();
-        assert_eq!(tenure(Origin::Before, Replicas::Three, 9), Tenure(0));
-        assert_eq!(tenure(Origin::Nothing, Replicas::One, 9), Tenure(0));
-        let restarted = beginning(Origin::Nothing, Replicas::Three, at(9));
-        restarted.sanity_check().unwrap();
-        let lost = beginning(Origin::Before, Replicas::Three, at(9)).reopened(Incarnation(3));
-        assert!(restarted.tenure() > lost.generation().last_tenure());
-        let next = in_office(restarted, Incarnation(1), JobId(1), "n1".into(), Origin::Nothing).unwrap();
-        assert_eq!(next.tenure(), Tenure(9_000_001));
-        next.sanity_check().unwrap();
-    }
-
     #[tokio::test]
     async fn clients_are_told_of_a_slurmctld_that_hangs_while_it_hangs() {
         let dir = tempfile::tempdir().unwrap();
@@ -1076,6 +1070,21 @@ mod tests {
             (answer.unwrap().as_str(), sentence.as_str()),
             ("RUNNING", NO_SLURMCTLD)
         );
+    }
+
+    #[test]
+    fn a_restarted_kernel_has_tenures_above_those_of_any_group_before() {
+        let at = |seconds: u64| Timestamp(seconds * 1_000_000);
+        let tenure = |origin, replicas, seconds| beginning(origin, replicas, at(seconds)).tenure();
+        assert_eq!(tenure(Origin::Before, Replicas::Three, 9), Tenure(0));
+        assert_eq!(tenure(Origin::Nothing, Replicas::One, 9), Tenure(0));
+        let restarted = beginning(Origin::Nothing, Replicas::Three, at(9));
+        restarted.sanity_check().unwrap();
+        let lost = beginning(Origin::Before, Replicas::Three, at(9)).reopened(Incarnation(3));
+        assert!(restarted.tenure() > lost.generation().last_tenure());
+        let next = in_office(restarted, Incarnation(1), JobId(1), "n1".into(), Origin::Nothing).unwrap();
+        assert_eq!(next.tenure(), Tenure(9_000_001));
+        next.sanity_check().unwrap();
     }
 
     #[test]

@@ -258,9 +258,9 @@ async fn open(start: &mut Start) -> Result<Opened> {
     sockets.rekey = Rekey::between(&start.key, &file.signing_key);
     let (replicas_tx, replicas) = mpsc::channel(16);
     tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
-    hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
-    let delivered = Delivered::open(&dir, file.incarnation, start.resume)
-        .context("can't write in the kernel's folder")?;
+    hop_protocol::file::make_private(&dir).with_context(|| launch::unwritable(&dir))?;
+    let delivered =
+        Delivered::open(&dir, file.incarnation, start.resume).with_context(|| launch::unwritable(&dir))?;
     let kernel = start.kernel.clone();
     say(&Said::Launched { ports, kernel });
     Ok(Opened {
@@ -679,7 +679,7 @@ impl Main {
             }
             Err(error) => {
                 return self.live(Input::NotStarted {
-                    reason: format!("{error:#}"),
+                    reason: chain(&*error),
                 });
             }
         };
