@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::{tell_span, write_time};
+use crate::values::CORES;
 use history::{History, Print, Ran};
 use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
 use hop_replica::need::{self, Unattended};
@@ -80,7 +81,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     max_gpus: Option<u16>,
     /// Cores with each of the leases of --gpus
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(CORES))]
     cpus: Option<u16>,
     /// Kernel; default: the notebook's, or one of Gresshopper's
     #[arg(short = 'k', long, value_name = "NAME")]
@@ -169,6 +170,11 @@ impl Signals {
 }
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    if args.max_gpus.is_some() && args.gpus != Some(GpusWord::Auto) {
+        return Err(Failure::Usage(
+            "--max-gpus is the most for --gpus auto".to_owned(),
+        ));
+    }
     let deadline = match &args.deadline {
         Some(text) => Some(terms::parse_deadline(text, context.now, &context.zone).map_err(Failure::Usage)?),
         None => None,
