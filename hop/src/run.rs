@@ -201,7 +201,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     let kept = worker::kept(&record).map(|k| k.kernel);
     let (mut link, patient) = reach(args, &record, context).await?;
     let cwd = match &args.cwd {
-        Some(folder) => absolute(folder)?,
+        Some(folder) => terms::folder(folder)?,
         None => notebook.parent().unwrap_or_else(|| Path::new("/")).to_owned(),
     };
     let open = worker::Open {

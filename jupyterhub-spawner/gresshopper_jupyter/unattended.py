@@ -169,6 +169,9 @@ def _whole(nb: Any) -> Any:
             raise ValueError(f"its cell {number} has no text (source)")
         if not isinstance(cell.get("metadata"), dict):
             cell["metadata"] = nbformat.NotebookNode()
+        if not isinstance(cell.metadata.get("tags", []), list):
+            # nbclient looks for tags without a look at what is there.
+            del cell.metadata["tags"]
         if cell["cell_type"] == "code":
             cell["outputs"] = cell["outputs"] if isinstance(cell.get("outputs"), list) else []
             cell.setdefault("execution_count", None)

@@ -162,6 +162,7 @@ def test_what_other_tools_write_into_a_notebook_breaks_nothing(tmp_path: Path) -
         for resume in (False, True):
             with contextlib.suppress(Refused):
                 made = Book(order(path, resume=resume, parameters=[("a", "2")]))
+                assert all(isinstance(cell.metadata.get("tags", []), list) for cell in made.nb.cells)
                 with contextlib.suppress(Refused):
                     choose_kernel(made.nb, None)
                 made.finish(True)

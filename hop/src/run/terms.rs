@@ -97,6 +97,18 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
+/// A folder for the kernel. A kernel would start somewhere else if there were none.
+pub(super) fn folder(path: &Path) -> Result<PathBuf, Failure> {
+    let folder = absolute(path)?;
+    match folder.is_dir() {
+        true => Ok(folder),
+        false => Err(Failure::Usage(format!(
+            "--cwd: there is no folder {}",
+            folder.display()
+        ))),
+    }
+}
+
 /// Without what would move a terminal's cursor.
 pub(super) fn printable(text: &str) -> String {
     text.chars()
@@ -133,6 +145,14 @@ mod tests {
         for text in ["soon", "+", "+x", "2020-01-01T00:00", "25:00"] {
             assert!(at(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_kernels_folder_is_there() {
+        let tmp = tempfile::tempdir().unwrap();
+        assert!(folder(tmp.path()).is_ok());
+        let said = folder(&tmp.path().join("no")).unwrap_err().to_string();
+        assert!(said.starts_with("--cwd: there is no folder /"), "{said}");
     }
 
     #[test]
