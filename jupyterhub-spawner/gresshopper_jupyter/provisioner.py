@@ -198,11 +198,11 @@ class Front:
 
     def _close_in_its_place(self) -> None:
         """The front was lost while it closed the kernel: another one goes on with that alone."""
-        start = json.dumps({**self._start, "close": True}) + "\n"
+        start = {**self._start, "epoch": self._start["epoch"] + 1, "resume": True, "close": True}
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
                 self._argv,
-                input=start,
+                input=json.dumps(start) + "\n",
                 stdout=subprocess.DEVNULL,
                 env=self._env,
                 text=True,

@@ -167,11 +167,12 @@ def _whole(nb: Any) -> Any:
             raise ValueError(f"its cell {number} has no kind (cell_type)")
         if not isinstance(cell.get("source"), str):
             raise ValueError(f"its cell {number} has no text (source)")
-        if not isinstance(cell.get("metadata"), dict):
-            cell["metadata"] = nbformat.NotebookNode()
-        if not isinstance(cell.metadata.get("tags", []), list):
+        metadata = cell.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else nbformat.NotebookNode()
+        if not isinstance(metadata.get("tags", []), list):
             # nbclient looks for tags without a look at what is there.
-            del cell.metadata["tags"]
+            del metadata["tags"]
+        cell["metadata"] = metadata
         if cell["cell_type"] == "code":
             cell["outputs"] = cell["outputs"] if isinstance(cell.get("outputs"), list) else []
             cell.setdefault("execution_count", None)

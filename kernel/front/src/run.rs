@@ -139,7 +139,7 @@ struct Inputs {
 
 /// Runs one kernel's front. False: the kernel died.
 pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
-    if start.close {
+    if start.close && !kernel_dir(&start.kernel).is_some_and(|dir| FrontFile::is_in(&dir)) {
         return close_in_its_place(&start).await;
     }
     let launched = jiff::Timestamp::now();
@@ -219,9 +219,8 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     Ok(!died)
 }
 
-/// Closes a kernel whose front was lost while it did so: else `hopd` would list the kernel for a day, and the notebook's
-/// next opening would bring back what its user has ended. A replica that still runs is ended by `hopd`, or by itself, as
-/// it finds neither front nor folder.
+/// Closes a kernel of which a lost front has left no folder: else `hopd` would list the kernel for a day, and the notebook's
+/// next opening would bring back what its user has ended.
 async fn close_in_its_place(start: &Start) -> Result<bool> {
     if !start.launch.local {
         launch::close(start.kernel.clone()).await;
@@ -396,6 +395,7 @@ impl Main {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut tick = interval(LOOK_EVERY);
+        self.end_in_its_place();
         if self.life.is_starting() {
             self.launch(false, None, None);
         }
@@ -1017,6 +1017,15 @@ impl Main {
             FAREWELL
         };
         self.over_at = Some(Instant::now() + patience);
+    }
+
+    /// Ends the kernel of a front that was lost while it did so. The replica finds this front as it would any other, and
+    /// hears of the end.
+    fn end_in_its_place(&mut self) {
+        if self.start.close {
+            self.end();
+            self.over_at = Some(Instant::now() + ENDING);
+        }
     }
 
     /// The owner wants it to end.
