@@ -1,6 +1,6 @@
 //! How a command fails: what the user reads, and the exit status.
 
-use hop_words::error::chain;
+use hop_words::error::{chain, system_words, without_numbers};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -48,7 +48,7 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::BrokenPipe,
-            _ => Self::Failed(format!("could not write the output: {error}")),
+            _ => Self::Failed(format!("could not write the output: {}", system_words(&error))),
         }
     }
 }
@@ -60,7 +60,7 @@ pub(crate) fn report(result: Result<(), Failure>, err: &mut dyn Write) -> ExitCo
     };
     if !matches!(failure, Failure::BrokenPipe) {
         // stderr may be gone too; the status says it then.
-        let _ = writeln!(err, "hop: {failure}");
+        let _ = writeln!(err, "hop: {}", without_numbers(&failure.to_string()));
     }
     ExitCode::from(failure.status())
 }

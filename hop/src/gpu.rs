@@ -4,6 +4,7 @@ use crate::asked::{self, Reached};
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::gpu_restart::Kernels;
+use crate::values::SECONDS;
 use clap::{Args as ClapArgs, Subcommand};
 use hop_door::Door;
 use hop_gpu::Pid;
@@ -67,7 +68,7 @@ struct Machine {
     #[arg(long, global = true, value_name = "GIB")]
     host_gib: Option<u64>,
     /// Longest time for one step, in seconds
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(SECONDS))]
     timeout: u64,
     /// Prefix of device files; the tests' fake devices lie elsewhere
     #[arg(

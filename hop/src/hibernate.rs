@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::kernels;
+use crate::values::SECONDS;
 use hop_api::message::{HibernateTarget, KernelRow, KernelState, Request, Response};
 use hop_words::id::KernelId;
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_wait: bool,
     /// Longest wait, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(SECONDS))]
     timeout: u64,
 }
 
@@ -58,6 +59,14 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             Err(Failure::Failed(why)) => failures.push(why),
             Err(other) => return Err(other),
         }
+    }
+    if asked.is_empty() && failures.is_empty() {
+        // A node's name that is mistyped before maintenance is to be noticed.
+        let place = args
+            .node
+            .as_ref()
+            .map_or_else(String::new, |node| format!(" on node {node}"));
+        writeln!(context.err, "hop: no open kernel is there to hibernate{place}")?;
     }
     if !args.no_wait {
         failures.extend(wait(&asked, args.timeout, context)?);

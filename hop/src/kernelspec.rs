@@ -3,7 +3,10 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::values::{self, CORES};
 use clap::Subcommand;
+use hop_api::config::Config;
+use hop_words::id::PoolName;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs;
@@ -78,34 +81,34 @@ struct Install {
     #[arg(long)]
     name: Option<String>,
     /// What people see; default: what its base is called, with the name unless that is the usual one
-    #[arg(long)]
+    #[arg(long, value_parser = values::shown_name)]
     display_name: Option<String>,
     /// GPUs of a cell that names no need
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=8))]
     gpus: u16,
     /// Slurm's GPU type of such a cell
-    #[arg(long, requires = "gpus")]
+    #[arg(long, requires = "gpus", value_parser = values::name)]
     gpu_type: Option<String>,
     /// Cores of a cell that names no need, beside the kernel's own
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(CORES))]
     cell_cpus: u16,
-    /// Memory of the kernel in MiB; 0: the site's default
-    #[arg(long, default_value_t = 0)]
+    /// Memory of the kernel in MiB, or with a unit as in 8G; 0: the site's default
+    #[arg(long, default_value_t = 0, value_parser = values::memory)]
     mem: u64,
     /// Cores of the kernel; 0: the site's default
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(CORES))]
     cpus: u16,
     /// The Slurm account of its leases
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     account: Option<String>,
     /// The Slurm QOS of the job that its kernels run in
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     qos: Option<String>,
     /// The Slurm reservation of that job
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     reservation: Option<String>,
     /// The pool whose GPUs it uses
-    #[arg(long)]
+    #[arg(long, value_parser = values::name)]
     pool: Option<String>,
     /// Without Slurm and without GPUs, on the Jupyter server's own host: for development
     #[arg(long)]
@@ -115,6 +118,7 @@ struct Install {
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     match &args.action {
         Action::Install(install) => {
+            install.check(context.config.as_ref())?;
             let place = install.run()?;
             writeln!(context.out, "{}", place.display())?;
             Ok(())
@@ -190,6 +194,26 @@ impl Remove {
 }
 
 impl Install {
+    /// Refuses what no kernel of it could ever have.
+    fn check(&self, config: Option<&Config>) -> Result<(), Failure> {
+        if self.gpu_type.is_some() && self.gpus == 0 {
+            return Err(Failure::Usage(
+                "--gpu-type is the type of --gpus, and those are 0".to_owned(),
+            ));
+        }
+        let (Some(config), Some(name)) = (config, &self.pool) else {
+            return Ok(());
+        };
+        if config.pool.is_empty() || config.pool.contains_key(&PoolName::from(name.as_str())) {
+            return Ok(());
+        }
+        let there: Vec<&str> = config.pool.keys().map(PoolName::as_str).collect();
+        Err(Failure::Usage(format!(
+            "there is no pool {name}; this site has {}",
+            there.join(", ")
+        )))
+    }
+
     fn run(&self) -> Result<PathBuf, Failure> {
         let folders = data_folders();
         let name = self.named(&folders)?;
@@ -522,15 +546,21 @@ impl Base {
     }
 }
 
+/// The longest name of a kernelspec: it is a folder's.
+const NAME: usize = 100;
+
 /// Jupyter's own rule.
 fn check_name(name: &str) -> Result<(), Failure> {
     let ok = !name.is_empty()
         && name
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-    let text =
-        || format!("a kernelspec's name has letters, digits, dots, dashes and underscores: not {name:?}");
-    if ok && !name.starts_with('.') {
+    let text = || {
+        format!(
+            "a kernelspec's name has up to {NAME} letters, digits, dots, dashes and underscores: not {name:?}"
+        )
+    };
+    if ok && !name.starts_with(['.', '-']) && name.len() <= NAME {
         Ok(())
     } else {
         Err(Failure::Usage(text()))

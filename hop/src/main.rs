@@ -41,6 +41,7 @@ mod time;
 mod trace;
 #[cfg(test)]
 mod transcripts;
+mod values;
 
 use clap::{Parser, Subcommand};
 use context::Context;

@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::kernels;
+use crate::values::SECONDS;
 use hop_api::message::{KernelState, Request, Response};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_wait: bool,
     /// Longest wait, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(SECONDS))]
     timeout: u64,
 }
 

@@ -8,6 +8,7 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::time::{write_span, write_time};
+use clap::builder::NonEmptyStringValueParser;
 use hop_words::id::UserName;
 use hop_words::text::{acts, plain};
 use hop_words::time::{Span, Timestamp};
@@ -188,7 +189,7 @@ pub(crate) struct Options {
     #[arg(short = 'P', long, conflicts_with = "json")]
     pub(crate) parsable2: bool,
     /// Separator of fields for -p and -P
-    #[arg(long, value_name = "TEXT", default_value = "|")]
+    #[arg(long, value_name = "TEXT", default_value = "|", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) delimiter: String,
     /// JSON; =v1 asks for this version, =list names the versions
     #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, default_missing_value = "v1")]

@@ -7,6 +7,7 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
+use crate::values::SECONDS;
 use hop_api::message::{InfoReport, NodeInfo, Request, Response};
 use hop_words::id::GpuIndex;
 use hop_words::time::Timestamp;
@@ -35,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_wait: bool,
     /// Longest wait, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(SECONDS))]
     timeout: u64,
 }
 

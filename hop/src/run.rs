@@ -15,10 +15,12 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::{tell_span, write_time};
+use crate::values::CORES;
 use history::{History, Print, Ran};
 use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
 use hop_replica::need::{self, Unattended};
 use hop_words::clock::now;
+use hop_words::error::system_words;
 use hop_words::id::{KernelId, PoolName};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -79,7 +81,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     max_gpus: Option<u16>,
     /// Cores with each of the leases of --gpus
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(CORES))]
     cpus: Option<u16>,
     /// Kernel; default: the notebook's, or one of Gresshopper's
     #[arg(short = 'k', long, value_name = "NAME")]
@@ -168,6 +170,11 @@ impl Signals {
 }
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    if args.max_gpus.is_some() && args.gpus != Some(GpusWord::Auto) {
+        return Err(Failure::Usage(
+            "--max-gpus is the most for --gpus auto".to_owned(),
+        ));
+    }
     let deadline = match &args.deadline {
         Some(text) => Some(terms::parse_deadline(text, context.now, &context.zone).map_err(Failure::Usage)?),
         None => None,
@@ -184,7 +191,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     let notebook = absolute(&args.notebook)?;
     // Before anything else is found to be missing.
     std::fs::File::open(&notebook)
-        .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), terms::plain(&e))))?;
+        .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), system_words(&e))))?;
     let out = match &args.output {
         Some(out) => absolute(out)?,
         None => notebook.with_extension("out.ipynb"),
@@ -194,7 +201,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     let kept = worker::kept(&record).map(|k| k.kernel);
     let (mut link, patient) = reach(args, &record, context).await?;
     let cwd = match &args.cwd {
-        Some(folder) => absolute(folder)?,
+        Some(folder) => terms::folder(folder)?,
         None => notebook.parent().unwrap_or_else(|| Path::new("/")).to_owned(),
     };
     let open = worker::Open {
@@ -599,7 +606,11 @@ impl<'a, 'c> Session<'a, 'c> {
         if let Err(error) = history::add(path, ran)
             && !std::mem::replace(&mut self.warned_history, true)
         {
-            let text = format!("can't keep how long cells take in {}: {error}", path.display());
+            let text = format!(
+                "can't keep how long cells take in {}: {}",
+                path.display(),
+                system_words(&error)
+            );
             self.say(&text);
         }
     }

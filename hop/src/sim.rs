@@ -94,6 +94,20 @@ fn window(text: &str) -> Result<(f64, f64), String> {
     }
 }
 
+/// The command that unpacks a file to its standard output; `None` for a file that isn't compressed.
+fn unpacked_by(bytes: &[u8]) -> Option<&'static str> {
+    const FORMS: [(&[u8], &str); 6] = [
+        (b"\x1f\x8b", "gunzip -c"),
+        (b"\x1f\x9d", "gunzip -c"),
+        (b"BZh", "bunzip2 -c"),
+        (b"\xfd7zXZ\0", "xz -dc"),
+        (b"\x28\xb5\x2f\xfd", "zstd -dc"),
+        (b"PK\x03\x04", "unzip -p"),
+    ];
+    let form = FORMS.iter().find(|(magic, _)| bytes.starts_with(magic));
+    form.map(|(_, how)| *how)
+}
+
 /// Nobody's trace is larger; what has no end is.
 const MOST: u64 = 1 << 30;
 
@@ -110,10 +124,10 @@ fn read_trace(path: &Path) -> Result<String, Failure> {
     if bytes.len() as u64 > MOST {
         return Err(bad(&"it is larger than 1 GiB; no trace is"));
     }
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return Err(bad(
-            &"it is compressed with gzip; unpack it first: gunzip -c FILE | hop sim --trace -",
-        ));
+    if let Some(how) = unpacked_by(&bytes) {
+        return Err(bad(&format!(
+            "it is compressed; unpack it first: {how} FILE | hop sim --trace -"
+        )));
     }
     String::from_utf8(bytes).map_err(|e| {
         let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
@@ -447,6 +461,24 @@ mod tests {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         run(&args, &mut Context::of_process(&mut out, &mut err)).map_err(|e| e.to_string())?;
         Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn a_compressed_trace_says_what_unpacks_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for (begins, how) in [
+            (&b"\x1f\x8b\x08"[..], "gunzip -c"),
+            (b"BZh91AY", "bunzip2 -c"),
+            (b"\xfd7zXZ\x00\x00", "xz -dc"),
+            (b"\x28\xb5\x2f\xfd\x04", "zstd -dc"),
+            (b"PK\x03\x04\x14", "unzip -p"),
+        ] {
+            let trace = folder.path().join("trace");
+            std::fs::write(&trace, begins).unwrap();
+            let said = sim(&format!("--trace {}", trace.display())).unwrap_err();
+            let mend = format!("it is compressed; unpack it first: {how} FILE | hop sim --trace -");
+            assert!(said.ends_with(&mend), "{said}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::size;
 use crate::state_remote::{self, Store};
+use crate::values::SECONDS;
 use clap::{Args as ClapArgs, Subcommand};
 use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
@@ -69,7 +70,7 @@ pub(crate) struct Args {
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_PYTHON")]
     python_path: Option<PathBuf>,
     /// How long to wait for a kernel that is busy, in seconds
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(SECONDS))]
     timeout: u64,
 }
 

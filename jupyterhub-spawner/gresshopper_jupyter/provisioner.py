@@ -39,6 +39,9 @@ _END = 12.0
 #: How long a kernel may take to be saved.
 _SAVED = 45.0
 
+#: How long another front may take to close a kernel in place of one that was lost while it did so.
+_CLOSED = 15.0
+
 #: How many times a front is followed by another within a minute.
 _FOLLOWERS = 5
 
@@ -72,6 +75,9 @@ class Front:
         self._reason = ""
         self._returncode: int | None = None
         self._wanted = True
+        # The user is done with the kernel, and nothing of it is to be kept.
+        self._closing = False
+        self._saved = False
         self._was_up = False
         # The front records here which outputs pages may lack: the front after it reads the records.
         self._heirs = os.memfd_create("hop-front")
@@ -121,24 +127,27 @@ class Front:
             if self._process.poll() is None:
                 self._process.send_signal(signum)
 
-    def release(self) -> None:
-        """The kernel was asked to go: its front is not to be followed by another."""
+    def release(self, close: bool = False) -> None:
+        """The kernel was asked to go: its front is not to be followed by another. ``close``: it is not restarted."""
         self._wanted = False
+        self._closing |= close and not self._saved
 
-    def end(self) -> None:
+    def end(self, close: bool = False) -> None:
         """Ends the kernel and waits until it is over."""
-        self.release()
+        self.release(close)
         self.send_signal(signal.SIGTERM)
         try:
             self._process.wait(_END)
         except subprocess.TimeoutExpired:
             self.send_signal(signal.SIGKILL)
             self._process.wait()
-        self._over.wait(1)
+        self._over.wait(_CLOSED + 1)
 
     def hibernate(self) -> None:
         """Has the kernel saved, and waits until its front has ended. A kernel that can't be found again ends."""
         self.release()
+        # Its end isn't the kernel's, however the server goes on.
+        self._saved = True
         pipe = self._process.stdin
         with self._lock, contextlib.suppress(OSError, ValueError):
             if pipe is not None:
@@ -183,7 +192,24 @@ class Front:
             self._start["epoch"] += 1
             with self._lock:
                 self._process = self._spawn(resume=True)
+        if befallen and launched and self._closing and not dead:
+            self._close_in_its_place()
         self._finish(code if code else 0)
+
+    def _close_in_its_place(self) -> None:
+        """The front was lost while it closed the kernel: another one goes on with that alone."""
+        start = {**self._start, "epoch": self._start["epoch"] + 1, "resume": True, "close": True}
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                self._argv,
+                input=json.dumps(start) + "\n",
+                stdout=subprocess.DEVNULL,
+                env=self._env,
+                text=True,
+                start_new_session=True,
+                timeout=_CLOSED,
+                check=False,
+            )
 
     def _listen(self, process: subprocess.Popen[str]) -> bool:
         """What the front says, until it ends. True: the kernel is dead."""
@@ -307,11 +333,12 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if signum == signal.SIGINT:
             self._front.send_signal(signum)
         elif signum in (signal.SIGTERM, signal.SIGKILL):
-            await self.kill()
+            # A restart of some clients: they say what they want afterwards.
+            await self.kill(restart=True)
 
     async def kill(self, restart: bool = False) -> None:
         if self._front is not None:
-            await _in_thread(self._front.end)
+            await _in_thread(partial(self._front.end, close=not restart))
 
     async def hibernate(self) -> None:
         """The server ends: a notebook's kernel is saved, and the notebook's next opening goes on with the kernel."""
@@ -323,11 +350,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         if self._front is not None:
-            self._front.release()
+            self._front.release(close=not restart)
 
     async def cleanup(self, restart: bool = False) -> None:
         if self._front is not None:
-            await _in_thread(self._front.end)
+            await _in_thread(partial(self._front.end, close=not restart))
             self._died_of = self._front.reason
             # A kernel that ran is restarted afresh; a saved kernel after a failed start keeps its state.
             self._fresh = self._fresh or self._front.was_up

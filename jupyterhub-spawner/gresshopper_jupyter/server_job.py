@@ -122,7 +122,7 @@ def submit() -> int:
         )
         problem = "" if done.returncode == 0 else done.stderr.strip() or f"sbatch ended with {done.returncode}"
     except OSError as error:
-        problem = f"sbatch can't be run: {error}"
+        problem = f"sbatch can't be run: {error.strerror or error}"
     if problem:
         for path in folder.glob(f"{name}.*"):
             path.unlink()

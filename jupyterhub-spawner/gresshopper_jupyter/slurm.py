@@ -117,7 +117,7 @@ async def run(
             **as_user,
         )
     except OSError as error:
-        raise SlurmError(f"{full[0]} can't be run: {error}") from error
+        raise SlurmError(f"{full[0]} can't be run: {error.strerror or error}") from error
     try:
         patience_s = patience_s or COMMAND_TIMEOUT_S
         out, err = await asyncio.wait_for(process.communicate(stdin), patience_s)

@@ -100,8 +100,10 @@ def read_parameters(order: dict[str, Any]) -> dict[str, Any]:
 def _read_parameter_file(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"can't read the parameters in {path}: {error}") from None
+    except OSError as error:
+        raise Refused(f"can't read the parameters in {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise Refused(f"can't read the parameters in {path}: it is not UTF-8 text") from None
     try:
         parse = json.loads if path.endswith(".json") else importlib.import_module("yaml").safe_load
         found = parse(text)
@@ -114,6 +116,12 @@ def _read_parameter_file(path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refused(f"{path} must hold names with their values")
     return found
+
+
+def _part(metadata: Any, name: str) -> dict[str, Any]:
+    """An object within metadata. Other tools may have written anything there."""
+    found = metadata.get(name) if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _tags(cell: Any) -> list[str]:
@@ -146,10 +154,35 @@ def inject(nb: Any, parameters: dict[str, Any]) -> list[str]:
     return [f"the cell tagged `parameters` has no {name}" for name in strange]
 
 
+def _whole(nb: Any) -> Any:
+    """The notebook with all that each cell must have. nbformat only warns of what is missing.
+
+    Raises ValueError where a cell's kind or text is missing: nobody could say what is to be run.
+    """
+    if not isinstance(nb.get("cells"), list):
+        raise ValueError("it has no list of cells")
+    nb["metadata"] = nb.metadata if isinstance(nb.get("metadata"), dict) else nbformat.NotebookNode()
+    for number, cell in enumerate(nb.cells, 1):
+        if not (isinstance(cell, dict) and isinstance(cell.get("cell_type"), str)):
+            raise ValueError(f"its cell {number} has no kind (cell_type)")
+        if not isinstance(cell.get("source"), str):
+            raise ValueError(f"its cell {number} has no text (source)")
+        metadata = cell.get("metadata")
+        metadata = metadata if isinstance(metadata, dict) else nbformat.NotebookNode()
+        if not isinstance(metadata.get("tags", []), list):
+            # nbclient looks for tags without a look at what is there.
+            del metadata["tags"]
+        cell["metadata"] = metadata
+        if cell["cell_type"] == "code":
+            cell["outputs"] = cell["outputs"] if isinstance(cell.get("outputs"), list) else []
+            cell.setdefault("execution_count", None)
+    return nb
+
+
 def _read(path: str) -> Any:
     try:
         nb = nbformat.read(path, as_version=4)
-        return nbformat.v4.upgrade(nb)
+        return _whole(nbformat.v4.upgrade(nb))
     except OSError as error:
         raise Refused(f"can't read {path}: {error.strerror or error}") from None
     except Exception as error:
@@ -166,7 +199,7 @@ class Book:
         parameters = read_parameters(order)
         before = _read(order["out"]) if order.get("resume") and self.out.exists() else None
         if before is not None and not parameters:
-            parameters = dict(before.metadata.get("papermill", {}).get("parameters", {}))
+            parameters = dict(_part(_part(before.metadata, "papermill"), "parameters"))
         self.parameters = parameters
         self.prior = [_prior(cell) for cell in self.nb.cells]
         self.warnings: list[str] = []
@@ -209,7 +242,7 @@ class Book:
                 return i
             if not _runs(cell):
                 continue
-            if old.metadata.get("papermill", {}).get("status") != "completed":
+            if _part(old.metadata, "papermill").get("status") != "completed":
                 return i
             cell.outputs, cell.execution_count = old.outputs, old.execution_count
             for key in ("papermill", "execution", "gresshopper_run"):
@@ -249,10 +282,11 @@ def _status(status: str) -> dict[str, Any]:
 
 def _prior(cell: Any) -> float | None:
     """How long the cell ran when the notebook was run last, where it says: papermill's words, or JupyterLab's."""
-    took = cell.metadata.get("papermill", {}).get("duration")
-    if isinstance(took, (int, float)) and cell.metadata["papermill"].get("status") == "completed":
-        return float(took)
-    timing = cell.metadata.get("execution", {})
+    papermill = _part(cell.metadata, "papermill")
+    took = papermill.get("duration")
+    if isinstance(took, (int, float)) and math.isfinite(took) and papermill.get("status") == "completed":
+        return max(float(took), 0.0)
+    timing = _part(cell.metadata, "execution")
     try:
         begin, end = (
             datetime.fromisoformat(timing[key].replace("Z", "+00:00"))
@@ -270,14 +304,15 @@ def choose_kernel(nb: Any, wanted: str | None) -> tuple[str, dict[str, Any] | No
     """The kernelspec's name, the configuration of our provisioner (if the kernel is ours), and a message about
     it."""
     manager = KernelSpecManager()
-    own = nb.metadata.get("kernelspec", {}).get("name")
+    own = _part(nb.metadata, "kernelspec").get("name")
+    own = own if isinstance(own, str) else None
     name = wanted or own or _DEFAULT
     ours = _ours(manager, name)
     if ours is not None or wanted:
         if ours is None and name not in manager.find_kernel_specs():
             raise Refused(f"there is no kernel {name!r}: `jupyter kernelspec list` shows those that there are")
         return name, ours, []
-    language = nb.metadata.get("kernelspec", {}).get("language", "python")
+    language = _part(nb.metadata, "kernelspec").get("language", "python")
     for other in sorted(manager.find_kernel_specs(), key=lambda n: (n != _DEFAULT, n)):
         config = _ours(manager, other)
         if config is not None and manager.get_kernel_spec(other).language == language:
@@ -341,7 +376,7 @@ class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
         if msg["msg_type"] == "execute_input":
             self.told("running", {})
         elif msg["msg_type"] == "status":
-            notice = msg.get("metadata", {}).get("gresshopper", {})
+            notice = _part(msg.get("metadata"), "gresshopper")
             if notice.get("state") in ("queued", "parked"):
                 wanted = ("position", "reason", "eta_s")
                 self.told("waiting", {key: notice[key] for key in wanted if key in notice})
@@ -466,7 +501,7 @@ class Runner:
             {
                 "index": i,
                 "source": cell.source,
-                "need": cell.metadata.get("gresshopper", {}).get("need"),
+                "need": _part(cell.metadata, "gresshopper").get("need"),
                 "seconds": book.prior[i],
                 "good": i < book.good,
                 "again": i < book.good and not living and _SKIP_AGAIN not in _tags(cell),
@@ -566,7 +601,7 @@ class Runner:
             link.say(what, index=self._heard.get("index"), **more)
 
         def executed(cell: Any, cell_index: int, execute_reply: dict[str, Any]) -> None:
-            self._heard["lease"] = execute_reply.get("metadata", {}).get("gresshopper")
+            self._heard["lease"] = _part(execute_reply.get("metadata"), "gresshopper") or None
 
         client.told = told
         client.on_cell_executed = executed
@@ -628,7 +663,7 @@ class Runner:
         self._timed_out = False
         self._heard = {"index": index, "timeout_s": order.get("timeout_s")}
         said: dict[str, Any] = {"run": order["run"]}
-        if need := cell.metadata.get("gresshopper", {}).get("need"):
+        if need := _part(cell.metadata, "gresshopper").get("need"):
             said["need"] = need
         self.client.said = said
         began, at = time.monotonic(), _now()

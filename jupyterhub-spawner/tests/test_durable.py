@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -242,6 +243,20 @@ def test_nothing_is_left_of_a_kernel_that_was_shut_down(home: Path) -> None:
     kernel.kc.stop_channels()
     kernel.km.shutdown_kernel()
     eventually(lambda: not any(states.iterdir()), "its state is removed", 5)
+
+
+def test_nothing_is_left_where_the_front_is_killed_while_it_closes_the_kernel(home: Path) -> None:
+    """Else the notebook's next opening would bring back what its user has ended."""
+    kernel = Kernel()
+    kernel.run("x = list(range(1000))")
+    pids = kernel.pids()
+    saved(home)
+    states = home / "data" / "gresshopper" / "states"
+    asyncio.run(kernel.km.provisioner.shutdown_requested())  # type: ignore[union-attr]
+    os.kill(pids["front"], signal.SIGKILL)
+    kernel.close()
+    assert not any(states.iterdir())
+    eventually(lambda: not alive(pids["kernel"]), "its replica has noticed", 90)
 
 
 def test_a_kernel_that_was_started_by_argv_comes_back_as_well(home: Path) -> None:

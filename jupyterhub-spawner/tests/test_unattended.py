@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from gresshopper_jupyter.unattended import Book, Refused, inject, literal, parse_word, read_parameters
+from gresshopper_jupyter.unattended import Book, Refused, choose_kernel, inject, literal, parse_word, read_parameters
 
 
 def write(path: Path, *cells: str | tuple[str, str]) -> Path:
@@ -118,6 +122,51 @@ def test_the_output_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None
     book.out = tmp_path / "nowhere" / "o.ipynb"
     assert "can't write" in (book.save() or "")
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".new") == []
+
+
+ODD: list[Any] = [None, 0, float("inf"), "x", [], [None], {}, {"a": 1}, True]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_other_tools_write_into_a_notebook_breaks_nothing(tmp_path: Path) -> None:
+    """Each value in it is replaced by odd ones, or left out: it is a notebook still, or refused in a sentence."""
+    path, out = tmp_path / "n.ipynb", tmp_path / "out.ipynb"
+    cell = {"cell_type": "code", "id": "a", "source": "a = 1", "outputs": [], "execution_count": None}
+    timing = {"iopub.execute_input": "2026-01-01T00:00:00Z", "shell.execute_reply": "2026-01-01T00:00:01Z"}
+    cell["metadata"] = {
+        "tags": ["parameters"],
+        "papermill": {"duration": 1, "status": "completed"},
+        "gresshopper": {"need": {"gpus": 1}},
+        "execution": timing,
+    }
+    kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    whole = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernelspec}, "cells": [cell]}
+
+    def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, more in inside:
+            yield (*above, key)
+            yield from places(more, (*above, key))
+
+    for place, odd in itertools.product(list(places(whole)), [*ODD, ...]):
+        book = copy.deepcopy(whole)
+        around: Any = book
+        for key in place[:-1]:
+            around = around[key]
+        if odd is ...:
+            del around[place[-1]]
+        else:
+            around[place[-1]] = odd
+        path.write_text(json.dumps(book))
+        out.write_text(json.dumps(book))
+        for resume in (False, True):
+            with contextlib.suppress(Refused):
+                made = Book(order(path, resume=resume, parameters=[("a", "2")]))
+                assert all(isinstance(cell.metadata.get("tags", []), list) for cell in made.nb.cells)
+                with contextlib.suppress(Refused):
+                    choose_kernel(made.nb, None)
+                made.finish(True)
+                made.save()
 
 
 def test_what_is_no_notebook_is_refused_in_a_sentence(tmp_path: Path) -> None:

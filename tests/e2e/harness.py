@@ -339,10 +339,15 @@ def all_gpus_held(cluster: Cluster, seconds: float) -> Iterator[None]:
 
 
 def no_process_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:
-    """Waits until every process of the user's kernels has ended."""
-    until(
-        "no process is left", lambda: not cluster.pids(r"hop-replica (run|spare)|ipykernel|hop-front", user), timeout
-    )
+    """Waits until every process of the user's kernels has ended. A failure names those that are left."""
+
+    def left() -> list[int]:
+        return cluster.pids(r"hop-replica (run|spare)|ipykernel|hop-front", user)
+
+    try:
+        until("no process is left", lambda: not left(), timeout)
+    except Failed as failed:
+        raise Failed(f"{failed}: {[' '.join(cluster.argv(pid)) for pid in left()]}") from None
 
 
 def nothing_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:

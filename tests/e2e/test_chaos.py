@@ -5,11 +5,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, notebook, stream, until, without_slurmctld
+from harness import (
+    OPENABLE,
+    Cluster,
+    Notebook,
+    no_process_is_left,
+    notebook,
+    stream,
+    until,
+    without_slurmctld,
+)
 
 LONG = "%%gpu 1\nimport time\nfor i in range(40):\n    time.sleep(0.1)\nprint('through', x)"
 
@@ -210,6 +220,25 @@ def test_seat_ends_as_the_next_kernel_comes_and_that_one_gets_another(cluster: C
         assert book.execute("print(1 + 1)")["text"] == "2\n"
 
 
+def test_a_kernel_whose_front_is_killed_while_it_closes_the_kernel_is_forgotten(cluster: Cluster) -> None:
+    """Else `hop kernels` would list it as STARTING for a day."""
+    book = Notebook(cluster, "bob")
+    try:
+        book.start()
+        (front,) = cluster.pids(r"hop-front", "bob")
+        # The provisioner was told that the kernel is to go, and waits for its front.
+        os.kill(front, signal.SIGSTOP)
+        closing = threading.Thread(target=book.close)
+        closing.start()
+        time.sleep(1.5)
+        os.kill(front, signal.SIGKILL)
+        closing.join()
+    finally:
+        book.process.kill()
+    until("hopd has forgotten the kernel", lambda: not cluster.hop("kernels", user="bob")["rows"])
+    no_process_is_left(cluster, "bob")
+
+
 @pytest.mark.parametrize("how", ["stopped", "frozen"])
 def test_slurmctld_away_for_20_s(cluster: Cluster, alice: Notebook, how: str) -> None:
     """Alice's cell runs on. Where pilots have step managers (24.05 on), bob gets fresh leases all the while; else his
@@ -226,6 +255,13 @@ def test_slurmctld_away_for_20_s(cluster: Cluster, alice: Notebook, how: str) ->
                 assert (fresh["text"], fresh["lease"] and fresh["lease"]["lingering"]) == ("1\n", False), fresh
                 served.append(str(fresh["lease"]["lease"]))
             later = bob.submit("%%gpu 1\nprint(len(openable()))")["cell"]
+            if not cluster.has_stepmgr:
+                # Long before anybody knows that slurmctld is away.
+                until(
+                    "bob reads what his cell waits for",
+                    lambda: "its lease on" in str(bob.wait(later, 0)["notices"]),
+                    10,
+                )
             time.sleep(max(0.0, began + 20 - time.monotonic()))
             assert bob.wait(later, 0)["done"] == cluster.has_stepmgr
         got = alice.wait(cell)

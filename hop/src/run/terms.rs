@@ -10,6 +10,9 @@ use std::time::Duration;
 
 const DAY: u64 = 86_400;
 
+/// The longest length of time.
+const LONGEST: Duration = Duration::from_secs(366 * DAY);
+
 /// `--gpus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GpusWord {
@@ -37,7 +40,7 @@ pub(super) fn parse_pair(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// `90s`, `2h30m`, `1d`, or a number of seconds.
+/// `90s`, `2h30m`, `1d`, or a number of seconds; a year at most.
 pub(super) fn parse_length(text: &str) -> Result<Duration, String> {
     let seconds = || text.parse::<u64>().ok();
     let days = || text.strip_suffix('d')?.parse::<u64>().ok()?.checked_mul(DAY);
@@ -49,7 +52,8 @@ pub(super) fn parse_length(text: &str) -> Result<Duration, String> {
         .or_else(days)
         .map(Duration::from_secs)
         .or_else(words)
-        .ok_or_else(|| format!("{text:?} is no length of time: write 90s, 10m, 2h30m or 1d"))
+        .filter(|length| *length <= LONGEST)
+        .ok_or_else(|| format!("{text:?} is no length of time: write 90s, 10m, 2h30m or 1d, a year at most"))
 }
 
 /// `+2h`, `18:00` (the next), or any other time readable for `hop`.
@@ -93,11 +97,16 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// The text of an error, without its number.
-pub(super) fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let plain = text.split(" (os error").next().unwrap_or_default();
-    plain.to_owned()
+/// A folder for the kernel. A kernel would start somewhere else if there were none.
+pub(super) fn folder(path: &Path) -> Result<PathBuf, Failure> {
+    let folder = absolute(path)?;
+    match folder.is_dir() {
+        true => Ok(folder),
+        false => Err(Failure::Usage(format!(
+            "--cwd: there is no folder {}",
+            folder.display()
+        ))),
+    }
 }
 
 /// Without what would move a terminal's cursor.
@@ -139,6 +148,14 @@ mod tests {
     }
 
     #[test]
+    fn a_kernels_folder_is_there() {
+        let tmp = tempfile::tempdir().unwrap();
+        assert!(folder(tmp.path()).is_ok());
+        let said = folder(&tmp.path().join("no")).unwrap_err().to_string();
+        assert!(said.starts_with("--cwd: there is no folder /"), "{said}");
+    }
+
+    #[test]
     fn words() {
         assert_eq!("auto".parse(), Ok(GpusWord::Auto));
         assert_eq!("3".parse(), Ok(GpusWord::Count(3)));
@@ -147,6 +164,17 @@ mod tests {
         assert!(parse_pair("=b").is_err() && parse_pair("a").is_err());
         assert_eq!(parse_length("0"), Ok(Duration::ZERO));
         assert_eq!(parse_length("2h30m"), Ok(Duration::from_secs(9000)));
-        assert!(parse_length("-1s").is_err() && parse_length("soon").is_err());
+        assert_eq!(parse_length("366d"), Ok(LONGEST));
+        for text in [
+            "-1s",
+            "soon",
+            "",
+            "367d",
+            "18446744073709551615",
+            "99999999999d",
+            "9999999h",
+        ] {
+            assert!(parse_length(text).is_err(), "{text}");
+        }
     }
 }

@@ -46,7 +46,7 @@ class Session:
         try:
             status, _, err = await run("scontrol", "update", f"JobId={self._job}", f"TimeLimit=+{MORE_MIN}")
         except OSError as error:
-            raise HopError(f"Slurm can't be asked here: {error}") from error
+            raise HopError(f"Slurm can't be asked here: {error.strerror or error}") from error
         if status != 0:
             raise HopError(refused(err))
         return await self.end(max_age_s=0)

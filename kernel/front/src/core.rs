@@ -7,9 +7,9 @@ mod seating;
 mod unseen;
 
 use self::before::Before;
-pub(crate) use self::seating::NO_SLURMCTLD;
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
+pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
 pub use self::unseen::Records;
 use self::unseen::Unseen;
 use bytes::Bytes;

@@ -13,6 +13,7 @@ use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, StepSize, Turn, is_of_slurm, run_args};
 use hop_words::clock::now;
+use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Timestamp;
@@ -388,7 +389,7 @@ fn open_tenure(
                 tenure: state.tenure(),
                 store: states.store.clone(),
                 hash_seed: states::hash_seed(&states.kernel, data_dir().as_deref())
-                    .context("can't write in the kernel's folder")?,
+                    .with_context(|| unwritable(&states.kernel))?,
             });
             Some(state)
         }
@@ -396,6 +397,14 @@ fn open_tenure(
     };
     file.write(&order.dir)?;
     Ok(state)
+}
+
+/// What a user reads whose home takes no kernel.
+pub(crate) fn unwritable(folder: &Path) -> String {
+    format!(
+        "the kernel's folder {} can't be written: make room in your home if it is full, or ask the operators",
+        folder.display()
+    )
 }
 
 /// Several fronts may try: the first successful rename has the tenure, and the others take the next tenure.
@@ -585,10 +594,7 @@ async fn take_seat(
             Err(error @ (SeatError::Over { .. } | SeatError::Forgotten { .. })) => {
                 tracing::info!(%error, "the kernel gets a new seat");
             }
-            Err(error) => eprintln!(
-                "hop-front: {:#}; the kernel gets a new seat",
-                anyhow::Error::from(error)
-            ),
+            Err(error) => eprintln!("hop-front: {}; the kernel gets a new seat", chain(&error)),
         }
     }
     let patience = if plan.node.as_str().is_empty() {
@@ -678,7 +684,10 @@ async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
     match placement(order, first, config).await {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("hop-front: hopd names no node ({error:#}); the kernel starts wherever Slurm has room");
+            eprintln!(
+                "hop-front: hopd names no node ({}); the kernel starts wherever Slurm has room",
+                chain(&*error)
+            );
             anywhere(order, first, config)
         }
     }
@@ -783,23 +792,39 @@ async fn call_patiently(
     input: &str,
     told: Option<&mpsc::UnboundedSender<SeatWaits>>,
 ) -> Result<String> {
-    let (since, mut said) = (Instant::now(), false);
-    loop {
-        let error = match call(command, input).await {
-            Ok(output) => return Ok(output),
-            Err(error) => error,
-        };
-        if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
-            return Err(error);
+    call_and_tell(command, input, told, TOLD_AFTER).await
+}
+
+async fn call_and_tell(
+    command: &mut Command,
+    input: &str,
+    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
+    tell_after: Duration,
+) -> Result<String> {
+    let since = Instant::now();
+    let calling = async {
+        loop {
+            let error = match call(command, input).await {
+                Ok(output) => return Ok(output),
+                Err(error) => error,
+            };
+            if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
+                return Err(error);
+            }
+            sleep(SLURMCTLD_AGAIN).await;
         }
-        if since.elapsed() > TOLD_AFTER && !said {
-            said = true;
+    };
+    tokio::pin!(calling);
+    // A slurmctld that hangs keeps a single call for longer than anybody wants to know nothing.
+    match timeout(tell_after, &mut calling).await {
+        Ok(done) => done,
+        Err(_) => {
             eprintln!("hop-front: the kernel's start waits: {NO_SLURMCTLD}");
             let reason = NO_SLURMCTLD.to_owned();
             // The front may have ended first.
             let _ = told.map(|told| told.send(SeatWaits { reason, start: None }));
+            calling.await
         }
-        sleep(SLURMCTLD_AGAIN).await;
     }
 }
 
@@ -1021,6 +1046,30 @@ mod tests {
         shell.wait().unwrap();
         assert!(heard.exists());
         drop(ears);
+    }
+
+    #[tokio::test]
+    async fn clients_are_told_of_a_slurmctld_that_hangs_while_it_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let go = dir.path().join("go");
+        let mut squeue = Command::new("sh");
+        let script = format!(
+            "while [ ! -e {} ]; do sleep 0.02; done; echo RUNNING",
+            go.display()
+        );
+        squeue.args(["-c", &script]);
+        let (told, mut hears) = mpsc::unbounded_channel();
+        let calling = call_and_tell(&mut squeue, "", Some(&told), Duration::from_millis(50));
+        let hearing = async {
+            let waits = hears.recv().await.unwrap();
+            std::fs::write(&go, "").unwrap();
+            waits.sentence()
+        };
+        let (answer, sentence) = tokio::join!(calling, hearing);
+        assert_eq!(
+            (answer.unwrap().as_str(), sentence.as_str()),
+            ("RUNNING", NO_SLURMCTLD)
+        );
     }
 
     #[test]

@@ -98,6 +98,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
         incarnation: Incarnation(1),
         fresh: false,
         epoch: 1,
+        close: false,
         resume: false,
         ip: connection.ip,
         ports: connection.ports,

@@ -206,6 +206,14 @@ impl Life {
         self.stage == Stage::Starting
     }
 
+    /// Since when the started process has had no connection yet.
+    pub fn awaited_since(&self) -> Option<Timestamp> {
+        match self.stage {
+            Stage::Awaited { since, .. } => Some(since),
+            _ => None,
+        }
+    }
+
     /// Whether the kernel hibernates.
     pub fn is_asleep(&self) -> bool {
         self.stage == Stage::Asleep

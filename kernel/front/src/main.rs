@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use hop_front::owner::{Said, Start, VERSION, Wish, say};
 use hop_front::{launcher, owner, run};
+use hop_words::error::{chain, system_words};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::IsTerminal;
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("hop-front: {error}");
+            eprintln!("hop-front: {}", system_words(&error));
             return ExitCode::FAILURE;
         }
     };
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            let reason = format!("{error:#}");
+            let reason = chain(&*error);
             eprintln!("hop-front: {reason}");
             say(&Said::Failed { reason });
             ExitCode::FAILURE

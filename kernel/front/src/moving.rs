@@ -6,6 +6,7 @@ use crate::moves::{Act, Input, Moves};
 use hop_protocol::link::Item;
 use hop_protocol::message::{Hello, Note, Welcome};
 use hop_protocol::wait;
+use hop_words::error::chain;
 use hop_words::id::Incarnation;
 use hop_words::replica::SeatPlan;
 use std::time::Duration;
@@ -124,7 +125,7 @@ impl Moving {
                 tokio::spawn(launch::end_srun(prepared.process));
                 Vec::new()
             }
-            Err(error) => self.handle(Input::NotPrepared(incarnation, format!("{error:#}"))),
+            Err(error) => self.handle(Input::NotPrepared(incarnation, chain(&*error))),
         }
     }
 

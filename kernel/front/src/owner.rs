@@ -28,6 +28,9 @@ pub struct Start {
     /// Take over a killed front's ports and replica.
     #[serde(default)]
     pub resume: bool,
+    /// The kernel was shut down, and the front that was to close it is lost: close it, and serve nobody.
+    #[serde(default)]
+    pub close: bool,
     /// Where to listen for clients. Ports 0 or absent: any free ones.
     #[serde(default = "loopback")]
     pub ip: std::net::IpAddr,

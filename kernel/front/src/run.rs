@@ -4,7 +4,7 @@
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
-use crate::core::{End, Front, SeatWaits, Wire};
+use crate::core::{End, Front, NO_STEP, SeatWaits, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::info;
@@ -27,8 +27,10 @@ use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_protocol::wait;
 use hop_words::clock::now;
+use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
+use hop_words::time::Span;
 use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
 use std::fs::File;
@@ -65,6 +67,9 @@ const ACK_AFTER: Duration = Duration::from_millis(20);
 const LEAVES: Duration = Duration::from_secs(5);
 
 /// Between two looks at time limits.
+/// Clients are told of a process that Slurm starts more slowly than this.
+const TELL_STEP_AFTER: Span = Span::from_secs(5);
+
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 struct Main {
@@ -134,6 +139,9 @@ struct Inputs {
 
 /// Runs one kernel's front. False: the kernel died.
 pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
+    if start.close && !kernel_dir(&start.kernel).is_some_and(|dir| FrontFile::is_in(&dir)) {
+        return close_in_its_place(&start).await;
+    }
     let launched = jiff::Timestamp::now();
     let Claimed {
         mut start,
@@ -211,6 +219,22 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     Ok(!died)
 }
 
+/// Closes a kernel of which a lost front has left no folder: else `hopd` would list the kernel for a day, and the notebook's
+/// next opening would bring back what its user has ended.
+async fn close_in_its_place(start: &Start) -> Result<bool> {
+    if !start.launch.local {
+        launch::close(start.kernel.clone()).await;
+        orphans::end_sruns(&start.kernel);
+    }
+    let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
+    let states = states(start).map(|states| states.kernel);
+    for folder in [Some(dir), states].into_iter().flatten() {
+        // The lost front may have come as far.
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+    Ok(true)
+}
+
 /// Sockets and files that are open to clients and to the replica.
 struct Opened {
     dir: PathBuf,
@@ -233,9 +257,9 @@ async fn open(start: &mut Start) -> Result<Opened> {
     sockets.rekey = Rekey::between(&start.key, &file.signing_key);
     let (replicas_tx, replicas) = mpsc::channel(16);
     tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
-    hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
-    let delivered = Delivered::open(&dir, file.incarnation, start.resume)
-        .context("can't write in the kernel's folder")?;
+    hop_protocol::file::make_private(&dir).with_context(|| launch::unwritable(&dir))?;
+    let delivered =
+        Delivered::open(&dir, file.incarnation, start.resume).with_context(|| launch::unwritable(&dir))?;
     let kernel = start.kernel.clone();
     say(&Said::Launched { ports, kernel });
     Ok(Opened {
@@ -371,6 +395,7 @@ impl Main {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut tick = interval(LOOK_EVERY);
+        self.end_in_its_place();
         if self.life.is_starting() {
             self.launch(false, None, None);
         }
@@ -556,6 +581,19 @@ impl Main {
         }
     }
 
+    /// Tells clients that Slurm takes long over the kernel's step.
+    fn tell_slow_step(&mut self) {
+        let waited = self.life.awaited_since().map(|since| now().since(since));
+        let slow = waited.is_some_and(|waited| waited >= TELL_STEP_AFTER);
+        if slow && !self.start.launch.local {
+            let seat = SeatWaits {
+                reason: NO_STEP.to_owned(),
+                start: None,
+            };
+            self.front.seat_waits(seat, now(), &mut self.sockets);
+        }
+    }
+
     /// Keeps what the kernel said of itself for the next kernel of its kernelspec.
     fn learn(&mut self) {
         let Some(content) = self.front.take_learnt() else {
@@ -641,7 +679,7 @@ impl Main {
             }
             Err(error) => {
                 return self.live(Input::NotStarted {
-                    reason: format!("{error:#}"),
+                    reason: chain(&*error),
                 });
             }
         };
@@ -981,6 +1019,15 @@ impl Main {
         self.over_at = Some(Instant::now() + patience);
     }
 
+    /// Ends the kernel of a front that was lost while it did so. The replica finds this front as it would any other, and
+    /// hears of the end.
+    fn end_in_its_place(&mut self) {
+        if self.start.close {
+            self.end();
+            self.over_at = Some(Instant::now() + ENDING);
+        }
+    }
+
     /// The owner wants it to end.
     fn end(&mut self) {
         if self.ending || self.parting {
@@ -1017,6 +1064,7 @@ impl Main {
             self.live(Input::ProcessGone);
         }
         self.live(Input::Tick);
+        self.tell_slow_step();
         self.listen_asleep();
         self.front.acknowledge(&mut self.sockets);
         let now = Instant::now();

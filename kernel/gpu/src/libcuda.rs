@@ -63,17 +63,9 @@ pub struct LibCuda {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{path} can't be loaded: there is no NVIDIA driver here, or not for this program")]
-    Open {
-        path: String,
-        #[source]
-        source: libloading::Error,
-    },
+    Open { path: String },
     #[error("{path} has no cuDriverGetVersion, so it is no CUDA driver")]
-    NotCuda {
-        path: String,
-        #[source]
-        source: libloading::Error,
-    },
+    NotCuda { path: String },
     #[error("cuDriverGetVersion answered {code}")]
     Version { code: i32 },
 }
@@ -109,18 +101,12 @@ impl LibCuda {
         let name = path.unwrap_or_else(|| Path::new(LIBCUDA));
         let shown = || name.display().to_string();
         // SAFETY: the driver library's initialisers run, as in every CUDA program.
-        let lib = unsafe { Library::new(name) }.map_err(|source| LoadError::Open {
-            path: shown(),
-            source,
-        })?;
+        let lib = unsafe { Library::new(name) }.map_err(|_| LoadError::Open { path: shown() })?;
         let mut version: c_int = 0;
         {
             // SAFETY: the type is the driver API's declaration of this function.
             let f = unsafe { lib.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDriverGetVersion\0") }
-                .map_err(|source| LoadError::NotCuda {
-                    path: shown(),
-                    source,
-                })?;
+                .map_err(|_| LoadError::NotCuda { path: shown() })?;
             // SAFETY: `version` lives for the length of the call. This call needs no cuInit.
             let code = unsafe { f(&raw mut version) };
             if code != 0 {

@@ -23,8 +23,6 @@ const SHUTDOWN: Duration = Duration::from_secs(1);
 #[error("NVML can't be used: {why}")]
 pub struct Absent {
     why: String,
-    #[source]
-    source: NvmlError,
 }
 
 impl Absent {
@@ -32,7 +30,6 @@ impl Absent {
     pub(crate) fn silent(after: Duration) -> Self {
         Self {
             why: format!("it has not answered for {after:?}"),
-            source: NvmlError::Timeout,
         }
     }
 }
@@ -109,13 +106,11 @@ impl Telemetry {
     /// No NVML, or no driver behind it.
     pub fn open(path: Option<&Path>) -> Result<Self, Absent> {
         let default = Path::new("libnvidia-ml.so.1");
-        let nvml = Nvml::builder()
-            .lib_path(path.unwrap_or(default).as_os_str())
-            .init();
+        let library = path.unwrap_or(default);
+        let nvml = Nvml::builder().lib_path(library.as_os_str()).init();
         nvml.map(|nvml| Self { nvml: Some(nvml) })
-            .map_err(|source| Absent {
-                why: source.to_string(),
-                source,
+            .map_err(|error| Absent {
+                why: why_absent(&error, library),
             })
     }
 
@@ -241,6 +236,26 @@ impl DeviceSample {
             name: self.name.clone(),
             total_bytes: self.memory_total?,
         })
+    }
+}
+
+/// Why NVML can't be used, for people who didn't write it.
+fn why_absent(error: &NvmlError, library: &Path) -> String {
+    let library = library.display();
+    match error {
+        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => format!(
+            "{library} can't be loaded: this host has no NVIDIA driver, or its libraries are not where programs look"
+        ),
+        NvmlError::FailedToLoadSymbol(_) => format!("{library} is not NVIDIA's management library"),
+        NvmlError::DriverNotLoaded => {
+            "the NVIDIA driver is not loaded: `modprobe nvidia` loads it, as root".to_owned()
+        }
+        NvmlError::NoPermission => "this user may not open the GPUs' device files".to_owned(),
+        NvmlError::LibRmVersionMismatch => {
+            "the NVIDIA driver that is loaded and its libraries are of different releases: boot the host"
+                .to_owned()
+        }
+        other => other.to_string(),
     }
 }
 

@@ -6,6 +6,7 @@ use hop_protocol::link::{Frame, Link};
 use hop_protocol::message::{Hello, Welcome};
 use hop_protocol::states;
 use hop_protocol::tls::front_name;
+use hop_words::error::{chain, system_words};
 use hop_words::id::{Incarnation, Tenure};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,7 +117,7 @@ async fn attempt(
     patience: &mut Duration,
     events: &mpsc::Sender<LinkEvent>,
 ) -> Result<(), Failure> {
-    let again = |e: &dyn std::error::Error| Failure::Again(e.to_string());
+    let again = |e: &dyn std::error::Error| Failure::Again(chain(e));
     let file = FrontFile::read(dir).map_err(|e| again(&e))?;
     if is_followed(&file, me, standing) {
         return Err(Failure::Final("a newer replica has taken its place".into()));
@@ -165,7 +166,7 @@ async fn attempt(
 }
 
 async fn connect(file: &FrontFile) -> Result<TlsStream<TcpStream>, Failure> {
-    let connector = file.keys.connector().map_err(|e| Failure::Final(e.to_string()))?;
+    let connector = file.keys.connector().map_err(|e| Failure::Final(chain(&e)))?;
     let mut last = "front.json has no address".to_owned();
     for address in &file.addresses {
         let dial = async {
@@ -175,7 +176,7 @@ async fn connect(file: &FrontFile) -> Result<TlsStream<TcpStream>, Failure> {
         };
         match timeout(EACH_TRY, dial).await {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = format!("{address}: {error}"),
+            Ok(Err(error)) => last = format!("{address}: {}", system_words(&error)),
             Err(_) => last = format!("{address}: no answer"),
         }
     }

@@ -11,6 +11,7 @@ use hop_replica::place::Place;
 use hop_replica::spare::Spare;
 use hop_replica::start::{self, Setup};
 use hop_replica::{child, seat};
+use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, NodeName};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -106,7 +107,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hop-replica: {error:#}");
+            eprintln!("hop-replica: {}", chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -23,6 +23,7 @@ use hop_protocol::message::{Hello, Note, Over};
 use hop_protocol::states;
 use hop_protocol::step::Turn;
 use hop_words::clock::SteadyClock;
+use hop_words::error::chain;
 use hop_words::id::Incarnation;
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
@@ -88,7 +89,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
     let (mut first, mut restored, mut words) = (None, None, Vec::new());
     let mut dialler = Some(link_tx);
     if let Turn::Moved | Turn::Follows = turn {
-        let waiting = process.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?;
+        let waiting = process.as_mut().map_err(|e| anyhow::anyhow!(chain(&**e)))?;
         let said = place.hello(&file, incarnation);
         match Box::pin(standby::wait(waiting, seat.as_mut(), &file, said, &dir, turn)).await? {
             Comes::Called(called) => {
@@ -121,7 +122,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
                 tokio::spawn(dial::dial(dir, incarnation, standing, link_tx));
             }
             let hello = place.hello(&file, incarnation);
-            return not_started(hello, links, format!("{error:#}")).await;
+            return not_started(hello, links, chain(&*error)).await;
         }
     };
     let begun = Begun {

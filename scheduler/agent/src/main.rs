@@ -11,6 +11,7 @@ mod state;
 mod steps;
 
 use clap::{Parser, Subcommand};
+use hop_words::error::chain;
 use std::process::ExitCode;
 
 #[derive(Debug, Parser)]
@@ -58,7 +59,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hop-agent: {error:#}");
+            eprintln!("hop-agent: {}", chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -12,6 +12,7 @@ use hop_api::config::{Config, Isolation as PoolIsolation, Pool};
 use hop_api::message::{Order, Request, Role};
 use hop_handover::token::{Confirmation, Look};
 use hop_words::clock::SteadyClock;
+use hop_words::error::chain;
 use hop_words::id::{LeaseId, PoolName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
@@ -489,7 +490,7 @@ impl Agent {
                     })
                     .await
                 }
-                Err(error) => format!("{error:#}"),
+                Err(error) => chain(&*error),
             };
             pid.store(0, Ordering::Relaxed);
             debug!(%lease, detail, "srun ended");
@@ -505,7 +506,7 @@ impl Agent {
         tokio::spawn(async move {
             let detail = match steps.take_back(lease, epoch, grace).await {
                 Ok(srun) => srun.wait(tokio::time::sleep(Duration::from_secs(60))).await,
-                Err(error) => format!("{error:#}"),
+                Err(error) => chain(&*error),
             };
             // The confirmation came before the exit, on another socket: let it be read first.
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -522,7 +523,7 @@ impl Agent {
         tokio::spawn(async move {
             let detail = match steps.look(look).await {
                 Ok(srun) => srun.wait(tokio::time::sleep(Duration::from_secs(60))).await,
-                Err(error) => format!("{error:#}"),
+                Err(error) => chain(&*error),
             };
             debug!(detail, "the looking step has ended");
         });

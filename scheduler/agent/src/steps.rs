@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use hop_api::message::StartLease;
 use hop_handover::token::{KernelProcess, Lend, Look, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
 use hop_words::clock;
+use hop_words::error::system_words;
 use hop_words::id::{Epoch, JobId, LeaseId};
 use hop_words::time::Span;
 use std::fs::File;
@@ -214,7 +215,7 @@ fn describe(status: std::io::Result<ExitStatus>, said: &mut File) -> String {
         .unwrap_or_default();
     let status = match status {
         Ok(status) => status.to_string(),
-        Err(e) => e.to_string(),
+        Err(e) => system_words(&e),
     };
     if last.is_empty() {
         format!("srun ended, {status}")

@@ -13,6 +13,7 @@
 
 use crate::identity::{Identity, IdentityError, Proven};
 use crate::message::{Hello, Refusal, Role, VERSION, Welcome};
+use hop_words::error::system_words;
 use hop_words::text::plain;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -62,8 +63,8 @@ impl Default for Timeouts {
 /// Why a channel came to its end, or never came to be.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
-    #[error("the connection broke")]
-    Io(#[source] io::Error),
+    #[error("{}", broke(.0))]
+    Io(io::Error),
     #[error("the other side closed the connection")]
     Closed,
     #[error("the other side was silent for too long")]
@@ -78,6 +79,18 @@ pub enum ChannelError {
     Identity(#[from] IdentityError),
     #[error("{0}")]
     Refused(Refusal),
+}
+
+/// Why there is no connection, in words for people who don't know the system's.
+fn broke(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "no process listens at its address".to_owned(),
+        io::ErrorKind::TimedOut => "its host does not answer".to_owned(),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            "its host can't be reached from here".to_owned()
+        }
+        _ => format!("the connection broke ({})", system_words(error)),
+    }
 }
 
 impl From<io::Error> for ChannelError {

@@ -454,7 +454,7 @@ pub fn call_blocking(config: &Config, request: Request) -> Result<Response, Call
         .build()
         .map_err(|e| CallError::Unreachable {
             addresses: options.addresses.join(", "),
-            reason: e.to_string(),
+            reason: chain(&e),
         })?;
     runtime.block_on(call(&options, request, Duration::from_secs(30)))
 }

@@ -483,7 +483,8 @@ impl Core {
         let position = self.position(cell);
         let kind = std::mem::discriminant(&reason);
         let told = self.work.cells[cell].told;
-        let same = told.filter(|t| t.position == position && t.kind == kind);
+        let of_own = reason.yours().map_or(0, |yours| yours.gpus);
+        let same = told.filter(|t| (t.position, t.kind, t.of_own) == (position, kind, of_own));
         if same.is_some_and(|t| self.now < t.holds_until) {
             return;
         }
@@ -496,6 +497,7 @@ impl Core {
         c.told = Some(Told {
             position,
             kind,
+            of_own,
             starts: known.unwrap_or(starts),
             holds_until: now + holds,
         });
@@ -660,7 +662,7 @@ impl Core {
             return Reason::NoReplica;
         }
         if let Some(over) = self.over_limit(c) {
-            return Self::limit_reason(&over);
+            return self.limit_reason(&over, c);
         }
         if let Some(again) = self.retry_reason(c) {
             return again;

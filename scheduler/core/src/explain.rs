@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::foretell::FEW;
 use crate::index::Idx;
-use crate::reason::{Reason, plural, spell};
+use crate::reason::{Reason, Yours, plural, spell};
 use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank};
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
@@ -477,6 +477,7 @@ impl Core {
                 node,
                 gpus: c.need.gpus,
                 fitting: fitting.iter().map(|g| g.slots.len() as u16).sum(),
+                yours: self.yours(c, pilot.leases.iter().map(|l| &self.work.leases[l])),
             };
         }
         if pilot.cpus_free() < c.cpus {
@@ -487,6 +488,22 @@ impl Core {
             };
         }
         Reason::HeldBack { node }
+    }
+
+    /// The user's own notebooks among those with these leases, but for the cell's own.
+    pub(crate) fn yours<'a>(&'a self, c: &Cell, leases: impl Iterator<Item = &'a Lease>) -> Yours {
+        let user = self.work.kernels[c.kernel].user;
+        let mut yours = Yours::default();
+        for lease in leases.filter(|l| l.user == user && l.kernel != c.kernel && l.gpus > 0) {
+            let kernel = &self.work.kernels[lease.kernel];
+            let named = match kernel.name.as_str() {
+                "" => kernel.id.to_string(),
+                name => name.to_owned(),
+            };
+            yours.notebooks.insert(named);
+            yours.gpus += lease.gpus;
+        }
+        yours
     }
 
     /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when its booting pilot is up,

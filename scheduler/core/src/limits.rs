@@ -222,11 +222,19 @@ impl Core {
         }
     }
 
-    pub(crate) fn limit_reason(over: &Over) -> Reason {
+    pub(crate) fn limit_reason(&self, over: &Over, c: &Cell) -> Reason {
+        let leases = match over.scope {
+            Scope::Account(_) | Scope::Pool(_) | Scope::Members(_, Member::All | Member::Account(_)) => None,
+            Scope::User(_) | Scope::UserInPool(..) | Scope::Members(_, Member::User(_)) => {
+                Some(self.work.leases.values())
+            }
+        };
+        let in_scope = |l: &&Lease| !matches!(over.scope, Scope::UserInPool(_, pool) if l.pool != pool);
         Reason::Limit {
             name: over.name.clone(),
             used: over.used,
             limit: over.limit,
+            yours: self.yours(c, leases.into_iter().flatten().filter(in_scope)),
         }
     }
 

@@ -3,7 +3,34 @@
 use hop_words::id::{GpuType, NodeName, PoolName};
 use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
+
+/// The user's own other notebooks that hold what a cell waits for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Yours {
+    pub notebooks: BTreeSet<String>,
+    /// GPUs that they hold.
+    pub gpus: u16,
+}
+
+impl Yours {
+    /// Returns the words behind "in use" that tell the user's own part of `of` GPUs.
+    fn after_in_use(&self, of: u32) -> String {
+        let names: Vec<&str> = self.notebooks.iter().map(String::as_str).collect();
+        let Some((last, rest)) = names.split_last() else {
+            return String::new();
+        };
+        let part = match of.saturating_sub(self.gpus.into()) {
+            0 => String::new(),
+            _ => format!(", {} of them", self.gpus),
+        };
+        match rest {
+            [] => format!("{part} by your notebook {last}"),
+            _ => format!("{part} by your notebooks {} and {last}", rest.join(", ")),
+        }
+    }
+}
 
 /// Why a cell waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,7 +41,12 @@ pub enum Reason {
     /// No pilot is up on the kernel's nodes. `coming`: a pilot is on its way.
     NoPilot { pool: PoolName, coming: bool },
     /// GPUs that fit are lent to others.
-    GpusBusy { node: NodeName, gpus: u16, fitting: u16 },
+    GpusBusy {
+        node: NodeName,
+        gpus: u16,
+        fitting: u16,
+        yours: Yours,
+    },
     /// GPUs would do, cores are lent to others.
     CoresBusy { node: NodeName, cpus: u16, free: u16 },
     /// The pool has GPUs of this type, but not where the kernel's replicas are.
@@ -26,7 +58,12 @@ pub enum Reason {
     /// Held back for a cell that has waited longer.
     HeldBack { node: NodeName },
     /// A limit of the site's.
-    Limit { name: String, used: u32, limit: u32 },
+    Limit {
+        name: String,
+        used: u32,
+        limit: u32,
+        yours: Yours,
+    },
     /// The kernel's own earlier lease is not over yet.
     OwnLease,
     /// The cell has GPUs, but Slurm doesn't start the step that lends them.
@@ -45,6 +82,14 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// The user's own other notebooks that hold what is waited for.
+    pub(crate) fn yours(&self) -> Option<&Yours> {
+        match self {
+            Self::GpusBusy { yours, .. } | Self::Limit { yours, .. } => Some(yours),
+            _ => None,
+        }
+    }
+
     /// A word for scripts, Slurm's if Slurm has one. Words are added, but never changed.
     pub fn word(&self) -> &'static str {
         match self {
@@ -66,22 +111,18 @@ impl Reason {
     }
 }
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Reason {
+    /// Writes what the kernel's nodes lack.
+    fn write_lacking(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoReplica => write!(f, "no process of this kernel is up yet"),
-            Self::NoPilot { pool, coming: true } => {
-                write!(f, "pool {pool} is starting a job with GPUs for it")
-            }
-            Self::NoPilot { pool, coming: false } => {
-                write!(
-                    f,
-                    "pool {pool} has no job with GPUs on this kernel's nodes, and none elsewhere lies idle that could \
-                     give way (a restarted kernel is placed anew)"
-                )
-            }
-            Self::GpusBusy { node, gpus, fitting } => {
-                write!(f, "it needs {} in use", gpus_busy(node, *gpus, *fitting))
+            Self::GpusBusy {
+                node,
+                gpus,
+                fitting,
+                yours,
+            } => {
+                let whose = yours.after_in_use((*fitting).into());
+                write!(f, "it needs {} in use{whose}", gpus_busy(node, *gpus, *fitting))
             }
             Self::CoresBusy { node, cpus, free } => {
                 write!(
@@ -101,6 +142,26 @@ impl fmt::Display for Reason {
                 }
                 write!(f, "is on this kernel's nodes")
             }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoReplica => write!(f, "no process of this kernel is up yet"),
+            Self::NoPilot { pool, coming: true } => {
+                write!(f, "pool {pool} is starting a job with GPUs for it")
+            }
+            Self::NoPilot { pool, coming: false } => {
+                write!(
+                    f,
+                    "pool {pool} has no job with GPUs on this kernel's nodes, and none elsewhere lies idle that could \
+                     give way (a restarted kernel is placed anew)"
+                )
+            }
+            Self::GpusBusy { .. } | Self::CoresBusy { .. } | Self::WrongType { .. } => self.write_lacking(f),
             Self::Claiming { node } => {
                 write!(f, "an idle lease on {node} is being ended to make room for it")
             }
@@ -116,8 +177,17 @@ impl fmt::Display for Reason {
                     "free GPUs on {node} are held back for a cell that goes before it"
                 )
             }
-            Self::Limit { name, used, limit } => {
-                write!(f, "limit {name}: {used} of {limit} GPUs are in use already")
+            Self::Limit {
+                name,
+                used,
+                limit,
+                yours,
+            } => {
+                let whose = yours.after_in_use(*used);
+                write!(
+                    f,
+                    "limit {name}: {used} of {limit} GPUs are in use already{whose}"
+                )
             }
             Self::SlurmAway => write!(
                 f,

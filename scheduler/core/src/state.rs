@@ -554,6 +554,8 @@ pub(crate) struct Moving {
 pub(crate) struct Told {
     pub position: u32,
     pub kind: std::mem::Discriminant<crate::reason::Reason>,
+    /// GPUs that notebooks of the user's own keep from it.
+    pub of_own: u16,
     /// When it was expected to start. `None`: that was not known.
     pub starts: Option<Timestamp>,
     /// Until then nobody looks whether the expectation has changed.

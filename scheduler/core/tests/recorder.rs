@@ -169,6 +169,35 @@ fn a_lease_does_not_linger_when_somebody_waits_already() {
 }
 
 #[test]
+fn a_cell_that_waits_for_the_users_own_other_notebook_is_told_its_name() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let [a, b, c] = ["a", "b", "c"].map(|name| w.kernel(name, "ada", &["n0"], 1));
+    let bob = w.kernel("bob", "bob", &["n0"], 1);
+    let (of_bob, _) = w.submit(&bob, Need::gpus(1));
+    w.submit(&a, Need::gpus(1));
+    w.settle();
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    let told = |out: &[Output]| reason_told(out).to_string();
+    let busy = "it needs 1 GPU and all 2 that fit on n0 are in use";
+    // Nobody reads of others' notebooks.
+    assert_eq!(told(&out), format!("{busy}, 1 of them by your notebook a"));
+    // Bob's GPU goes to her second notebook: the third one's cell is told so with the next news.
+    let (of_c, _) = w.submit(&c, Need::gpus(1));
+    w.end_cell(&bob, &of_bob);
+    w.left();
+    let mut out = w.confirm_end(job, LeaseId(1), true);
+    w.settle();
+    out.extend(w.pass(Span::from_secs(60)));
+    let both = format!("{busy} by your notebooks a and b");
+    let said = out.iter().rev().find_map(|o| match o {
+        Output::Queued { cell, reason, .. } if *cell == of_c => Some(reason.to_string()),
+        _ => None,
+    });
+    assert_eq!(said, Some(both));
+}
+
+#[test]
 fn the_last_executor_is_preferred_and_any_other_replica_will_do() {
     let mut w = world();
     w.pilot("n0", 1, 8);
@@ -250,7 +279,7 @@ fn limits_hold_cells_up_and_say_so() {
     };
     assert_eq!(
         reason.to_string(),
-        "limit QOS normal, MaxTRESPerUser: 1 of 1 GPUs are in use already"
+        "limit QOS normal, MaxTRESPerUser: 1 of 1 GPUs are in use already by your notebook a"
     );
     let out = w.end_cell(&a, &cell);
     assert_eq!(kinds(&out), ["served", "revoked"]);

@@ -29,6 +29,7 @@ use clap::Parser;
 use hop_api::config::Config;
 use hop_api::identity::{Munge, user_id};
 use hop_store::{Accounting, Journal};
+use hop_words::error::chain;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
     match start(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hopd: {error:#}");
+            eprintln!("hopd: {}", chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -18,6 +18,7 @@ mod replicas;
 mod requests;
 mod seats;
 mod slurm_news;
+mod starts;
 
 pub(crate) use records::{HopJournal, JournalKey, JournalValue};
 
@@ -94,6 +95,8 @@ enum Due {
     /// After a start: a lease that no agent has reported by now is lost.
     Orphans,
     ReplicaAway(ReplicaId),
+    /// A lease should have started.
+    Start(LeaseId),
     /// A replica that was asked to park a cell should have answered.
     ParkAnswer,
     /// Old rows leave the accounting.
@@ -324,6 +327,7 @@ impl Scheduler {
                 Due::Grace => self.grace_over(),
                 Due::Orphans => self.orphans_over(),
                 Due::ReplicaAway(id) => self.replica_away(&id),
+                Due::Start(lease) => self.look_at_start(lease),
                 Due::ParkAnswer => self.parks_overdue(now),
             }
         }

@@ -5,7 +5,7 @@
 //! caller that doesn't read is disconnected. Unproven callers are few at a time.
 
 use crate::access::over_quota;
-use crate::caller::{Caller, ConnId, Incoming};
+use crate::caller::{Caller, ConnId, Incoming, Outgoing};
 use crate::inbox::Inbox;
 use crate::names::{NameError, Names};
 use hop_api::channel::{self, Accepted, ChannelError, FROM_USER_LIMIT, Timeouts};
@@ -225,7 +225,7 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
         role,
         ..
     } = channel;
-    let (outgoing, mut queue) = mpsc::channel::<FromHopd>(OUTGOING);
+    let (outgoing, mut queue) = mpsc::channel::<Outgoing>(OUTGOING);
     let trusted = server.is_trusted(caller.uid, caller.operator);
     if !server.enter(caller.uid, trusted) {
         let body = Response::Refused(over_quota(&caller.user, "connections", server.quota.connections));
@@ -253,13 +253,15 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
     };
     server.inbox.push(uid, opened).await;
     let writing = tokio::spawn(async move {
-        while let Some(message) = queue.recv().await {
+        while let Some(Outgoing { id, body, unread }) = queue.recv().await {
             // A message that is being written takes as much room as a waiting one.
             let _room = sender.upgrade().and_then(|s| s.try_reserve_owned().ok());
+            let message = FromHopd { id, body };
             if let Err(error) = writer.send(&message).await {
                 debug!(?conn, "a message could not be sent: {error}");
                 break;
             }
+            drop(unread);
         }
         writer.close().await;
     });
@@ -428,8 +430,12 @@ mod tests {
                     Incoming::Message { conn, message } => {
                         let (uid, outgoing) = &open[&conn];
                         *counts.lock().unwrap().entry(*uid).or_default() += 1;
-                        let body = Response::Pong;
-                        let _ = outgoing.try_send(FromHopd { id: message.id, body });
+                        let pong = Outgoing {
+                            id: message.id,
+                            body: Response::Pong,
+                            unread: None,
+                        };
+                        let _ = outgoing.try_send(pong);
                     }
                 }
             }

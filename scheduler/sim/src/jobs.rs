@@ -12,7 +12,7 @@ use crate::session::{Cell, LeftOut, MOST_GPUS, OPENED_BEFORE, Session, TEN_YEARS
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) use table::Header;
+pub(crate) use table::{Header, Rows};
 
 /// A user's session is over after so long without a job.
 const SITTING: Span = Span::from_secs(8 * 3600);
@@ -44,14 +44,13 @@ struct Jobs {
 /// # Errors
 /// The first line that can't be read.
 pub(crate) fn parse(text: &str, procs_per_gpu: u32) -> Option<Result<(Vec<Session>, LeftOut), TraceError>> {
-    let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
-    let (number, first) = lines.next()?;
+    let first = text.lines().find(|l| !l.trim().is_empty())?;
     let jobs = if first.trim_start().starts_with('[') {
         philly::read(text)
     } else if swf::is(first) {
         swf::read(text, procs_per_gpu)
     } else {
-        table::read(Header::new(number + 1, first), lines)?
+        table::read(text)?
     };
     Some(jobs.and_then(Jobs::sessions))
 }
@@ -358,5 +357,40 @@ mod tests {
             HELIOS.replace('\n', "\r\n")
         );
         assert_eq!(shape(&read(&text)), [("u,\"x\".1", vec![(0, 5, 1)])]);
+    }
+
+    #[test]
+    fn a_field_in_quotes_may_go_over_lines_and_counts_them() {
+        let row = |user: &str, gpus: &str| format!("1,{user},vc,{gpus},1,1,X,2020-06-09 18:41:01,x,x,5,0\n");
+        let text = [
+            HELIOS.to_owned(),
+            row("\"u\nv\"", "1"),
+            // A quote within a field is one.
+            row("6\" disk", "1"),
+        ];
+        let t = read(&text.concat());
+        let users: Vec<&str> = t.sessions.iter().map(|s| s.user.as_str()).collect();
+        assert_eq!(users, ["u\nv", "6\" disk"]);
+        let text = format!("{}{}", text.concat(), row("u", "many"));
+        assert!(
+            told(&text).starts_with("line 5: gpu_num is \"many\""),
+            "{}",
+            told(&text)
+        );
+        let open = format!("{HELIOS}{}{}", row("u", "1"), row("\"u", "1"));
+        assert_eq!(
+            told(&open),
+            "line 3: a quote is opened, and closed nowhere after it"
+        );
+    }
+
+    #[test]
+    fn a_quote_in_slurms_accounting_is_a_letter() {
+        let t = read(
+            "JobID|JobName|User|Submit|ElapsedRaw|AllocTRES\n\
+             1|my \"job|ada|2024-05-01T12:00:00|90|gres/gpu=2\n\
+             2|\"x\" \"|ada|2024-05-01T12:05:00|10|gres/gpu=1\n",
+        );
+        assert_eq!(shape(&t), [("ada.1", vec![(0, 90, 2), (300, 10, 1)])]);
     }
 }

@@ -114,6 +114,8 @@ pub enum TraceError {
     JobTooLate { place: String, what: &'static str },
     #[error("no job of the trace can be simulated: {0}")]
     NoJobs(LeftOut),
+    #[error("line {line}: a quote is opened, and closed nowhere after it")]
+    Quote { line: usize },
     #[error("line {line} names the column {column} twice")]
     Twice { line: usize, column: &'static str },
     #[error("line {line} has no field for the column {column}")]

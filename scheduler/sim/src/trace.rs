@@ -1,12 +1,13 @@
 //! Traces: submissions of cells and their run times. `docs/trace-format.md` describes the forms of files. Traces of batch
 //! jobs are read in [`crate::jobs`].
 
-use crate::jobs::{self, Header};
+use crate::jobs::{self, Header, Rows};
 use crate::rng::Rng;
 pub use crate::session::{Cell, LeftOut, Session, TraceError};
 use crate::session::{OPENED_BEFORE, QUOTED, TEN_YEARS, session};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Sessions with their cells, by time. Times count from the trace's start.
@@ -249,21 +250,21 @@ pub fn peak(sessions: &[&Session]) -> u32 {
 
 /// The table of shared/data: whole minutes, sessions one after the other, a new one where the time goes back.
 fn parse_table(text: &str, seed: u64) -> Result<Vec<Session>, TraceError> {
-    let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
-    let (first, header) = lines.next().ok_or(TraceError::Empty)?;
-    let (line, header) = (first + 1, Header::new(first + 1, header));
+    let mut rows = Rows::of(text);
+    let header = Header::of(&mut rows).ok_or(TraceError::Empty)??;
+    let line = header.line();
     let find = |column| header.find(column)?.ok_or(TraceError::Column { line, column });
     let (gpus_at, submit_at, run_at) = (find("num_gpu")?, find("submit_time")?, find("duration")?);
     let mut sessions: Vec<Vec<(u64, u64, u16)>> = Vec::new();
-    for (n, line) in lines {
-        let fields: Vec<&str> = line.split(',').collect();
-        let gpus = number(&fields, gpus_at, n + 1, "num_gpu")?;
-        let submit = number(&fields, submit_at, n + 1, "submit_time")?;
-        let run = number(&fields, run_at, n + 1, "duration")?;
-        let gpus = gpus_of_cell(gpus, n + 1)?;
+    for row in rows {
+        let (line, fields) = row?;
+        let gpus = number(&fields, gpus_at, line, "num_gpu")?;
+        let submit = number(&fields, submit_at, line, "submit_time")?;
+        let run = number(&fields, run_at, line, "duration")?;
+        let gpus = gpus_of_cell(gpus, line)?;
         for (minutes, what) in [(submit, "submit_time"), (run, "duration")] {
             if minutes as f64 * 60.0 > TEN_YEARS {
-                return Err(TraceError::TooLate { line: n + 1, what });
+                return Err(TraceError::TooLate { line, what });
             }
         }
         let starts = sessions
@@ -309,11 +310,9 @@ fn gpus_of_cell(gpus: u64, line: usize) -> Result<u16, TraceError> {
     }
 }
 
-fn number(fields: &[&str], at: usize, line: usize, what: &'static str) -> Result<u64, TraceError> {
-    let value = fields
-        .get(at)
-        .ok_or(TraceError::Short { line, column: what })?
-        .trim();
+fn number(fields: &[Cow<'_, str>], at: usize, line: usize, what: &'static str) -> Result<u64, TraceError> {
+    let value = fields.get(at).ok_or(TraceError::Short { line, column: what })?;
+    let value = value.as_ref();
     // Some tools write whole minutes as 12.0.
     let whole = value.strip_suffix(".0").unwrap_or(value);
     whole.parse().map_err(|_| TraceError::Number {
@@ -398,6 +397,21 @@ mod tests {
         assert_eq!(gap, Span::from_secs(600));
         assert_eq!(t.sessions[1].gpus(), 8);
         assert!((t.gpu_hours_used() - (2.0 + 12.0 + 8.0) / 60.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_table_may_have_its_fields_in_quotes() {
+        let quoted: Vec<String> = TABLE
+            .lines()
+            .map(|line| {
+                line.split(',')
+                    .map(|f| format!("\"{f}\""))
+                    .collect::<Vec<_>>()
+                    .join(",")
+            })
+            .collect();
+        let t = Trace::parse("t", &quoted.join("\r\n").replace("\"x\"", "\"a, b\""), 1).unwrap();
+        assert_eq!(t, Trace::parse("t", TABLE, 1).unwrap());
     }
 
     #[test]

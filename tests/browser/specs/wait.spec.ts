@@ -18,6 +18,22 @@ async function aliceHolds(site: Site, alice: Person): Promise<void> {
 /** Notebook 7 has the panel in its list of files. */
 const inLab = NOTEBOOK7 ? test.skip : test;
 
+/** Has the kernel complete the code. Returns the kernel's status once nothing of that is on its way any more. */
+function completed(page: Page, code: string): Promise<string> {
+  return page.evaluate(async (code) => {
+    interface Kernel {
+      status: string;
+      requestComplete(content: { code: string; cursor_pos: number }): Promise<unknown>;
+    }
+    const app = (window as unknown as { jupyterapp: { shell: { currentWidget: unknown } } }).jupyterapp;
+    const panel = app.shell.currentWidget as { sessionContext: { session: { kernel: Kernel } } };
+    const kernel = panel.sessionContext.session.kernel;
+    await kernel.requestComplete({ code, cursor_pos: code.length });
+    await new Promise((resolve) => setTimeout(resolve, 1500));
+    return kernel.status;
+  }, code);
+}
+
 /** axe-core's checks of a page. Its types are of another release of Playwright. */
 function axe(page: Page): AxeBuilder {
   return new AxeBuilder({ page: page as never });
@@ -121,6 +137,31 @@ test("hopd stopped", LAB, async ({ site, bob }) => {
   site.deploy("hopd");
   await bob.hasRun(0);
   await expect(bob.waitLine(0)).toHaveCount(0);
+});
+
+test("slurmctld hangs", LAB, async ({ site, bob }) => {
+  await bob.open("hung.ipynb", notebook(["1", "%%gpu 1\nprint('there', 'again')", "import os\nos.getc"]));
+  await bob.run(0);
+  await bob.hasRun(0);
+  const controllers = site.pids("slurmctld");
+  expect(controllers).not.toHaveLength(0);
+  for (const pid of controllers) {
+    process.kill(pid, "SIGSTOP");
+  }
+  try {
+    await bob.run(1);
+    await expect(bob.waitLine(1)).toContainText("is being started");
+    await bob.kernelIs("busy");
+    // A completion ends meanwhile: the cell waits still, and the notebook doesn't look idle.
+    expect(await completed(bob.page, "os.getc")).toBe("busy");
+    await bob.shot("slurmctld-hangs");
+  } finally {
+    for (const pid of controllers) {
+      process.kill(pid, "SIGCONT");
+    }
+  }
+  await expect(bob.output(1)).toHaveText("there again", { timeout: 120_000 });
+  await bob.kernelIs("idle");
 });
 
 test("seat waits", OLDEST, async ({ site, bob }) => {

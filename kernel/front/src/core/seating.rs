@@ -24,7 +24,9 @@ pub struct SeatWaits {
 }
 
 /// The reason where Slurm can't say one.
-pub(crate) const NO_SLURMCTLD: &str = "slurmctld doesn't answer";
+pub(crate) const NO_SLURMCTLD: &str = "Slurm's controller doesn't answer";
+/// The reason where the seat runs, and Slurm doesn't start the kernel's step in it.
+pub(crate) const NO_STEP: &str = "Slurm has not started its process in its seat yet";
 
 impl SeatWaits {
     /// Slurm's reason as a person would say it.
@@ -40,7 +42,7 @@ impl SeatWaits {
             "AssocMaxJobsLimit" => "your account has as many jobs as it may",
             "AssocGrpCpuLimit" => "your account uses as many cores as it may",
             "None" | "BeginTime" | "" => "Slurm is about to start it",
-            NO_SLURMCTLD => NO_SLURMCTLD,
+            known @ (NO_SLURMCTLD | NO_STEP) => known,
             other => return format!("Slurm's reason is {other}"),
         };
         said.to_owned()
@@ -209,9 +211,13 @@ impl Front {
             self.answer_in_its_place(at, wire);
         }
         if self.seating.wait.take().is_some() {
+            // A cell that came meanwhile is about to begin: idle would end the client's wait for its turn.
+            let cell = self.open.iter().find(|o| o.is_cell).map(|o| o.header.clone());
+            let state = if cell.is_some() { "busy" } else { "idle" };
+            let metadata = json!({"gresshopper": {"state": "cpu"}});
             let status = self
                 .author
-                .status(&none(), "idle", &json!({"gresshopper": {"state": "cpu"}}), at);
+                .status(&cell.unwrap_or_else(none), state, &metadata, at);
             wire.publish(&status, None);
         }
     }
@@ -540,7 +546,11 @@ mod tests {
         let said = world.waits("Priority");
         let text = text.replace("no node has room", "other jobs come first");
         assert_eq!(said[1..], [format!("update_display_data {text}")]);
-        assert_eq!(world.comes(), ["clear_output", "status idle cpu"]);
+        assert_eq!(
+            world.comes(),
+            ["clear_output", "status busy cpu"],
+            "its cell is next"
+        );
 
         let mut unattended = World::new(None);
         unattended.waits("Resources");

@@ -3,7 +3,7 @@
 use super::cells::{Cell, Request, no_header};
 use super::{Core, Output, wording};
 use bytes::Bytes;
-use hop_protocol::jupyter::{Channel, Envelope, date};
+use hop_protocol::jupyter::{Channel, Envelope, Header, date};
 use hop_protocol::link::Item;
 use hop_protocol::message::Note;
 use hop_words::id::CellId;
@@ -41,7 +41,29 @@ impl Core {
     }
 
     pub(super) fn publish(&mut self, message: Message) {
+        let hides = self.hides_a_wait(&message);
         self.send_front(Channel::Iopub, Bytes::new(), message);
+        if hides {
+            self.tell_wait();
+        }
+    }
+
+    /// Whether the message makes a waiting kernel look idle: a request that came meanwhile, a completion say, has ended.
+    /// Clients show the newest state, whatever it belongs to.
+    fn hides_a_wait(&self, message: &Message) -> bool {
+        let told = self.lease.wait().is_some_and(|wait| wait.told);
+        let Some(seeker) = self.lease.seeker().filter(|_| told) else {
+            return false;
+        };
+        let Ok(envelope) = Envelope::parse(message) else {
+            return false;
+        };
+        let is_status = envelope.header().is_ok_and(|h| h.msg_type == "status");
+        let content = || serde_json::from_slice::<Value>(&envelope.content).unwrap_or_default();
+        let waits = serde_json::from_slice::<Header>(&seeker.header).ok();
+        is_status
+            && content()["execution_state"] == "idle"
+            && envelope.parent().map(|p| p.msg_id) != waits.map(|h| h.msg_id)
     }
 
     /// Tells clients of a cell's lease or wait: a `status` message (docs/wiring.md).

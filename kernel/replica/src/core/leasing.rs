@@ -54,7 +54,7 @@ impl Core {
         }
     }
 
-    fn tell_wait(&mut self) {
+    pub(super) fn tell_wait(&mut self) {
         if let Some((seeker, wait)) = self.lease.wait_mut() {
             wait.told = true;
             let header = seeker.header.clone();

@@ -2,8 +2,8 @@
 //!
 //! Owned by the scheduler's task. Proving callers and carrying bytes is `server.rs`'s.
 
-use crate::caller::{Caller, ConnId};
-use hop_api::message::{Event, FromHopd, Order, Response, Role, ToHopd};
+use crate::caller::{Caller, ConnId, Outgoing};
+use hop_api::message::{Event, Order, Response, Role, ToHopd};
 use hop_words::id::{JobId, KernelId, ReplicaId};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tokio::sync::mpsc;
@@ -22,7 +22,7 @@ const ACCT_OPEN: usize = 4;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) caller: Caller,
-    pub(super) outgoing: mpsc::Sender<FromHopd>,
+    pub(super) outgoing: mpsc::Sender<Outgoing>,
     /// The pilot of an agent.
     pub(super) pilot: Option<JobId>,
     pub(super) replicas: BTreeSet<ReplicaId>,
@@ -47,7 +47,7 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn opened(&mut self, conn: ConnId, caller: Caller, outgoing: mpsc::Sender<FromHopd>) {
+    pub(super) fn opened(&mut self, conn: ConnId, caller: Caller, outgoing: mpsc::Sender<Outgoing>) {
         let open = Connection {
             caller,
             outgoing,
@@ -85,7 +85,12 @@ impl Connections {
     /// Sends one message. A caller that has not read thousands of others is hung up on by [`Connections::next_deaf`].
     pub(super) fn send(&mut self, conn: ConnId, id: u64, body: Response) {
         let Some(open) = self.open.get(&conn) else { return };
-        if open.outgoing.try_send(FromHopd { id, body }).is_err() {
+        let message = Outgoing {
+            id,
+            body,
+            unread: None,
+        };
+        if open.outgoing.try_send(message).is_err() {
             warn!(?conn, user = %open.caller.user, "a caller doesn't read: hung up");
             self.deaf.push(conn);
         }

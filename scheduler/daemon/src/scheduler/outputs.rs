@@ -165,6 +165,7 @@ impl Scheduler {
                     gpu_type: start.gpu_type,
                     cpus: start.cpus,
                 };
+                self.watch_start(start.lease);
                 return self.connections.order(start.pilot, Order::StartLease(order));
             }
         };

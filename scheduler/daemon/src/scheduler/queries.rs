@@ -3,16 +3,17 @@
 use super::requests::{Answer, DONE};
 use super::{Report, Scheduler};
 use crate::access::{self, Access};
-use crate::caller::ConnId;
+use crate::caller::{ConnId, Outgoing};
 use crate::views;
 use hop_api::message::{
-    ACCT_ROWS, AcctQuery, Expect, FromHopd, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request,
-    Response, ToHopd,
+    ACCT_ROWS, AcctQuery, Expect, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request, Response, ToHopd,
 };
 use hop_core::Input;
+use hop_words::error::chain;
 use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
 use hop_words::time::Span;
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tracing::info;
 
 impl Scheduler {
@@ -117,15 +118,17 @@ impl Scheduler {
                     views::freshen(&mut rows, &live, now);
                     Response::Acct { rows }
                 }
-                Ok(Err(error)) => unreadable(&error.to_string()),
-                Err(error) => unreadable(&error.to_string()),
+                Ok(Err(error)) => unreadable(&chain(&error)),
+                Err(error) => unreadable(&chain(&error)),
             };
+            let (unread, read) = oneshot::channel();
+            let unread = Some(unread);
             // Never waits: a caller who doesn't read has room for a thousand answers, and loses all beyond.
-            let _ = outgoing.try_send(FromHopd { id, body });
-            // The answer may be large: until its caller has read all, the query counts as one of the user's open ones.
-            while !outgoing.is_closed() && outgoing.capacity() < outgoing.max_capacity() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+            let _ = outgoing.try_send(Outgoing { id, body, unread });
+            // The connection ends once the scheduler forgets it.
+            drop(outgoing);
+            // The answer may be large: until its caller has read it, the query counts as one of the user's open ones.
+            let _ = read.await;
             let _ = reports.send(Report::Answered { uid });
         });
         Ok(Answer::Later)

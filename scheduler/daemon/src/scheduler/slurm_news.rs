@@ -8,7 +8,7 @@ use crate::slurm::{Facts, Queue};
 use hop_core::Input;
 use hop_core::config::{Limits, Shares};
 use hop_words::id::{JobId, NodeName, PoolName};
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -34,8 +34,8 @@ pub(super) struct SlurmNews {
     /// The shares that are in the journal. `None` means that Slurm has never said.
     pub(super) shares: Option<Shares>,
     look_pause: Span,
-    /// Slurm's queue is being read.
-    looking: bool,
+    /// Since when Slurm's queue is being read. `None` means that nobody reads it now.
+    looking: Option<Timestamp>,
     problems: BTreeMap<&'static str, String>,
 }
 
@@ -53,7 +53,7 @@ impl SlurmNews {
             rules,
             shares,
             look_pause,
-            looking: false,
+            looking: None,
             problems: BTreeMap::new(),
         }
     }
@@ -68,6 +68,16 @@ impl SlurmNews {
         self.problems.values().cloned().collect()
     }
 
+    /// Whether Slurm's queue could not be read at the last look.
+    pub(super) fn is_away(&self) -> bool {
+        self.problems.contains_key("queue")
+    }
+
+    /// How long Slurm has not answered the present look. `None` means that nothing is asked.
+    pub(super) fn silent_for(&self, now: Timestamp) -> Option<Span> {
+        self.looking.map(|since| now.since(since))
+    }
+
     /// Notes a problem; `true` means a new problem.
     fn trouble(&mut self, about: &'static str, text: String) -> bool {
         self.problems.insert(about, text).is_none()
@@ -80,7 +90,12 @@ impl SlurmNews {
 
     #[cfg(test)]
     pub(super) fn is_looking(&self) -> bool {
-        self.looking
+        self.looking.is_some()
+    }
+
+    #[cfg(test)]
+    pub(super) fn look_began(&mut self, at: Timestamp) {
+        self.looking = Some(at);
     }
 }
 
@@ -101,9 +116,10 @@ impl Scheduler {
     /// One look at a time. A job missing from two answers must have been missing for as long as the second took; two
     /// looks begun before a submission would both miss it. The answer to the present look brings the next.
     pub(super) fn look(&mut self) {
-        if std::mem::replace(&mut self.news.looking, true) {
+        if self.news.looking.is_some() {
             return;
         }
+        self.news.looking = Some(self.clock.now());
         let users = self.seats.users();
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
@@ -113,7 +129,7 @@ impl Scheduler {
     }
 
     pub(super) fn looked(&mut self, answer: Result<Queue, String>) {
-        self.news.looking = false;
+        self.news.looking = None;
         let now = self.clock.now();
         match answer {
             Err(reason) => {

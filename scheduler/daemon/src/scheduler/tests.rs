@@ -6,11 +6,11 @@ mod outlive;
 use super::connections::{HELD_UP, UNREAD, UNREAD_OF_USER};
 use super::seats::Seat;
 use super::*;
-use crate::caller::{Caller, ConnId, Incoming};
+use crate::caller::{Caller, ConnId, Incoming, Outgoing};
 use crate::parks;
 use hop_api::message::{
-    AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, FromHopd, Order, QueueQuery, Refusal,
-    ReplicaRole, ReplicaUp, Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
+    AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, Order, QueueQuery, Refusal, ReplicaRole,
+    ReplicaUp, Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
 };
 use hop_store::Journal;
 use hop_words::id::{Incarnation, Tenure};
@@ -30,7 +30,7 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-type Mailbox = mpsc::Receiver<FromHopd>;
+type Mailbox = mpsc::Receiver<Outgoing>;
 
 const QUOTA: &str = "[quota]\nkernels = 5\ncells = 10\n";
 const POOL: &str =
@@ -187,6 +187,47 @@ impl Lending {
             said || acknowledged
         })
     }
+}
+
+#[tokio::test]
+async fn a_cell_whose_lease_does_not_start_is_told_so_before_slurm_is_known_to_be_away() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    let scheduler = &mut lending.house.scheduler;
+    assert!(scheduler.due.iter().any(|(_, due)| *due == Due::Start(lease)));
+    let reason = |lending: &mut Lending| {
+        lending.house.scheduler.look_at_start(lease);
+        let told = std::iter::from_fn(|| lending.ada.1.try_recv().ok());
+        let reasons = told.filter_map(|m| match m.body {
+            Response::Event(Event::Queued { reason, .. }) => Some(reason),
+            _ => None,
+        });
+        reasons.last()
+    };
+    let said = reason(&mut lending).unwrap();
+    assert!(
+        said.starts_with("its lease on n0 is being started, but Slurm has not done so for "),
+        "{said}"
+    );
+    let asked = lending.house.scheduler.clock.now();
+    lending
+        .house
+        .scheduler
+        .news
+        .look_began(Timestamp(asked.0.saturating_sub(7_000_000)));
+    let said = reason(&mut lending).unwrap();
+    assert!(
+        said.ends_with("but Slurm's controller has not answered for 7 s"),
+        "{said}"
+    );
+    lending.house.scheduler.looked(Err("away".to_owned()));
+    lending.house.scheduler.settle();
+    assert!(
+        reason(&mut lending)
+            .unwrap()
+            .starts_with("Slurm's controller does not answer")
+    );
+    assert_eq!(reason(&mut lending), None, "the core has told it");
 }
 
 /// The rows of the accounting after a crash that left these files, once its `hopd` has started.
@@ -1160,6 +1201,8 @@ async fn accounting_that_is_not_read_is_open_still() {
             .count()
     };
     assert_eq!(answered(), 0);
+    // Only the rows count. An answer that comes behind them, and isn't read, is no part of the question.
+    house.say(asks, Request::Queue(QueueQuery::default()));
     mailbox.recv().await.unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(answered(), 1);

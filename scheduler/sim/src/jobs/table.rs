@@ -8,22 +8,108 @@ use std::borrow::Cow;
 /// A column's place, and its name for messages.
 type Column = (usize, &'static str);
 
+/// Rows of a table, each with the number of its first line. Blank lines are passed over.
+///
+/// Bars separate the fields if the first line has one, and a quote is a letter as any other then: so writes sacct. Else
+/// commas do, and a field in quotes may hold commas, line ends, and quotes doubled.
+pub(crate) struct Rows<'a> {
+    rest: &'a str,
+    /// Lines before `rest`.
+    before: usize,
+    bars: bool,
+}
+
+impl<'a> Rows<'a> {
+    pub(crate) fn of(text: &'a str) -> Self {
+        let first = text.lines().find(|l| !l.trim().is_empty());
+        Self {
+            rest: text,
+            before: 0,
+            // A column's name in quotes may have a bar.
+            bars: first.is_some_and(|l| l.split('"').step_by(2).any(|part| part.contains('|'))),
+        }
+    }
+
+    /// Takes a row with quotes off the rest, which may go over several lines.
+    fn quoted(&mut self) -> Result<Vec<Cow<'a, str>>, TraceError> {
+        let line = self.before + 1;
+        let (mut fields, mut field, mut in_quotes) = (Vec::new(), String::new(), false);
+        let mut chars = self.rest.char_indices().peekable();
+        let mut end = self.rest.len();
+        while let Some((at, c)) = chars.next() {
+            match c {
+                '"' if in_quotes && chars.peek().is_some_and(|(_, next)| *next == '"') => {
+                    field.push('"');
+                    chars.next();
+                }
+                '"' if in_quotes || field.trim().is_empty() => in_quotes = !in_quotes,
+                ',' if !in_quotes => fields.push(std::mem::take(&mut field).trim().to_owned().into()),
+                '\n' => {
+                    self.before += 1;
+                    if !in_quotes {
+                        end = at + 1;
+                        break;
+                    }
+                    field.push(c);
+                }
+                c => field.push(c),
+            }
+        }
+        if in_quotes {
+            return Err(TraceError::Quote { line });
+        }
+        fields.push(field.trim().to_owned().into());
+        self.rest = &self.rest[end..];
+        Ok(fields)
+    }
+}
+
+impl<'a> Iterator for Rows<'a> {
+    type Item = Result<(usize, Vec<Cow<'a, str>>), TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if self.rest.is_empty() {
+                return None;
+            }
+            let (text, rest) = self.rest.split_once('\n').unwrap_or((self.rest, ""));
+            if !text.trim().is_empty() {
+                let line = self.before + 1;
+                let plain = self.bars || !text.contains('"');
+                let fields = if plain {
+                    (self.rest, self.before) = (rest, line);
+                    let separator = if self.bars { '|' } else { ',' };
+                    Ok(text.split(separator).map(|f| f.trim().into()).collect())
+                } else {
+                    self.quoted()
+                };
+                if fields.is_err() {
+                    self.rest = "";
+                }
+                return Some(fields.map(|fields| (line, fields)));
+            }
+            (self.rest, self.before) = (rest, self.before + 1);
+        }
+    }
+}
+
 /// A table's first line.
 pub(crate) struct Header<'a> {
     line: usize,
-    separator: char,
+    bars: bool,
     columns: Vec<Cow<'a, str>>,
 }
 
 impl<'a> Header<'a> {
-    /// Fields are separated by bars if the line has one, else by commas.
-    pub(crate) fn new(line: usize, text: &'a str) -> Self {
-        let separator = if text.contains('|') { '|' } else { ',' };
-        Self {
-            line,
-            separator,
-            columns: split(text, separator),
-        }
+    /// Takes the header off the rows. `None` means that there is no row.
+    pub(crate) fn of(rows: &mut Rows<'a>) -> Option<Result<Self, TraceError>> {
+        let bars = rows.bars;
+        let header = rows.next()?;
+        Some(header.map(|(line, columns)| Self { line, bars, columns }))
+    }
+
+    pub(crate) fn line(&self) -> usize {
+        self.line
     }
 
     fn has(&self, column: &str) -> bool {
@@ -55,30 +141,6 @@ impl<'a> Header<'a> {
         let (line, column) = (self.line, names[0]);
         Err(TraceError::Lacks { line, column, form })
     }
-}
-
-/// Fields of a line. A field in quotes may hold the separator, and quotes doubled.
-fn split(line: &str, separator: char) -> Vec<Cow<'_, str>> {
-    if !line.contains('"') {
-        return line.split(separator).map(|f| f.trim().into()).collect();
-    }
-    let (mut fields, mut field, mut quoted) = (Vec::new(), String::new(), false);
-    let mut chars = line.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' if quoted && chars.peek() == Some(&'"') => {
-                field.push('"');
-                chars.next();
-            }
-            '"' => quoted = !quoted,
-            c if c == separator && !quoted => {
-                fields.push(std::mem::take(&mut field).trim().to_owned().into());
-            }
-            c => field.push(c),
-        }
-    }
-    fields.push(field.trim().to_owned().into());
-    fields
 }
 
 /// A line below the header.
@@ -121,11 +183,13 @@ impl Row<'_> {
 type Reader = Box<dyn Fn(&Row<'_>, &mut Jobs) -> Result<(), TraceError>>;
 
 /// `None` means that the header is none of a table of jobs.
-pub(super) fn read<'a>(
-    header: Header<'a>,
-    lines: impl Iterator<Item = (usize, &'a str)>,
-) -> Option<Result<Jobs, TraceError>> {
-    let reader = if header.separator == '|' && header.has("Submit") {
+pub(super) fn read(text: &str) -> Option<Result<Jobs, TraceError>> {
+    let mut rows = Rows::of(text);
+    let header = match Header::of(&mut rows)? {
+        Ok(header) => header,
+        Err(error) => return Some(Err(error)),
+    };
+    let reader = if header.bars && header.has("Submit") {
         sacct(&header)
     } else if header.has("gpu_num") && header.has("submit_time") {
         helios(&header)
@@ -134,21 +198,14 @@ pub(super) fn read<'a>(
     } else {
         return None;
     };
-    Some(reader.and_then(|reader| rows(&header, lines, &reader)))
+    Some(reader.and_then(|reader| jobs(rows, &reader)))
 }
 
-fn rows<'a>(
-    header: &Header<'_>,
-    lines: impl Iterator<Item = (usize, &'a str)>,
-    reader: &Reader,
-) -> Result<Jobs, TraceError> {
+fn jobs(rows: Rows<'_>, reader: &Reader) -> Result<Jobs, TraceError> {
     let mut jobs = Jobs::default();
-    for (n, text) in lines {
-        let row = Row {
-            line: n + 1,
-            fields: split(text, header.separator),
-        };
-        reader(&row, &mut jobs)?;
+    for row in rows {
+        let (line, fields) = row?;
+        reader(&Row { line, fields }, &mut jobs)?;
     }
     Ok(jobs)
 }

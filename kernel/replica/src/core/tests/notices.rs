@@ -232,6 +232,38 @@ fn the_notebooks_default_goes_before_the_kernelspecs() {
 }
 
 #[test]
+fn a_kernel_whose_cell_waits_looks_busy_whatever_ends_meanwhile() {
+    let mut world = World::up();
+    let mut kernel = Author::new(KEY, "kernel".into());
+    let mut status = |id: &str, kind: &str, state: &str| {
+        let header = json!({"msg_id": id, "msg_type": kind, "session": "client"}).to_string();
+        Input::Published(kernel.status(&header.into(), state, &json!({}), Timestamp(0)))
+    };
+    world.run("g", gpu());
+    let idle = status("c", "complete_request", "idle");
+    assert_eq!(
+        world.input(idle),
+        ["front: status c idle"],
+        "nobody was told of the wait"
+    );
+    world.after(Span::from_secs(1));
+    let busy = status("c", "complete_request", "busy");
+    assert_eq!(world.input(busy), ["front: status c busy"]);
+    let idle = status("c", "complete_request", "idle");
+    assert_eq!(
+        world.input(idle),
+        ["front: status c idle", "front: status g queued"]
+    );
+    world.grant("g", 1, 1);
+    let idle = status("d", "complete_request", "idle");
+    assert_eq!(
+        world.input(idle),
+        ["front: status d idle"],
+        "the kernel says itself what it does"
+    );
+}
+
+#[test]
 fn others_see_a_text_that_goes_before_the_cell_begins() {
     let mut world = World::up();
     world.run("g", gpu());

@@ -299,10 +299,10 @@ async fn whatever_a_users_programs_say_another_users_cell_runs_on() {
         let events =
             |mailbox: &mut Mailbox| std::iter::from_fn(|| mailbox.try_recv().ok()).collect::<Vec<_>>();
         let to_ada = events(&mut ada.1);
-        let bad = |m: &FromHopd| !matches!(m.body, Response::Event(Event::Granted { .. }) | Response::Pong);
+        let bad = |m: &Outgoing| !matches!(m.body, Response::Event(Event::Granted { .. }) | Response::Pong);
         assert!(!to_ada.iter().any(bad), "{told}: {to_ada:?}");
         let ends =
-            |m: &FromHopd| matches!(m.body, Response::Order(Order::EndLease { lease: l, .. }) if l == lease);
+            |m: &Outgoing| matches!(m.body, Response::Order(Order::EndLease { lease: l, .. }) if l == lease);
         assert!(!events(&mut agent.1).iter().any(ends), "{told}");
         if case % 100 == 0 {
             let answer: Response = house.ask(root, &mut root_box, Request::Info);

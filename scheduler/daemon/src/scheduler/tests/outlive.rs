@@ -479,7 +479,7 @@ async fn a_drained_node_gets_no_leases_and_is_left() {
     lived.house.ask(agent.0, &mut agent.1, agent_up());
     lived.drains(&["n0"]);
     let orders: Vec<_> = std::iter::from_fn(|| agent.1.try_recv().ok()).collect();
-    let drained = |m: &FromHopd| matches!(m.body, Response::Order(Order::Drain { .. }));
+    let drained = |m: &Outgoing| matches!(m.body, Response::Order(Order::Drain { .. }));
     assert!(orders.iter().any(drained), "{orders:?}");
     let info = match lived.ada(Request::Info) {
         Response::Info(info) => info,
