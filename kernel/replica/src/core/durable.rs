@@ -194,6 +194,12 @@ impl Durable {
         self.journal.tenure()
     }
 
+    /// Cells whose reply waits for the log.
+    pub(super) fn answering(&self) -> Vec<CellId> {
+        let held = self.held_replies.iter().map(|(_, cell, _)| cell);
+        self.journal.answering().chain(held).cloned().collect()
+    }
+
     pub(super) fn applied_index(&self) -> Index {
         self.journal.state().applied()
     }

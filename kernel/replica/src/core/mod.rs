@@ -44,7 +44,7 @@ use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
-use hop_protocol::message::{InFlight, Note};
+use hop_protocol::message::{Hello, Note};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
@@ -427,9 +427,16 @@ impl Core {
         .min()
     }
 
-    /// Execute requests without a reply, the oldest first.
-    pub fn in_flight(&self) -> Vec<InFlight> {
-        self.cells.in_flight()
+    /// The hello to a front, with the requests in work.
+    pub fn introduces(&self, hello: Hello) -> Hello {
+        let answered = self.durable.as_ref().map_or_else(Vec::new, Durable::answering);
+        Hello {
+            tenure: self.tenure(),
+            in_flight: self.cells.in_flight(),
+            answered: Some(answered),
+            members: self.members(),
+            ..hello
+        }
     }
 
     /// The tenure in which this replica executes; zero without a log.

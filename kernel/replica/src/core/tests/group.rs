@@ -756,3 +756,24 @@ fn without_a_log_another_executors_lease_may_be_the_successors() {
     assert_eq!(out, [""; 0]);
     assert_eq!(world.grant("g", 6, 1), ["kernel: execute_request g lease 6"]);
 }
+
+/// A front after a killed one sends a request that the replica doesn't name: the cell would run twice.
+#[test]
+fn each_request_is_named_until_its_reply_leaves() {
+    let mut world = grown();
+    let named = |world: &World| {
+        let hello = world.core.introduces(crate::link::tests::hello());
+        (hello.in_flight.len(), hello.answered.unwrap())
+    };
+    world.run("a", Value::Null);
+    assert_eq!(named(&world), (1, Vec::new()));
+    world.whole("a");
+    world.reply("a", "ok");
+    assert_eq!(
+        named(&world),
+        (0, vec!["a".into()]),
+        "the log doesn't have it yet"
+    );
+    world.commit();
+    assert_eq!(named(&world), (0, Vec::new()), "the link has it");
+}
