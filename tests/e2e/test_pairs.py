@@ -161,6 +161,11 @@ def attack(killer: Killer, pair: tuple[str, str, str], rng: random.Random, numbe
     wrong += [f"cell {n} never began, and ended well" for n, g in got if g["status"] == "ok" and str(n) not in ran]
     wrong += [f"cell {n} ran and is aborted" for n, g in got if g["status"] == "aborted" and str(n) in ran]
     wrong += [f"cell {n} ended with {s}" for (n, _), s in zip(got, said, strict=True) if s not in ENDS]
+    stopped = False
+    for (n, _), s in zip(got, said, strict=True):
+        if stopped and s != "aborted":
+            wrong.append(f"cell {n} ended with {s} behind an error")
+        stopped |= s == "CellLost"
     return [f"{pair}, gap {gap}: {w}" for w in wrong]
 
 

@@ -455,6 +455,7 @@ impl Front {
                 message,
                 ..
             } => {
+                self.hears_of_cell(&message);
                 if self.show_before(&message, at, wire) {
                     return wire.done(seq);
                 }

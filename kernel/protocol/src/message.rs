@@ -72,6 +72,17 @@ pub enum Welcome {
     No { version: u32, reason: String },
 }
 
+/// A cell waited behind another one when the executor was lost, and nobody has heard that it began: an error of that other
+/// one aborts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Behind {
+    /// The executor had the front's word for it.
+    Queued,
+    /// It is handed out as a new cell.
+    New,
+}
+
 /// Messages between front and replica alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "note", rename_all = "kebab-case")]
@@ -86,7 +97,12 @@ pub enum Note {
     /// Nobody uses the kernel any more: it hibernates.
     Sleep { reason: String },
     /// The execute request with this id follows. The front has handed the request out before, first under this tenure.
-    HandedBefore { cell: CellId, tenure: Tenure },
+    HandedBefore {
+        cell: CellId,
+        tenure: Tenure,
+        #[serde(default)]
+        behind: Option<Behind>,
+    },
     /// Answers [`Note::Begins`]: the cell may begin.
     MayBegin { cell: CellId },
     /// A new replica has a place: it joins the kernel's group. Answers [`Note::Grow`].

@@ -147,7 +147,7 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
         Note::Interrupt => Input::Interrupt,
         Note::End => Input::End,
         Note::Sleep { reason } => Input::Orphaned { reason },
-        Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
+        Note::HandedBefore { cell, tenure, behind } => Input::HandedBefore { cell, tenure, behind },
         Note::MayBegin { cell } => Input::MayBegin { cell },
         Note::Grown {
             incarnation,

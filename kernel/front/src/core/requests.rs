@@ -9,7 +9,7 @@ use super::{Front, INFO, Records, Wire, failure};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::link::Item;
-use hop_protocol::message::{InFlight, Note};
+use hop_protocol::message::{Behind, InFlight, Note};
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
@@ -33,6 +33,8 @@ pub(super) struct Open {
     pub(super) may_have_begun: bool,
     /// The replica has the request, or will.
     pub(super) sent: bool,
+    /// An executor has said that it runs the code.
+    pub(super) runs: bool,
 }
 
 /// Whether a client still waits for the cell's reply.
@@ -83,6 +85,7 @@ impl Front {
             asks,
             may_have_begun: !asks,
             sent: false,
+            runs: false,
         };
         let of_it = |(_, o): &mut (u64, Open)| o.id == open.id;
         // A client may use an id again before its last reply is read.
@@ -91,7 +94,7 @@ impl Front {
         }
         self.unseen.note(open.record(self.tenure));
         if !self.requests.wait {
-            open.send(wire);
+            open.send(None, wire);
         }
         self.open.push(open);
     }
@@ -143,6 +146,23 @@ impl Front {
         }
     }
 
+    /// An executor says something of a cell: it may be that the cell runs.
+    pub(super) fn hears_of_cell(&mut self, message: &Message) {
+        if !self.open.iter().any(|o| o.is_cell && !o.runs) {
+            return;
+        }
+        let Ok(envelope) = Envelope::parse(message) else {
+            return;
+        };
+        if envelope.header().is_ok_and(|h| h.msg_type == "execute_input")
+            && let Some(cell) = envelope.parent()
+            && let Some(open) = self.open.iter_mut().find(|o| o.id.as_str() == cell.msg_id)
+        {
+            open.runs = true;
+            self.unseen.note(open.record(self.tenure));
+        }
+    }
+
     /// A replica came back to a new front, with its requests in work. It has replies to those in `answered` as well, which
     /// are on their way. The others never came there.
     pub fn resume(
@@ -162,7 +182,7 @@ impl Front {
         let unknown: Vec<Open> = flights.filter(|f| !is_open(&self.open, &f.id)).collect();
         self.open.splice(0..0, unknown);
         for open in self.open.iter_mut().filter(|o| !o.sent) {
-            open.send(wire);
+            open.send(None, wire);
         }
     }
 
@@ -184,14 +204,22 @@ impl Front {
         for (_, open) in std::mem::take(&mut self.requests.closing) {
             self.unseen.note(Some(Change::Closed(open.id)));
         }
-        let mut unknown = Vec::new();
+        let (mut unknown, mut is_behind) = (Vec::new(), false);
         for open in self.open.iter_mut().filter(|o| met || !o.sent) {
             if open.is_cell && open.may_have_begun {
                 open.first.get_or_insert(last);
             }
             open.may_have_begun = !open.asks;
             self.unseen.note(open.record(tenure));
-            if !open.send(wire) {
+            let waits = is_behind && open.waits_in_line();
+            is_behind |= open.is_cell;
+            let how = if open.first.is_some() {
+                Behind::Queued
+            } else {
+                Behind::New
+            };
+            let behind = waits.then_some((how, tenure));
+            if !open.send(behind, wire) {
                 unknown.push(open.id.clone());
             }
         }
@@ -248,14 +276,16 @@ impl Front {
 }
 
 impl Open {
-    /// Hands the request out. False: the request is not known.
-    fn send(&mut self, wire: &mut impl Wire) -> bool {
+    /// Hands the request out. False: the request is not known. `tenure` is the present one.
+    fn send(&mut self, behind: Option<(Behind, Tenure)>, wire: &mut impl Wire) -> bool {
         let Some(message) = self.message.clone() else {
             return false;
         };
-        if let Some(tenure) = self.first {
+        let tenure = self.first.or_else(|| behind.map(|(_, tenure)| tenure));
+        if let Some(tenure) = tenure {
             let cell = self.id.clone();
-            wire.send(Item::Note(Note::HandedBefore { cell, tenure }));
+            let behind = behind.map(|(how, _)| how);
+            wire.send(Item::Note(Note::HandedBefore { cell, tenure, behind }));
         }
         let (channel, identity) = (self.channel, self.identity.clone());
         wire.send(Item::Jupyter {
@@ -265,6 +295,16 @@ impl Open {
         });
         self.sent = true;
         true
+    }
+
+    /// Whether nobody has heard that the cell runs. A cell that is silent doesn't say so.
+    fn waits_in_line(&self) -> bool {
+        let says = |m: &Message| {
+            let content = Envelope::parse(m).ok()?.content;
+            let content = serde_json::from_slice::<Value>(&content).ok()?;
+            Some(content["silent"] != true)
+        };
+        self.is_cell && self.asks && !self.runs && self.message.as_ref().and_then(says).unwrap_or_default()
     }
 
     pub(super) fn asks_for_info(&self) -> bool {
@@ -289,6 +329,7 @@ impl Open {
                 .first
                 .or_else(|| (self.is_cell && self.may_have_begun).then_some(tenure)),
             may_have_begun: self.may_have_begun,
+            runs: self.runs,
         }))
     }
 
@@ -312,6 +353,7 @@ impl Open {
             asks: durable && header.subshell_id.is_none(),
             may_have_begun: request.may_have_begun,
             sent: false,
+            runs: request.runs,
         })
     }
 
@@ -328,6 +370,7 @@ impl Open {
             asks: false,
             may_have_begun: true,
             sent: true,
+            runs: true,
         })
     }
 }

@@ -44,7 +44,7 @@ use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
-use hop_protocol::message::{Hello, Note};
+use hop_protocol::message::{Behind, Hello, Note};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
@@ -135,7 +135,11 @@ pub enum Input {
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
     /// The front has handed out this request before, first under this tenure.
-    HandedBefore { cell: CellId, tenure: Tenure },
+    HandedBefore {
+        cell: CellId,
+        tenure: Tenure,
+        behind: Option<Behind>,
+    },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
     /// The replica of the kernel's next seat waits there.
@@ -376,7 +380,7 @@ impl Core {
             Input::TenureOpened => self.tenure_opened(),
             Input::StoreFailed(why) => self.store_failed(why),
             Input::Heard { cells, losses } => self.heard(cells, losses),
-            Input::HandedBefore { cell, tenure } => self.handed_before(cell, tenure),
+            Input::HandedBefore { cell, tenure, behind } => self.handed_before(cell, tenure, behind),
             Input::MayBegin { cell } => self.cells.permit(&cell),
             Input::MoveReady { incarnation } => self.move_ready(incarnation),
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),

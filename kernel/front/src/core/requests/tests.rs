@@ -42,7 +42,10 @@ impl Wire for Ear {
     fn send(&mut self, item: Item) {
         self.sent.push(match item {
             Item::Jupyter { message, .. } => code(&message),
-            Item::Note(Note::HandedBefore { tenure, .. }) => format!("before {tenure}"),
+            Item::Note(Note::HandedBefore { tenure, behind, .. }) => match behind {
+                Some(how) => format!("{how:?} {tenure}"),
+                None => format!("before {tenure}"),
+            },
             Item::Note(Note::MayBegin { .. }) => "may begin".to_owned(),
             Item::Note(note) => format!("{note:?}"),
         });
@@ -77,15 +80,26 @@ impl World {
     }
 
     fn asks(&mut self, code: &str) -> Envelope {
+        self.asks_for(&json!({"code": code}))
+    }
+
+    fn runs(&mut self, cell: &Envelope) {
+        let said = self
+            .client
+            .publish("execute_input", &cell.header, &json!({}), &json!({}), Time(0));
+        self.comes(Item::Jupyter {
+            channel: Channel::Iopub,
+            identity: Bytes::new(),
+            message: said,
+        });
+    }
+
+    fn asks_for(&mut self, content: &Value) -> Envelope {
         let nothing = json!({});
         let parent = Bytes::from_static(b"{}");
-        let asked = self.client.write(
-            "execute_request",
-            &parent,
-            &nothing,
-            &json!({"code": code}),
-            Time(0),
-        );
+        let asked = self
+            .client
+            .write("execute_request", &parent, &nothing, content, Time(0));
         let message = asked.clone().message();
         self.front
             .request(Channel::Shell, &ME, message, Time(0), &mut self.ear);
@@ -181,16 +195,19 @@ fn what_a_killed_front_held_goes_to_the_replica_that_is_elected_then() {
         }
     }
     // The cell that may have begun is lost or answered, never run again.
-    let all = ["before 1", "begun", "queued", "new"];
-    assert_eq!(world.elects(2, false), all);
+    let all = |tenure: u64| {
+        let behind = format!("New {tenure}");
+        ["before 1", "begun", &behind, "queued", &behind, "new"].map(str::to_owned)
+    };
+    assert_eq!(world.elects(2, false), all(2));
     world.follows();
-    assert_eq!(world.elects(3, false), all);
+    assert_eq!(world.elects(3, false), all(3));
     assert_eq!(
         world.resumes(&[], &[]),
         [""; 0],
         "its hello comes after its election"
     );
-    assert_eq!(world.elects(4, true), all);
+    assert_eq!(world.elects(4, true), all(4));
 }
 
 #[test]
@@ -204,7 +221,7 @@ fn a_replica_that_comes_back_gets_what_it_lacks_and_nothing_twice() {
     world.replies(&replied);
     assert_eq!(world.ear.told, ["execute_reply"]);
     // The executor is lost after all: cells behind are whole requests, though another front took them.
-    assert_eq!(world.elects(2, true), ["runs", "lacks", "new"]);
+    assert_eq!(world.elects(2, true), ["runs", "New 2", "lacks", "New 2", "new"]);
     for cell in [&runs, &lacks] {
         world.replies(cell);
     }
@@ -269,4 +286,29 @@ fn a_lost_cells_client_hears_of_it_at_its_return() {
     world.front.sanity_check();
     let told = ["iopub_welcome", "error", "status", "execute_reply"];
     assert_eq!(world.ear.told, told);
+}
+
+#[test]
+fn a_cell_that_nobody_heard_of_waited_behind_the_one_before_it() {
+    for silent in [false, true] {
+        let mut world = World::new();
+        let first = world.asks("first");
+        let content = json!({"code": "second", "silent": silent});
+        let (second, third) = (world.asks_for(&content), world.asks("third"));
+        for cell in [&first, &second, &third] {
+            world.begins(cell);
+        }
+        world.runs(&first);
+        world.follows();
+        let waits = if silent { "before 1" } else { "Queued 1" };
+        let handed = ["before 1", "first", waits, "second", "Queued 1", "third"];
+        assert_eq!(world.elects(2, false), handed);
+        world.runs(&second);
+        world.follows();
+        assert_eq!(
+            world.elects(3, false)[2],
+            "before 1",
+            "it may have left something"
+        );
+    }
 }

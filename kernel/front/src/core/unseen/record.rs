@@ -88,6 +88,8 @@ pub(in crate::core) struct Request {
     pub(in crate::core) first: Option<Tenure>,
     /// The cell may have begun in the last tenure.
     pub(in crate::core) may_have_begun: bool,
+    /// An executor has said that it runs the code.
+    pub(in crate::core) runs: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -277,6 +277,7 @@ fn handed_on(world: &World, cell: &str) -> World {
     next.input(Input::HandedBefore {
         cell: cell.into(),
         tenure: Tenure(1),
+        behind: None,
     });
     next
 }
