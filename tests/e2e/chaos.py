@@ -73,7 +73,7 @@ class Tally:
     cell_lost: int = 0
     #: Answered cells whose user was told that their effects are gone.
     told: int = 0
-    #: Cells without an answer, sent while their front was killed: no client can know about them.
+    #: Cells without an answer, sent at the moment in which their front was killed: its socket had not read them.
     unknown: int = 0
     restarts: int = 0
     waits: list[float] = dataclasses.field(default_factory=list)
@@ -87,8 +87,7 @@ class Oracle:
         self.cluster = cluster
         self.tally = Tally()
         self.over = threading.Event()
-        self.fronts_killed: Counter[str] = Counter()
-        self.last_front_kill: dict[str, float] = dict.fromkeys(USERS, 0.0)
+        self.fronts_killed: dict[str, list[float]] = {user: [] for user in USERS}
         self.began = time.monotonic()
 
     def say(self, what: str) -> None:
@@ -191,14 +190,15 @@ class Person:
 
     def execute(self, code: str) -> dict[str, Any] | None:
         """Run a cell. `None`: it has no answer, and its front was killed under it."""
-        sent, killed = time.monotonic(), self.chaos.fronts_killed[self.user]
+        sent = time.monotonic()
         got = self.book.execute(code, timeout=ANSWER)
         self.chaos.tally.cells += 1
         self.chaos.tally.waits.append(time.monotonic() - sent)
         self.hear(stream(got, "stderr"))
         if got["done"]:
             return got
-        if killed == self.chaos.fronts_killed[self.user] and self.chaos.last_front_kill[self.user] < sent - 5:
+        # What a front had taken before its death is the next front's.
+        if not any(-5 < kill - sent < 1 for kill in self.chaos.fronts_killed[self.user]):
             self.fault(f"no answer within {ANSWER:.0f} s to {code.splitlines()[-1]!r}, status {got['status']}")
         self.chaos.tally.unknown += 1
         return None
@@ -336,6 +336,7 @@ class Chaos(Oracle):
             "process killed": (16, lambda: self.kill(r"ipykernel_launcher")),
             "supervisor killed": (14, lambda: self.kill(r"hop-replica run")),
             "front killed": (10, self.kill_front),
+            "two killed": (14, self.kill_two),
             # Shorter and longer than a replica waits for its front, and than a seat counts as lost.
             "front stands still": (6, lambda: self.pause(r"hop-front", (1, 12, 40, 75))),
             "seat stands still": (6, lambda: self.pause(r"hop-replica seat", (1, 5, 20, 40))),
@@ -368,13 +369,27 @@ class Chaos(Oracle):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.rng.choice(pids), 9)
 
-    def kill_front(self) -> None:
-        user = self.rng.choice(USERS)
-        self.fronts_killed[user] += 1
+    def kill_front(self, user: str = "") -> None:
+        user = user or self.rng.choice(USERS)
         for pid in self.cluster.pids(r"hop-front", user)[:1]:
+            self.fronts_killed[user].append(time.monotonic())
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
-        self.last_front_kill[user] = time.monotonic()
+
+    def kill_two(self) -> None:
+        """Two parts of a user's kernels within a second of each other."""
+        user = self.rng.choice(USERS)
+        parts: dict[str, Callable[[], None]] = {
+            part: lambda part=part: self.kill(part, user)  # type: ignore[misc]
+            for part in (r"ipykernel_launcher", r"hop-replica run", r"hop-replica seat")
+        }
+        parts["front"] = lambda: self.kill_front(user)
+        first, second = self.rng.sample(list(parts), 2)
+        gap = self.rng.choice((0.0, 0.1, 1.0))
+        self.say(f"  {first}, and {second} after {gap} s")
+        parts[first]()
+        time.sleep(gap)
+        parts[second]()
 
     def pause(self, pattern: str, seconds: Sequence[float], user: str = "") -> None:
         """One of these processes stands still, as where a machine swaps or a laptop sleeps."""

@@ -3,10 +3,12 @@
 //! clock; [`crate::life`] decides on the replica.
 
 mod before;
+mod requests;
 mod seating;
 mod unseen;
 
 use self::before::Before;
+use self::requests::{Open, Requests, is_open, is_question};
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
@@ -15,10 +17,10 @@ use self::unseen::Unseen;
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::comm::CommContent;
-use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
+use hop_protocol::jupyter::{Author, Channel, Envelope, date};
 use hop_protocol::link::Item;
 use hop_protocol::meanwhile::{self, Meanwhile};
-use hop_protocol::message::{InFlight, Note, Over};
+use hop_protocol::message::{Note, Over};
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
@@ -58,7 +60,8 @@ pub enum End {
 
 #[derive(Debug)]
 struct Waiting {
-    seq: u64,
+    /// `None`: the front itself has written the message.
+    seq: Option<u64>,
     message: Message,
 }
 
@@ -74,6 +77,7 @@ pub struct Front {
     tenure: Tenure,
     /// Requests that have no reply, the oldest first.
     open: Vec<Open>,
+    requests: Requests,
     outputs: VecDeque<Waiting>,
     replies: HashMap<(Channel, Bytes), Vec<Waiting>>,
     kept: usize,
@@ -108,43 +112,8 @@ enum Notice {
     Output(meanwhile::Output),
 }
 
-/// A request without a reply.
-#[derive(Debug)]
-struct Open {
-    id: CellId,
-    channel: Channel,
-    identity: Bytes,
-    header: Bytes,
-    is_cell: bool,
-    /// The whole request, for another replica. `None` means that an earlier front took the request.
-    message: Option<Message>,
-    /// The first tenure under which the cell may have begun.
-    first: Option<Tenure>,
-    /// The cell begins with our word alone.
-    asks: bool,
-    /// The replica of this tenure may have begun the cell.
-    may_have_begun: bool,
-}
-
-/// Whether a client still waits for the cell's reply.
-fn is_open(open: &[Open], cell: &CellId) -> bool {
-    open.iter().any(|o| o.id == *cell)
-}
-
 /// A client's questions before it accepts a kernel.
 const INFO: &str = "kernel_info_request";
-
-/// Requests asked again of the next replica, besides cells: questions without effect.
-fn is_question(msg_type: &str) -> bool {
-    matches!(
-        msg_type,
-        INFO | "complete_request"
-            | "inspect_request"
-            | "history_request"
-            | "is_complete_request"
-            | "comm_info_request"
-    )
-}
 
 impl Front {
     pub fn new(signing_key: &[u8], session: String) -> Self {
@@ -154,6 +123,7 @@ impl Front {
             launched: None,
             tenure: Tenure(0),
             open: Vec::new(),
+            requests: Requests::default(),
             outputs: VecDeque::new(),
             replies: HashMap::new(),
             kept: 0,
@@ -253,25 +223,14 @@ impl Front {
                     self.acknowledge(wire);
                 }
             }
-            // A subshell's cell goes to the kernel at once.
-            let asks = self.durable && header.subshell_id.is_none();
-            self.open.push(Open {
-                id,
+            self.opens(envelope, &header, (channel, identity, &message), wire);
+        } else {
+            wire.send(Item::Jupyter {
                 channel,
                 identity: identity.clone(),
-                header: envelope.header,
-                is_cell,
-                message: Some(message.clone()),
-                first: None,
-                asks,
-                may_have_begun: !asks,
+                message,
             });
         }
-        wire.send(Item::Jupyter {
-            channel,
-            identity: identity.clone(),
-            message,
-        });
         if is_cell {
             self.tell_wait(at, wire);
         }
@@ -314,7 +273,7 @@ impl Front {
     /// go before each later message: a client that has heard `idle` waits for no more outputs.
     fn flush(&mut self, wire: &mut impl Wire) {
         while let Some(waiting) = self.outputs.pop_front() {
-            if !wire.publish(&waiting.message, Some(waiting.seq)) {
+            if !wire.publish(&waiting.message, waiting.seq) {
                 self.outputs.push_front(waiting);
                 return;
             }
@@ -328,7 +287,7 @@ impl Front {
         let mut waiting = self.replies.remove(&key).unwrap_or_default().into_iter();
         for Waiting { seq, message } in waiting.by_ref() {
             let size = message.size();
-            match wire.reply(channel, identity, message, Some(seq)) {
+            match wire.reply(channel, identity, message, seq) {
                 Ok(()) => self.kept -= size,
                 Err(message) => {
                     let rest = std::iter::once(Waiting { seq, message }).chain(waiting).collect();
@@ -348,7 +307,7 @@ impl Front {
                 .unwrap_or_default()
             {
                 self.kept -= waiting.message.size();
-                wire.done(waiting.seq);
+                waiting.seq.into_iter().for_each(|seq| wire.done(seq));
             }
         }
         self.seating.client_gone(identity);
@@ -359,53 +318,6 @@ impl Front {
     /// Whether a client still waits for a reply.
     pub fn owes(&self, identity: &Bytes) -> bool {
         self.open.iter().any(|o| o.identity == *identity)
-    }
-
-    /// A replica came back to a new front, with its requests in work.
-    pub fn resume(&mut self, in_flight: Vec<InFlight>, tenure: Tenure) {
-        self.tenure = tenure;
-        let known: Vec<Open> = std::mem::take(&mut self.open);
-        let mut open: Vec<Open> = in_flight.into_iter().filter_map(Open::from_flight).collect();
-        let new = known.into_iter().filter(|o| !open.iter().any(|n| n.id == o.id));
-        let new: Vec<Open> = new.collect();
-        open.extend(new);
-        self.open = open;
-    }
-
-    // From one replica to the next.
-
-    /// Sends the requests to this tenure's replica from now on, the oldest first. `met` says whether the earlier
-    /// replica ever had a connection. If not, no cell can have begun there, and the requests wait for this replica.
-    pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
-        let last = std::mem::replace(&mut self.tenure, tenure);
-        if !met {
-            return;
-        }
-        self.seating.introduce(wire);
-        let mut unknown = Vec::new();
-        for open in &mut self.open {
-            if open.is_cell && open.may_have_begun {
-                open.first.get_or_insert(last);
-            }
-            open.may_have_begun = !open.asks;
-            let Some(message) = &open.message else {
-                unknown.push(open.id.clone());
-                continue;
-            };
-            if let Some(tenure) = open.first {
-                let cell = open.id.clone();
-                wire.send(Item::Note(Note::HandedBefore { cell, tenure }));
-            }
-            let (channel, identity, message) = (open.channel, open.identity.clone(), message.clone());
-            wire.send(Item::Jupyter {
-                channel,
-                identity,
-                message,
-            });
-        }
-        for cell in unknown {
-            self.lose(&cell, at, wire);
-        }
     }
 
     /// The kernel goes on from a state without some answered cells: the user reads their names.
@@ -488,30 +400,34 @@ impl Front {
         Some(meanwhile)
     }
 
-    /// A cell whose request this front never had can't be handed to another replica.
-    fn lose(&mut self, cell: &CellId, at: Time, wire: &mut impl Wire) {
-        let Some(index) = self.open.iter().position(|o| o.id == *cell) else {
-            return;
-        };
-        let open = self.open.remove(index);
-        if self.loses_before(&open, at, wire) {
-            return;
+    /// A reply goes to its client, or waits for the client's return.
+    fn reply(&mut self, to: (Channel, Bytes), message: Message, seq: Option<u64>, wire: &mut impl Wire) {
+        if let Err(message) = wire.reply(to.0, &to.1, message, seq) {
+            self.kept += message.size();
+            self.replies.entry(to).or_default().push(Waiting { seq, message });
+            self.enforce(wire);
         }
-        let reason = "the kernel and its front were lost while the cell was under way: run it again";
-        let content = failure("CellLost", reason);
-        self.answer_open(&open, content, at, wire);
     }
 
-    /// Shows an error at a cell, and returns its reply.
+    /// Shows an error at a cell, and answers the cell.
     fn answer_open(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) {
         let reply = self.error_reply(open, shown, at, wire);
-        // An absent client can't be told: the replica with its reply is gone.
-        let _ = wire.reply(Channel::Shell, &open.identity, reply, None);
+        // After a front's death its clients may not be back yet.
+        self.reply((Channel::Shell, open.identity.clone()), reply, None, wire);
+    }
+
+    /// Shows something of the front's own, now or once somebody is there.
+    fn show(&mut self, message: Message, at: Time, wire: &mut impl Wire) {
+        if !self.publish(&message, None, at, wire) {
+            self.kept += message.size();
+            self.outputs.push_back(Waiting { seq: None, message });
+            self.enforce(wire);
+        }
     }
 
     fn error_reply(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) -> Message {
         let message = self.author.publish("error", &open.header, &json!({}), &shown, at);
-        self.publish(&message, None, at, wire);
+        self.show(message, at, wire);
         let mut content = shown;
         content["status"] = "error".into();
         content["execution_count"] = 0.into();
@@ -520,7 +436,7 @@ impl Front {
 
     fn final_reply(&mut self, open: &Open, content: &Value, at: Time, wire: &mut impl Wire) -> Message {
         let idle = self.author.status(&open.header, "idle", &json!({}), at);
-        self.publish(&idle, None, at, wire);
+        self.show(idle, at, wire);
         let metadata =
             json!({"started": date(at), "dependencies_met": true, "engine": "", "status": content["status"]});
         let reply = self
@@ -539,6 +455,7 @@ impl Front {
                 message,
                 ..
             } => {
+                self.hears_of_cell(&message);
                 if self.show_before(&message, at, wire) {
                     return wire.done(seq);
                 }
@@ -552,7 +469,7 @@ impl Front {
                 if channel == Channel::Shell {
                     self.has_answered(&message, Some(seq), at, wire);
                 }
-                let answered = channel != Channel::Stdin && !self.close(&message);
+                let answered = channel != Channel::Stdin && !self.close(seq, &message);
                 let of_before = self.before.is_of(&message);
                 if answered || of_before {
                     if of_before && channel == Channel::Stdin {
@@ -561,14 +478,7 @@ impl Front {
                     wire.done(seq);
                     return;
                 }
-                if let Err(message) = wire.reply(channel, &identity, message, Some(seq)) {
-                    self.kept += message.size();
-                    self.replies
-                        .entry((channel, identity))
-                        .or_default()
-                        .push(Waiting { seq, message });
-                    self.enforce(wire);
-                }
+                self.reply((channel, identity), message, Some(seq), wire);
             }
             Item::Note(note) => {
                 self.note(note, at, wire);
@@ -587,16 +497,10 @@ impl Front {
             }
             Note::Dropped { messages, .. } => self.dropped += messages,
             Note::Begins { cell } => {
-                if let Some(open) = self.open.iter_mut().find(|o| o.id == cell) {
-                    open.may_have_begun = true;
-                }
+                self.may_begin(&cell, true);
                 wire.send(Item::Note(Note::MayBegin { cell }));
             }
-            Note::NotBegun { cell } => {
-                if let Some(open) = self.open.iter_mut().find(|o| o.id == cell) {
-                    open.may_have_begun = false;
-                }
-            }
+            Note::NotBegun { cell } => self.may_begin(&cell, false),
             Note::Answered { cell, number, count } => {
                 self.ledger.answered(CellNumber(number), cell.clone());
                 self.heard = CellNumber(number);
@@ -659,7 +563,10 @@ impl Front {
             return;
         }
         self.kept += message.size();
-        self.outputs.push_back(Waiting { seq, message });
+        self.outputs.push_back(Waiting {
+            seq: Some(seq),
+            message,
+        });
         self.enforce(wire);
     }
 
@@ -668,26 +575,8 @@ impl Front {
             let oldest = self.outputs.pop_front().expect("there are two");
             self.kept -= oldest.message.size();
             self.dropped += 1;
-            wire.done(oldest.seq);
+            oldest.seq.into_iter().for_each(|seq| wire.done(seq));
         }
-    }
-
-    /// Closes the request that this reply answers. False: the request was answered in the kernel's place.
-    fn close(&mut self, reply: &Message) -> bool {
-        if self.open.is_empty() && !self.seating.has_answered() {
-            return true;
-        }
-        let Ok(envelope) = Envelope::parse(reply) else {
-            return true;
-        };
-        let Some(Header { msg_id, msg_type, .. }) = envelope.parent() else {
-            return true;
-        };
-        if msg_type == INFO {
-            self.seating.learns(&envelope.content);
-        }
-        self.open.retain(|o| o.id.as_str() != msg_id);
-        !self.seating.is_answered(&msg_id)
     }
 
     /// The kernel died. The reason shows at the running cell at once. The cell's reply follows by
@@ -727,34 +616,6 @@ impl Front {
         assert!(self.obituaries.is_empty() || self.end.is_some());
         self.seating.check();
         self.unseen.check();
-    }
-}
-
-impl Open {
-    fn asks_for_info(&self) -> bool {
-        serde_json::from_slice::<Header>(&self.header).is_ok_and(|h| h.msg_type == INFO)
-    }
-
-    /// Whether `hop run` has sent it.
-    fn is_unattended(&self) -> bool {
-        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
-        let metadata = envelope.and_then(|e| serde_json::from_slice::<Value>(&e.metadata).ok());
-        metadata.is_some_and(|m| !m["gresshopper"]["run"].is_null())
-    }
-
-    fn from_flight(flight: InFlight) -> Option<Self> {
-        let header: Header = serde_json::from_str(&flight.header).ok()?;
-        Some(Self {
-            id: header.msg_id.into(),
-            channel: Channel::Shell,
-            identity: hex::decode(flight.identity).ok()?.into(),
-            header: flight.header.into(),
-            is_cell: true,
-            message: None,
-            first: None,
-            asks: false,
-            may_have_begun: true,
-        })
     }
 }
 

@@ -863,7 +863,12 @@ impl Main {
         }
         let new = hello.front_epoch != self.start.epoch;
         if new && self.start.resume && !self.met {
-            self.front.resume(hello.in_flight.clone(), hello.tenure);
+            self.front.resume(
+                hello.in_flight.clone(),
+                hello.answered.as_deref(),
+                hello.tenure,
+                &mut self.sockets,
+            );
         }
         let taken = self.delivered.taken();
         // An earlier front is still working on its items.
@@ -889,6 +894,11 @@ impl Main {
                         self.grow(*count, *first, nodes.clone());
                     }
                     Item::Note(Note::Members { count }) => self.life.has_members(*count),
+                    Item::Note(Note::Begins { cell }) => {
+                        // The next front must know of the word before it leaves.
+                        self.front.may_begin(cell, true);
+                        self.record();
+                    }
                     _ => {}
                 }
                 let input = of_life(&item);
@@ -940,11 +950,10 @@ impl Main {
             self.over_at = Some(Instant::now());
         }
         self.learn();
-        // Before the deliveries: what a front doesn't know to be delivered comes to the next one.
-        if let Some(records) = self.front.records() {
-            self.heirs.write(&records);
-        }
         let mut done = self.sockets.take_finished();
+        self.front.has_delivered(&done);
+        // Before the deliveries: what a front doesn't know to be delivered comes to the next one.
+        self.record();
         if !done.is_empty() {
             self.delivered.done(&done);
             self.acks.append(&mut done);
@@ -963,6 +972,13 @@ impl Main {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// Leaves the changes to the kernel's next front.
+    fn record(&mut self) {
+        if let Some(records) = self.front.records() {
+            self.heirs.write(&records);
         }
     }
 

@@ -109,6 +109,19 @@ pub enum End {
     Lost { why: String },
 }
 
+impl End {
+    /// Whether the client reads an error.
+    pub fn is_error(&self) -> bool {
+        !matches!(
+            self,
+            Self::Ended {
+                outcome: Outcome::Ok,
+                ..
+            }
+        )
+    }
+}
+
 /// Answered cells without effects: the tenure began from an earlier durable record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,6 +1,7 @@
 //! Messages between front and replica beside Jupyter's, in JSON. [`VERSION`] is in both sides' first frame; both
 //! refuse another version. New fields are optional; a changed meaning is a new version.
 
+use crate::jupyter::Header;
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::SeatPlan;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,10 @@ pub struct Hello {
     pub standby: bool,
     /// Unanswered execute requests, the oldest first: a new front answers them if the kernel dies.
     pub in_flight: Vec<InFlight>,
+    /// Execute requests that are answered, where the front may lack the reply: it is on its way, or waits for the log. An
+    /// earlier release doesn't say.
+    #[serde(default)]
+    pub answered: Option<Vec<CellId>>,
     /// Members of the kernel's group that vote; 0 without a group.
     #[serde(default)]
     pub members: usize,
@@ -42,6 +47,13 @@ pub struct InFlight {
     pub identity: String,
     /// The request's header as it came.
     pub header: String,
+}
+
+impl InFlight {
+    /// Whether this is the cell's.
+    pub fn is(&self, cell: &CellId) -> bool {
+        serde_json::from_str::<Header>(&self.header).is_ok_and(|h| h.msg_id == cell.as_str())
+    }
 }
 
 /// The front's first frame.
@@ -60,6 +72,17 @@ pub enum Welcome {
     No { version: u32, reason: String },
 }
 
+/// A cell waited behind another one when the executor was lost, and nobody has heard that it began: an error of that other
+/// one aborts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Behind {
+    /// The executor had the front's word for it.
+    Queued,
+    /// It is handed out as a new cell.
+    New,
+}
+
 /// Messages between front and replica alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "note", rename_all = "kebab-case")]
@@ -74,7 +97,12 @@ pub enum Note {
     /// Nobody uses the kernel any more: it hibernates.
     Sleep { reason: String },
     /// The execute request with this id follows. The front has handed the request out before, first under this tenure.
-    HandedBefore { cell: CellId, tenure: Tenure },
+    HandedBefore {
+        cell: CellId,
+        tenure: Tenure,
+        #[serde(default)]
+        behind: Option<Behind>,
+    },
     /// Answers [`Note::Begins`]: the cell may begin.
     MayBegin { cell: CellId },
     /// A new replica has a place: it joins the kernel's group. Answers [`Note::Grow`].

@@ -2,9 +2,10 @@
 //! and the number of frames taken. A broken connection or a killed front loses nothing and repeats nothing.
 
 use crate::core::Input;
+use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::meanwhile::Meanwhile;
-use hop_protocol::message::Note;
+use hop_protocol::message::{Hello, Note};
 use hop_protocol::retain::{Retained, Taken, ranges};
 use tokio::sync::mpsc;
 
@@ -38,6 +39,25 @@ impl FrontLink {
     /// The epoch of the last front, and the last frame taken of it.
     pub(crate) fn position(&self) -> (u64, u64) {
         (self.epoch, self.taken.upto())
+    }
+
+    /// The hello for the next connection.
+    pub(crate) fn introduces(&self, mut hello: Hello) -> Hello {
+        (hello.front_epoch, hello.taken) = self.position();
+        let replies = self.kept.items().filter_map(|item| match item {
+            Item::Jupyter {
+                channel: Channel::Shell,
+                message,
+                ..
+            } => Envelope::parse(message).ok()?.parent(),
+            _ => None,
+        });
+        let cells = replies.filter(|p| p.msg_type == "execute_request");
+        hello
+            .answered
+            .get_or_insert_default()
+            .extend(cells.map(|p| p.msg_id.into()));
+        hello
     }
 
     /// A connection stands. The front has `taken` frames of this stream, and wants the frames in `again` once more.
@@ -127,7 +147,7 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
         Note::Interrupt => Input::Interrupt,
         Note::End => Input::End,
         Note::Sleep { reason } => Input::Orphaned { reason },
-        Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
+        Note::HandedBefore { cell, tenure, behind } => Input::HandedBefore { cell, tenure, behind },
         Note::MayBegin { cell } => Input::MayBegin { cell },
         Note::Grown {
             incarnation,
@@ -146,12 +166,21 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use bytes::Bytes;
-    use hop_protocol::jupyter::{Author, Channel};
+    use hop_protocol::jupyter::Author;
     use hop_words::time::Timestamp;
     use serde_json::{Value, json};
+
+    /// A replica's hello.
+    pub(crate) fn hello() -> Hello {
+        let hello = json!({
+            "version": 1, "kernel": "k", "incarnation": 1, "tenure": 1, "node": "n", "pid": 1, "seat": 1, "step": 0,
+            "front_epoch": 0, "taken": 0, "in_flight": [],
+        });
+        serde_json::from_value(hello).unwrap()
+    }
 
     /// A stream of this text, by a cell.
     fn shown(author: &mut Author, text: &str) -> Item {
@@ -190,5 +219,47 @@ mod tests {
             .collect();
         assert_eq!(texts, ["unheard"]);
         assert!(!link.is_settled());
+    }
+
+    #[test]
+    fn a_reply_that_the_front_may_lack_is_named() {
+        let mut author = Author::new(b"key", "kernel".into());
+        let mut link = FrontLink::new();
+        let none = Bytes::from_static(b"{}");
+        let mut reply = |to: &str| {
+            let asked = author.write(
+                &format!("{to}_request"),
+                &none,
+                &json!({}),
+                &json!({}),
+                Timestamp(0),
+            );
+            let reply = author.write(
+                &format!("{to}_reply"),
+                &asked.header,
+                &json!({}),
+                &json!({}),
+                Timestamp(0),
+            );
+            link.send(Item::Jupyter {
+                channel: Channel::Shell,
+                identity: Bytes::new(),
+                message: reply.message(),
+            });
+            asked.header().unwrap().msg_id
+        };
+        let (first, second) = (reply("execute"), reply("execute"));
+        reply("inspect");
+        let named = || Hello {
+            answered: Some(vec!["waits".into()]),
+            ..hello()
+        };
+        let ids = |link: &FrontLink| link.introduces(named()).answered.unwrap();
+        assert_eq!(
+            ids(&link),
+            ["waits".into(), first.as_str().into(), second.as_str().into()]
+        );
+        link.take(Frame::Done(vec![1..=1]));
+        assert_eq!(ids(&link), ["waits".into(), second.as_str().into()]);
     }
 }

@@ -58,6 +58,7 @@ impl Place {
             taken: 0,
             standby: false,
             in_flight: Vec::new(),
+            answered: None,
             members: 0,
         }
     }

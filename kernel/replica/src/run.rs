@@ -389,7 +389,10 @@ impl Replica {
         frames: &mut Option<mpsc::Receiver<Frame>>,
     ) -> Option<Gone> {
         match event {
-            Some(LinkEvent::WantsHello(answer)) => drop(answer.send(self.hello())),
+            Some(LinkEvent::WantsHello(answer)) => {
+                *frames = None; // What isn't taken by now is sent once more.
+                drop(answer.send(self.hello()));
+            }
             Some(LinkEvent::Up {
                 epoch,
                 taken,
@@ -409,15 +412,8 @@ impl Replica {
     }
 
     fn hello(&self) -> Hello {
-        let (front_epoch, taken) = self.link.position();
-        Hello {
-            front_epoch,
-            taken,
-            tenure: self.core.tenure(),
-            in_flight: self.core.in_flight(),
-            members: self.core.members(),
-            ..self.place.hello(&self.file, self.incarnation)
-        }
+        let hello = self.place.hello(&self.file, self.incarnation);
+        self.link.introduces(self.core.introduces(hello))
     }
 
     // The end.

@@ -1,6 +1,7 @@
 //! Answers to clients while the kernel has no node, so that none of them gives up; and the clients that announced
 //! themselves, for the kernel's next replica (docs/wiring.md, "While the seat waits").
 
+use super::unseen::Change;
 use super::{Front, Open, Wire};
 use bytes::Bytes;
 use hop_protocol::comm::{ANNOUNCED_MAX, CommContent};
@@ -258,6 +259,7 @@ impl Front {
             .partition::<Vec<_>, _>(Open::asks_for_info);
         self.open = rest;
         for open in asked {
+            self.unseen.note(Some(Change::Closed(open.id.clone())));
             // The replica has the request already, or will.
             if self.seating.answered.len() == ANSWERED_MAX {
                 self.seating.answered.remove(0);

@@ -1,4 +1,5 @@
 use super::*;
+use hop_protocol::message::InFlight;
 
 #[derive(Default)]
 struct Recorder {
@@ -449,7 +450,9 @@ fn a_new_front_learns_what_is_open_from_the_replica() {
             identity: hex::encode(ME),
             header: String::from_utf8(r.header.to_vec()).unwrap(),
         }],
+        Some(&[]),
         Tenure(0),
+        &mut wire,
     );
     assert!(front.owes(&ME));
     let reply = author
@@ -470,14 +473,15 @@ fn a_new_front_learns_what_is_open_from_the_replica() {
 /// A front of a kernel that ran on without a server, with the cell that still runs, and a client that listens.
 fn after_a_loss(cell: &Envelope) -> (Front, Recorder) {
     let mut front = Front::new(b"key", "front".into()).durable(true).after_a_loss();
-    let wire = Recorder {
+    let mut wire = Recorder {
         here: vec![&b"me"[..]],
         subscribed: true,
         seen: Vec::new(),
     };
     let header = String::from_utf8(cell.header.to_vec()).unwrap();
     let identity = hex::encode("gone");
-    front.resume(vec![InFlight { identity, header }], Tenure(1));
+    let flights = vec![InFlight { identity, header }];
+    front.resume(flights, Some(&[]), Tenure(1), &mut wire);
     (front, wire)
 }
 

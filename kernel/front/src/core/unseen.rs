@@ -9,7 +9,8 @@ mod record;
 
 use self::outputs::Outputs;
 pub use self::record::Records;
-use self::record::{Came, Change, Json, Log};
+use self::record::{Came, Json, Log};
+pub(super) use self::record::{Change, Request};
 use super::{Front, Wire};
 use bytes::Bytes;
 use hop_protocol::comm::{ANNOUNCED_MAX, CommContent, PageWord};
@@ -52,7 +53,7 @@ struct Page {
 
 /// A page that goes on with a cell of another page, or with a cell whose messages it may have missed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Follower {
+pub(super) struct Follower {
     session: String,
     comm: String,
     /// The header of its question.
@@ -64,7 +65,7 @@ type Told = (Follower, Value);
 
 /// One execution of a notebook's cell.
 #[derive(Debug, Serialize, Deserialize)]
-struct Cell {
+pub(super) struct Cell {
     id: CellId,
     header: Json,
     notebook: String,
@@ -122,6 +123,8 @@ impl Unseen {
                 shown,
                 page,
             } => return self.wanted(&notebook, &shown, &page),
+            // The front's own.
+            Change::Open(_) | Change::Closed(_) => {}
         }
         Vec::new()
     }
@@ -384,16 +387,6 @@ impl Front {
             let session = header.session.clone();
             self.changes(Change::Asked { session, cell }, at, wire);
         }
-    }
-
-    /// Goes on with what an earlier front has kept for pages. From now on changes are recorded.
-    pub fn take_up(&mut self, records: &[u8]) {
-        self.unseen.take_up(records);
-    }
-
-    /// Changes to be recorded now for the kernel's next front.
-    pub fn records(&mut self) -> Option<Records> {
-        self.unseen.records()
     }
 
     /// Items of this replica come from now on.

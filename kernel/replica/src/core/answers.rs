@@ -173,6 +173,14 @@ impl Core {
         self.status(&header, "idle");
     }
 
+    /// A request behind a cell that was lost with its executor.
+    pub(super) fn abort_request(&mut self, identity: Bytes, header: &Bytes) {
+        self.status(header, "busy");
+        let message = self.write_reply(header, &json!({"status": "aborted"}));
+        self.send_front(Channel::Shell, identity, message);
+        self.status(header, "idle");
+    }
+
     /// A cell that the dead process had, but can't have begun.
     pub(super) fn abort_sent(&mut self, cell: Cell) {
         let message = self.write_reply(&cell.header, &json!({"status": "aborted"}));

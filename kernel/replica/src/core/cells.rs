@@ -132,6 +132,11 @@ struct ExecuteContent<'a> {
     stop_on_error: bool,
 }
 
+/// Whether an error of the request's cell aborts the cells behind.
+pub(super) fn stops_on_error(content: &[u8]) -> bool {
+    serde_json::from_slice::<ExecuteContent<'_>>(content).is_ok_and(|c| c.stop_on_error)
+}
+
 fn yes() -> bool {
     true
 }

@@ -9,7 +9,7 @@ use hop_log::{CellNumber, Index, RecordNumber, Settled, State};
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
 use serde_json::{Value, json};
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 /// How long the capture of a kernel with several replicas may hold up its cell's reply. Nine of ten captures take less, and a
@@ -104,6 +104,9 @@ pub(super) struct Durable {
     pub(super) captured: VecDeque<(CellId, Parcel)>,
     /// Replies that wait for the cell's effects to be durable, with the number of their cell.
     pub(super) held_replies: VecDeque<(CellNumber, CellId, Answering)>,
+    /// Requests to come that waited behind another cell, and whether an error of that one stops them.
+    pub(super) behind: HashSet<CellId>,
+    pub(super) stops: bool,
     /// Answered cells whose effects the newest tenure lacks, until the front is told.
     pub(super) lost: Vec<CellId>,
     pub(super) deaths: VecDeque<Timestamp>,
@@ -175,6 +178,8 @@ impl Durable {
             last_request: 0,
             captured: VecDeque::new(),
             held_replies: VecDeque::new(),
+            behind: HashSet::new(),
+            stops: false,
             lost: Vec::new(),
             deaths: VecDeque::new(),
             restore_deaths: 0,
@@ -192,6 +197,12 @@ impl Durable {
 
     pub(super) fn tenure(&self) -> Tenure {
         self.journal.tenure()
+    }
+
+    /// Cells whose reply waits for the log.
+    pub(super) fn answering(&self) -> Vec<CellId> {
+        let held = self.held_replies.iter().map(|(_, cell, _)| cell);
+        self.journal.answering().chain(held).cloned().collect()
     }
 
     pub(super) fn applied_index(&self) -> Index {

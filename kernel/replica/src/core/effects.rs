@@ -1,7 +1,7 @@
 //! Cells of a kernel that keeps a log: their ends and captured effects go into the log, and their answers to the front.
 
 use super::answers;
-use super::cells::{Cell, StageName};
+use super::cells::{Cell, StageName, stops_on_error};
 use super::durable::{CAPTURED_MAX, Durable, Grouped};
 use super::journal::{Answering, Journal, answered_by, unpack};
 use super::{Core, Output, wording};
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hop_api::message::{Outcome, Request as ToHopd};
 use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, Record, Refusal};
 use hop_protocol::jupyter::{Channel, Envelope, Header};
-use hop_protocol::message::Note;
+use hop_protocol::message::{Behind, Note};
 use hop_words::id::{CellId, Tenure};
 use hop_zmtp::Message;
 use serde::Deserialize;
@@ -400,9 +400,14 @@ impl Core {
 
     // Requests of earlier tenures.
 
-    pub(super) fn handed_before(&mut self, cell: CellId, tenure: Tenure) {
+    pub(super) fn handed_before(&mut self, cell: CellId, tenure: Tenure, behind: Option<Behind>) {
         if let Some(durable) = &mut self.durable {
-            durable.journal.was_handed(cell, tenure);
+            if behind.is_some() {
+                durable.behind.insert(cell.clone());
+            }
+            if behind != Some(Behind::New) {
+                durable.journal.was_handed(cell, tenure);
+            }
         }
     }
 
@@ -413,14 +418,22 @@ impl Core {
         let Some(durable) = &mut self.durable else {
             return false;
         };
+        let behind = durable.behind.remove(&cell);
+        // An error stops the cells that waited behind it, and no later ones.
+        durable.stops &= behind;
         // Clients may use an id again: a cell that answers to an earlier one's id is a new one.
-        let Some(first) = durable.journal.first_handed(&cell) else {
-            return false;
-        };
+        let first = durable.journal.first_handed(&cell);
+        let fate = first.map_or(Fate::Run, |first| durable.journal.state().fate(&cell, first));
+        if durable.stops && !matches!(fate, Fate::Answered(_)) {
+            self.abort_request(identity.clone(), &envelope.header);
+            return true;
+        }
+        let stops = stops_on_error(&envelope.content);
         // Elections of earlier executors are told to the front, which then hands the request out as a new one.
-        match durable.journal.state().fate(&cell, first) {
+        match fate {
             Fate::Run => false,
             Fate::Answered(answer) => {
+                durable.stops |= stops && answer.end.is_error();
                 let number = answer.number;
                 match answer.end.clone() {
                     End::Ended { reply, .. } => {
@@ -445,6 +458,7 @@ impl Core {
             Fate::LostInTheMiddle => {
                 let retried = crate::need::is_retried_request(envelope);
                 if !retried {
+                    durable.stops |= stops;
                     let why = wording::cell_lost("the kernel's node or its supervisor was lost");
                     self.lose_request(cell, identity.clone(), envelope.header.clone(), why);
                 }

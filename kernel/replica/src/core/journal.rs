@@ -116,6 +116,11 @@ impl Journal {
         self.act(act)
     }
 
+    /// Cells whose reply waits for the log.
+    pub(super) fn answering(&self) -> impl Iterator<Item = &CellId> {
+        self.answering.keys().chain(self.ahead.keys())
+    }
+
     pub(super) fn is_ahead(&self, cell: &CellId) -> bool {
         self.ahead.contains_key(cell)
     }

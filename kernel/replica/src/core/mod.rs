@@ -44,7 +44,7 @@ use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
-use hop_protocol::message::{InFlight, Note};
+use hop_protocol::message::{Behind, Hello, Note};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
@@ -135,7 +135,11 @@ pub enum Input {
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
     /// The front has handed out this request before, first under this tenure.
-    HandedBefore { cell: CellId, tenure: Tenure },
+    HandedBefore {
+        cell: CellId,
+        tenure: Tenure,
+        behind: Option<Behind>,
+    },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
     /// The replica of the kernel's next seat waits there.
@@ -376,7 +380,7 @@ impl Core {
             Input::TenureOpened => self.tenure_opened(),
             Input::StoreFailed(why) => self.store_failed(why),
             Input::Heard { cells, losses } => self.heard(cells, losses),
-            Input::HandedBefore { cell, tenure } => self.handed_before(cell, tenure),
+            Input::HandedBefore { cell, tenure, behind } => self.handed_before(cell, tenure, behind),
             Input::MayBegin { cell } => self.cells.permit(&cell),
             Input::MoveReady { incarnation } => self.move_ready(incarnation),
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),
@@ -427,9 +431,16 @@ impl Core {
         .min()
     }
 
-    /// Execute requests without a reply, the oldest first.
-    pub fn in_flight(&self) -> Vec<InFlight> {
-        self.cells.in_flight()
+    /// The hello to a front, with the requests in work.
+    pub fn introduces(&self, hello: Hello) -> Hello {
+        let answered = self.durable.as_ref().map_or_else(Vec::new, Durable::answering);
+        Hello {
+            tenure: self.tenure(),
+            in_flight: self.cells.in_flight(),
+            answered: Some(answered),
+            members: self.members(),
+            ..hello
+        }
     }
 
     /// The tenure in which this replica executes; zero without a log.

@@ -1,8 +1,10 @@
-//! Records for a kernel's next front: all outputs that are kept, and each change since. Each record is a line of JSON.
+//! Records for a kernel's next front: all outputs that are kept and all open requests, and each change since. Each record is
+//! a line of JSON.
 
 use super::{Cell, Follower, Unseen};
 use bytes::Bytes;
-use hop_words::id::{CellId, Incarnation};
+use hop_protocol::jupyter::Channel;
+use hop_words::id::{CellId, Incarnation, Tenure};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Changes that are recorded before all is written anew, in bytes beyond what is kept.
@@ -19,7 +21,7 @@ pub enum Records {
 
 /// A part of a message: a text in JSON, in memory of its own. A part of a larger read would keep all of it in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Json(Bytes);
+pub(in crate::core) struct Json(Bytes);
 
 impl Json {
     pub(super) fn copy(part: &Bytes) -> Self {
@@ -49,7 +51,7 @@ impl<'de> Deserialize<'de> for Json {
 
 /// What changes the things that are kept.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Change {
+pub(in crate::core) enum Change {
     /// Items of this replica come from now on.
     Stream(Incarnation),
     /// A page names its notebook.
@@ -70,10 +72,28 @@ pub(super) enum Change {
         shown: Vec<CellId>,
         page: Follower,
     },
+    /// A request that has no reply, new or changed.
+    Open(Request),
+    /// The request's client has the reply.
+    Closed(CellId),
+}
+
+/// A request that has no reply. Its bytes are in hex.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::core) struct Request {
+    pub(in crate::core) channel: Channel,
+    pub(in crate::core) identity: String,
+    pub(in crate::core) frames: Vec<String>,
+    /// The first tenure under which the cell may have begun.
+    pub(in crate::core) first: Option<Tenure>,
+    /// The cell may have begun in the last tenure.
+    pub(in crate::core) may_have_begun: bool,
+    /// An executor has said that it runs the code.
+    pub(in crate::core) runs: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Came {
+pub(in crate::core) enum Came {
     Published { msg_type: String, content: Json },
     Reply(Json),
 }
@@ -97,8 +117,9 @@ impl Log {
 }
 
 impl Unseen {
-    /// Goes on with what an earlier front has left, and records from now on.
-    pub(super) fn take_up(&mut self, records: &[u8]) {
+    /// Goes on with what an earlier front has left, and records from now on. Returns the changes of its requests.
+    pub(in crate::core) fn take_up(&mut self, records: &[u8]) -> Vec<Change> {
+        let mut requests = Vec::new();
         let whole = records.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
         let mut lines = records[..whole].split_inclusive(|b| *b == b'\n');
         if let Some(all) = lines.next() {
@@ -109,27 +130,42 @@ impl Unseen {
         }
         for line in lines {
             match serde_json::from_slice(line) {
+                Ok(change @ (Change::Open(_) | Change::Closed(_))) => requests.push(change),
                 Ok(change) => drop(self.apply(change)),
-                Err(error) => return tracing::warn!(%error, "a record of the earlier front can't be read"),
+                Err(error) => {
+                    tracing::warn!(%error, "a record of the earlier front can't be read");
+                    break;
+                }
             }
         }
         self.log.is_on = true;
+        requests
     }
 
-    /// What is to be written now.
-    pub(super) fn records(&mut self) -> Option<Records> {
+    /// Records a change of the front's own.
+    pub(in crate::core) fn note(&mut self, change: Option<Change>) {
+        change.iter().for_each(|change| self.log.add(change));
+    }
+
+    /// What is to be written now. `open` returns all open requests, which have so many bytes.
+    pub(in crate::core) fn records<R: Iterator<Item = Change>>(
+        &mut self,
+        size: usize,
+        open: impl FnOnce() -> R,
+    ) -> Option<Records> {
         if self.log.lines.is_empty() {
             return None;
         }
         let lines = std::mem::take(&mut self.log.lines);
         let grown = self.log.grown.map(|grown| grown + lines.len());
-        if grown.is_some_and(|grown| grown <= self.kept + SLACK) {
+        if grown.is_some_and(|grown| grown <= self.kept + 2 * size + SLACK) {
             self.log.grown = grown;
             return Some(Records::More(lines));
         }
         self.log.grown = Some(0);
         let mut all = Vec::with_capacity(self.kept);
         line(&mut all, &self);
+        open().for_each(|request| line(&mut all, &request));
         Some(Records::All(all))
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use hop_log::Sequence;
+use hop_protocol::message::Behind;
 
 /// The state in which a front has opened tenure `n`.
 pub(super) fn state(n: u64) -> State {
@@ -473,6 +474,7 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
     world.input(Input::HandedBefore {
         cell: "a".into(),
         tenure: Tenure(2),
+        behind: None,
     });
     let out = world.run("a", Value::Null);
     assert!(
@@ -482,10 +484,41 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
     world.input(Input::HandedBefore {
         cell: "b".into(),
         tenure: Tenure(2),
+        behind: None,
     });
     let out = world.run_with("b", &json!({"code": "%%retry\nx"}), Value::Null);
     assert_eq!(out, [""; 0], "it waits to run again");
     assert_eq!(world.run("c", Value::Null), [""; 0]);
+}
+
+#[test]
+fn a_cell_lost_with_its_executor_stops_those_that_waited_behind_it() {
+    for (content, stops) in [(json!({}), true), (json!({"stop_on_error": false}), false)] {
+        let mut world = World::new(durably(settled(3)));
+        for (cell, behind) in [("a", None), ("b", Some(Behind::Queued)), ("c", Some(Behind::New))] {
+            let (cell, tenure) = (cell.into(), Tenure(2));
+            world.input(Input::HandedBefore { cell, tenure, behind });
+        }
+        let out = world.run_with("a", &content, Value::Null);
+        assert!(
+            out.contains(&"front: execute_reply a error CellLost".into()),
+            "{out:?}"
+        );
+        let b = world.run_with("b", &content, Value::Null);
+        let c = world.run("c", Value::Null);
+        match stops {
+            true => assert!(b.contains(&"front: execute_reply b aborted".into()), "{b:?}"),
+            false => assert!(
+                b.contains(&"front: execute_reply b error CellLost".into()),
+                "{b:?}"
+            ),
+        }
+        match stops {
+            true => assert!(c.contains(&"front: execute_reply c aborted".into()), "{c:?}"),
+            false => assert_eq!(c, [""; 0], "it is a new one"),
+        }
+        assert_eq!(world.run("later", Value::Null), [""; 0], "it wasn't there then");
+    }
 }
 
 #[test]

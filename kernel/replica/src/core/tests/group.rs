@@ -277,6 +277,7 @@ fn handed_on(world: &World, cell: &str) -> World {
     next.input(Input::HandedBefore {
         cell: cell.into(),
         tenure: Tenure(1),
+        behind: None,
     });
     next
 }
@@ -755,4 +756,25 @@ fn without_a_log_another_executors_lease_may_be_the_successors() {
     let out = world.hopd(News::Event(Event::Granted { kernel, cell, grant }));
     assert_eq!(out, [""; 0]);
     assert_eq!(world.grant("g", 6, 1), ["kernel: execute_request g lease 6"]);
+}
+
+/// A front after a killed one sends a request that the replica doesn't name: the cell would run twice.
+#[test]
+fn each_request_is_named_until_its_reply_leaves() {
+    let mut world = grown();
+    let named = |world: &World| {
+        let hello = world.core.introduces(crate::link::tests::hello());
+        (hello.in_flight.len(), hello.answered.unwrap())
+    };
+    world.run("a", Value::Null);
+    assert_eq!(named(&world), (1, Vec::new()));
+    world.whole("a");
+    world.reply("a", "ok");
+    assert_eq!(
+        named(&world),
+        (0, vec!["a".into()]),
+        "the log doesn't have it yet"
+    );
+    world.commit();
+    assert_eq!(named(&world), (0, Vec::new()), "the link has it");
 }

@@ -1,0 +1,379 @@
+//! Requests that have no reply: which replica gets them, and their record for the kernel's next front.
+//!
+//! A front may be killed together with the replica that had its requests: nobody else knows of them then. Each open request is
+//! recorded, and so is the front's word before that word leaves. The next front hands out what the replica lacks, under the
+//! first tenure in which the cell may have begun (docs/replication.md, "Why each attempt is on one replica").
+
+use super::unseen::{Change, Request};
+use super::{Front, INFO, Records, Wire, failure};
+use bytes::Bytes;
+use hop_protocol::jupyter::{Channel, Envelope, Header};
+use hop_protocol::link::Item;
+use hop_protocol::message::{Behind, InFlight, Note};
+use hop_words::id::{CellId, Tenure};
+use hop_words::time::Timestamp as Time;
+use hop_zmtp::Message;
+use serde_json::Value;
+
+/// A request without a reply.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) id: CellId,
+    pub(super) channel: Channel,
+    pub(super) identity: Bytes,
+    pub(super) header: Bytes,
+    pub(super) is_cell: bool,
+    /// The whole request, for another replica. `None` means that an earlier front took the request, and has left no record.
+    pub(super) message: Option<Message>,
+    /// The first tenure under which the cell may have begun.
+    pub(super) first: Option<Tenure>,
+    /// The cell begins with our word alone.
+    pub(super) asks: bool,
+    /// The replica of this tenure may have begun the cell.
+    pub(super) may_have_begun: bool,
+    /// The replica has the request, or will.
+    pub(super) sent: bool,
+    /// An executor has said that it runs the code.
+    pub(super) runs: bool,
+}
+
+/// Whether a client still waits for the cell's reply.
+pub(super) fn is_open(open: &[Open], cell: &CellId) -> bool {
+    open.iter().any(|o| o.id == *cell)
+}
+
+/// Requests asked again of the next replica, besides cells: questions without effect.
+pub(super) fn is_question(msg_type: &str) -> bool {
+    matches!(
+        msg_type,
+        INFO | "complete_request"
+            | "inspect_request"
+            | "history_request"
+            | "is_complete_request"
+            | "comm_info_request"
+    )
+}
+
+/// Requests of a killed front wait for the replica's word: it may have them.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    wait: bool,
+    /// Answered requests, with the replica's number of the reply, until the client has it.
+    closing: Vec<(u64, Open)>,
+}
+
+impl Front {
+    /// A request is open from now on, and goes to the replica unless it waits behind an earlier front's.
+    pub(super) fn opens(
+        &mut self,
+        envelope: Envelope,
+        header: &Header,
+        open: (Channel, &Bytes, &Message),
+        wire: &mut impl Wire,
+    ) {
+        let (channel, identity, message) = open;
+        // A subshell's cell goes to the kernel at once.
+        let asks = self.durable && header.subshell_id.is_none();
+        let mut open = Open {
+            id: header.msg_id.as_str().into(),
+            channel,
+            identity: identity.clone(),
+            header: envelope.header,
+            is_cell: header.msg_type == "execute_request",
+            message: Some(message.clone()),
+            first: None,
+            asks,
+            may_have_begun: !asks,
+            sent: false,
+            runs: false,
+        };
+        let of_it = |(_, o): &mut (u64, Open)| o.id == open.id;
+        // A client may use an id again before its last reply is read.
+        for (_, old) in self.requests.closing.extract_if(.., of_it) {
+            self.unseen.note(Some(Change::Closed(old.id)));
+        }
+        self.unseen.note(open.record(self.tenure));
+        if !self.requests.wait {
+            open.send(None, wire);
+        }
+        self.open.push(open);
+    }
+
+    /// Goes on with what an earlier front has left: its open requests, and what it kept for pages. From now on changes are
+    /// recorded.
+    pub fn take_up(&mut self, records: &[u8]) {
+        for change in self.unseen.take_up(records) {
+            match change {
+                Change::Open(request) => {
+                    let Some(open) = Open::recorded(request, self.durable) else {
+                        continue;
+                    };
+                    match self.open.iter_mut().find(|o| o.id == open.id) {
+                        Some(old) => *old = open,
+                        None => self.open.push(open),
+                    }
+                }
+                Change::Closed(id) => self.open.retain(|o| o.id != id),
+                _ => {}
+            }
+        }
+        self.requests.wait = !self.open.is_empty();
+    }
+
+    /// Changes to be recorded now for the kernel's next front.
+    pub fn records(&mut self) -> Option<Records> {
+        let open = self.requests.closing.iter().map(|(_, o)| o).chain(&self.open);
+        let size = open
+            .clone()
+            .filter_map(|o| o.message.as_ref())
+            .map(Message::size)
+            .sum();
+        let tenure = self.tenure;
+        self.unseen
+            .records(size, || open.filter_map(|o| o.record(tenure)))
+    }
+
+    /// The replica is to begin the cell, or gives back the front's word for it. The word leaves after its record.
+    pub fn may_begin(&mut self, cell: &CellId, may: bool) {
+        let tenure = self.tenure;
+        if let Some(open) = self
+            .open
+            .iter_mut()
+            .find(|o| o.id == *cell && o.may_have_begun != may)
+        {
+            open.may_have_begun = may;
+            self.unseen.note(open.record(tenure));
+        }
+    }
+
+    /// An executor says something of a cell: it may be that the cell runs.
+    pub(super) fn hears_of_cell(&mut self, message: &Message) {
+        if !self.open.iter().any(|o| o.is_cell && !o.runs) {
+            return;
+        }
+        let Ok(envelope) = Envelope::parse(message) else {
+            return;
+        };
+        if envelope.header().is_ok_and(|h| h.msg_type == "execute_input")
+            && let Some(cell) = envelope.parent()
+            && let Some(open) = self.open.iter_mut().find(|o| o.id.as_str() == cell.msg_id)
+        {
+            open.runs = true;
+            self.unseen.note(open.record(self.tenure));
+        }
+    }
+
+    /// A replica came back to a new front, with its requests in work. It has replies to those in `answered` as well, which
+    /// are on their way. The others never came there.
+    pub fn resume(
+        &mut self,
+        in_flight: Vec<InFlight>,
+        answered: Option<&[CellId]>,
+        tenure: Tenure,
+        wire: &mut impl Wire,
+    ) {
+        self.tenure = tenure;
+        self.requests.wait = false;
+        let has = |id: &CellId| answered.is_none_or(|a| a.contains(id)) || in_flight.iter().any(|f| f.is(id));
+        for open in &mut self.open {
+            open.sent |= has(&open.id);
+        }
+        let flights = in_flight.into_iter().filter_map(Open::from_flight);
+        let unknown: Vec<Open> = flights.filter(|f| !is_open(&self.open, &f.id)).collect();
+        self.open.splice(0..0, unknown);
+        for open in self.open.iter_mut().filter(|o| !o.sent) {
+            open.send(None, wire);
+        }
+    }
+
+    // From one replica to the next.
+
+    /// Sends the requests to this tenure's replica from now on, the oldest first. `met` says whether the earlier
+    /// replica ever had a connection to this front. If not, only an earlier front's requests can have begun there, and the
+    /// others wait for this replica.
+    pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
+        let last = std::mem::replace(&mut self.tenure, tenure);
+        let waited = std::mem::take(&mut self.requests.wait);
+        if !met && !waited {
+            return;
+        }
+        if met {
+            self.seating.introduce(wire);
+        }
+        // Their replies have left, or wait for absent clients.
+        for (_, open) in std::mem::take(&mut self.requests.closing) {
+            self.unseen.note(Some(Change::Closed(open.id)));
+        }
+        let (mut unknown, mut is_behind) = (Vec::new(), false);
+        for open in self.open.iter_mut().filter(|o| met || !o.sent) {
+            if open.is_cell && open.may_have_begun {
+                open.first.get_or_insert(last);
+            }
+            open.may_have_begun = !open.asks;
+            self.unseen.note(open.record(tenure));
+            let waits = is_behind && open.waits_in_line();
+            is_behind |= open.is_cell;
+            let how = if open.first.is_some() {
+                Behind::Queued
+            } else {
+                Behind::New
+            };
+            let behind = waits.then_some((how, tenure));
+            if !open.send(behind, wire) {
+                unknown.push(open.id.clone());
+            }
+        }
+        for cell in unknown {
+            self.lose(&cell, at, wire);
+        }
+    }
+
+    /// A cell whose request this front never had can't be handed to another replica.
+    fn lose(&mut self, cell: &CellId, at: Time, wire: &mut impl Wire) {
+        let Some(index) = self.open.iter().position(|o| o.id == *cell) else {
+            return;
+        };
+        let open = self.open.remove(index);
+        self.unseen.note(Some(Change::Closed(open.id.clone())));
+        if self.loses_before(&open, at, wire) {
+            return;
+        }
+        let reason = "the kernel and its front were lost while the cell was under way: run it again";
+        let content = failure("CellLost", reason);
+        self.answer_open(&open, content, at, wire);
+    }
+
+    /// Closes the request that this reply answers. False: the request was answered in the kernel's place.
+    pub(super) fn close(&mut self, seq: u64, reply: &Message) -> bool {
+        if self.open.is_empty() && !self.seating.has_answered() {
+            return true;
+        }
+        let Ok(envelope) = Envelope::parse(reply) else {
+            return true;
+        };
+        let Some(Header { msg_id, msg_type, .. }) = envelope.parent() else {
+            return true;
+        };
+        if msg_type == INFO {
+            self.seating.learns(&envelope.content);
+        }
+        let of_it = |o: &mut Open| o.id.as_str() == msg_id;
+        let answered = self.open.extract_if(.., of_it).map(|open| (seq, open));
+        self.requests.closing.extend(answered);
+        !self.seating.is_answered(&msg_id)
+    }
+
+    /// Nothing is left to do with these items of the replica. To be recorded before the replica forgets them.
+    pub fn has_delivered(&mut self, seqs: &[u64]) {
+        let delivered = self
+            .requests
+            .closing
+            .extract_if(.., |(seq, _)| seqs.contains(seq));
+        for (_, open) in delivered {
+            self.unseen.note(Some(Change::Closed(open.id)));
+        }
+    }
+}
+
+impl Open {
+    /// Hands the request out. False: the request is not known. `tenure` is the present one.
+    fn send(&mut self, behind: Option<(Behind, Tenure)>, wire: &mut impl Wire) -> bool {
+        let Some(message) = self.message.clone() else {
+            return false;
+        };
+        let tenure = self.first.or_else(|| behind.map(|(_, tenure)| tenure));
+        if let Some(tenure) = tenure {
+            let cell = self.id.clone();
+            let behind = behind.map(|(how, _)| how);
+            wire.send(Item::Note(Note::HandedBefore { cell, tenure, behind }));
+        }
+        let (channel, identity) = (self.channel, self.identity.clone());
+        wire.send(Item::Jupyter {
+            channel,
+            identity,
+            message,
+        });
+        self.sent = true;
+        true
+    }
+
+    /// Whether nobody has heard that the cell runs. A cell that is silent doesn't say so.
+    fn waits_in_line(&self) -> bool {
+        let says = |m: &Message| {
+            let content = Envelope::parse(m).ok()?.content;
+            let content = serde_json::from_slice::<Value>(&content).ok()?;
+            Some(content["silent"] != true)
+        };
+        self.is_cell && self.asks && !self.runs && self.message.as_ref().and_then(says).unwrap_or_default()
+    }
+
+    pub(super) fn asks_for_info(&self) -> bool {
+        serde_json::from_slice::<Header>(&self.header).is_ok_and(|h| h.msg_type == INFO)
+    }
+
+    /// Whether `hop run` has sent it.
+    pub(super) fn is_unattended(&self) -> bool {
+        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
+        let metadata = envelope.and_then(|e| serde_json::from_slice::<Value>(&e.metadata).ok());
+        metadata.is_some_and(|m| !m["gresshopper"]["run"].is_null())
+    }
+
+    /// The request as the next front gets it.
+    fn record(&self, tenure: Tenure) -> Option<Change> {
+        let message = self.message.as_ref()?;
+        Some(Change::Open(Request {
+            channel: self.channel,
+            identity: hex::encode(&self.identity),
+            frames: message.0.iter().map(hex::encode).collect(),
+            first: self
+                .first
+                .or_else(|| (self.is_cell && self.may_have_begun).then_some(tenure)),
+            may_have_begun: self.may_have_begun,
+            runs: self.runs,
+        }))
+    }
+
+    fn recorded(request: Request, durable: bool) -> Option<Self> {
+        let frames: Result<Vec<Bytes>, _> = request
+            .frames
+            .iter()
+            .map(|f| hex::decode(f).map(Bytes::from))
+            .collect();
+        let message = Message(frames.ok()?);
+        let envelope = Envelope::parse(&message).ok()?;
+        let header = envelope.header().ok()?;
+        Some(Self {
+            id: header.msg_id.as_str().into(),
+            channel: request.channel,
+            identity: hex::decode(request.identity).ok()?.into(),
+            header: envelope.header,
+            is_cell: header.msg_type == "execute_request",
+            message: Some(message),
+            first: request.first,
+            asks: durable && header.subshell_id.is_none(),
+            may_have_begun: request.may_have_begun,
+            sent: false,
+            runs: request.runs,
+        })
+    }
+
+    fn from_flight(flight: InFlight) -> Option<Self> {
+        let header: Header = serde_json::from_str(&flight.header).ok()?;
+        Some(Self {
+            id: header.msg_id.into(),
+            channel: Channel::Shell,
+            identity: hex::decode(flight.identity).ok()?.into(),
+            header: flight.header.into(),
+            is_cell: true,
+            message: None,
+            first: None,
+            asks: false,
+            may_have_begun: true,
+            sent: true,
+            runs: true,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,314 @@
+//! Open requests, over the death of their front.
+
+use super::*;
+use hop_protocol::jupyter::Author;
+use serde_json::json;
+
+const ME: Bytes = Bytes::from_static(b"me");
+
+/// Whatever reaches the replica and the client.
+#[derive(Default)]
+struct Ear {
+    absent: bool,
+    sent: Vec<String>,
+    told: Vec<String>,
+    done: Vec<u64>,
+}
+
+fn code(message: &Message) -> String {
+    let content = serde_json::from_slice::<Value>(&Envelope::parse(message).unwrap().content).unwrap();
+    content["code"].as_str().unwrap_or_default().to_owned()
+}
+
+impl Wire for Ear {
+    fn reply(&mut self, _: Channel, _: &[u8], message: Message, seq: Option<u64>) -> Result<(), Message> {
+        if self.absent {
+            return Err(message);
+        }
+        self.done.extend(seq);
+        let kind = Envelope::parse(&message).unwrap().header().unwrap().msg_type;
+        self.told.push(kind);
+        Ok(())
+    }
+
+    fn publish(&mut self, message: &Message, _: Option<u64>) -> bool {
+        if !self.absent {
+            let kind = Envelope::parse(message).unwrap().header().unwrap().msg_type;
+            self.told.push(kind);
+        }
+        !self.absent
+    }
+
+    fn send(&mut self, item: Item) {
+        self.sent.push(match item {
+            Item::Jupyter { message, .. } => code(&message),
+            Item::Note(Note::HandedBefore { tenure, behind, .. }) => match behind {
+                Some(how) => format!("{how:?} {tenure}"),
+                None => format!("before {tenure}"),
+            },
+            Item::Note(Note::MayBegin { .. }) => "may begin".to_owned(),
+            Item::Note(note) => format!("{note:?}"),
+        });
+    }
+
+    fn done(&mut self, seq: u64) {
+        self.done.push(seq);
+    }
+}
+
+struct World {
+    front: Front,
+    client: Author,
+    ear: Ear,
+    records: Vec<u8>,
+    seq: u64,
+}
+
+impl World {
+    /// A front in the first tenure, with its replica.
+    fn new() -> Self {
+        let mut world = Self {
+            front: Front::new(b"key", "front".into()).durable(true),
+            client: Author::new(b"key", "client".into()),
+            ear: Ear::default(),
+            records: Vec::new(),
+            seq: 0,
+        };
+        world.front.take_up(b"");
+        world.front.next_tenure(Tenure(1), false, Time(0), &mut world.ear);
+        world
+    }
+
+    fn asks(&mut self, code: &str) -> Envelope {
+        self.asks_for(&json!({"code": code}))
+    }
+
+    fn runs(&mut self, cell: &Envelope) {
+        let said = self
+            .client
+            .publish("execute_input", &cell.header, &json!({}), &json!({}), Time(0));
+        self.comes(Item::Jupyter {
+            channel: Channel::Iopub,
+            identity: Bytes::new(),
+            message: said,
+        });
+    }
+
+    fn asks_for(&mut self, content: &Value) -> Envelope {
+        let nothing = json!({});
+        let parent = Bytes::from_static(b"{}");
+        let asked = self
+            .client
+            .write("execute_request", &parent, &nothing, content, Time(0));
+        let message = asked.clone().message();
+        self.front
+            .request(Channel::Shell, &ME, message, Time(0), &mut self.ear);
+        self.settles();
+        asked
+    }
+
+    fn begins(&mut self, cell: &Envelope) {
+        self.front.may_begin(&id(cell), true);
+        self.settles();
+        self.comes(Item::Note(Note::Begins { cell: id(cell) }));
+    }
+
+    fn replies(&mut self, cell: &Envelope) {
+        let content = json!({"status": "ok"});
+        let reply = self
+            .client
+            .write("execute_reply", &cell.header, &json!({}), &content, Time(0));
+        self.comes(Item::Jupyter {
+            channel: Channel::Shell,
+            identity: ME,
+            message: reply.message(),
+        });
+    }
+
+    fn comes(&mut self, item: Item) {
+        self.seq += 1;
+        self.front.item(self.seq, item, Time(0), &mut self.ear);
+        self.settles();
+    }
+
+    fn settles(&mut self) {
+        self.front.has_delivered(&std::mem::take(&mut self.ear.done));
+        match self.front.records() {
+            Some(Records::More(more)) => self.records.extend(more),
+            Some(Records::All(all)) => self.records = all,
+            None => {}
+        }
+        self.front.sanity_check();
+    }
+
+    /// The front is killed, and another one follows.
+    fn follows(&mut self) {
+        self.front = Front::new(b"key", "next".into()).durable(true);
+        self.front.take_up(&self.records);
+        self.settles();
+        self.sent();
+    }
+
+    /// The replica of the front before comes back.
+    fn resumes(&mut self, in_flight: &[&Envelope], answered: &[&Envelope]) -> Vec<String> {
+        let flight = |cell: &&Envelope| InFlight {
+            identity: hex::encode(ME),
+            header: String::from_utf8(cell.header.to_vec()).unwrap(),
+        };
+        let answered: Vec<CellId> = answered.iter().map(|c| id(c)).collect();
+        let flights = in_flight.iter().map(flight).collect();
+        self.front
+            .resume(flights, Some(&answered), Tenure(1), &mut self.ear);
+        self.settles();
+        self.sent()
+    }
+
+    fn elects(&mut self, tenure: u64, met: bool) -> Vec<String> {
+        self.front
+            .next_tenure(Tenure(tenure), met, Time(0), &mut self.ear);
+        self.settles();
+        self.sent()
+    }
+
+    fn sent(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.ear.sent)
+    }
+}
+
+fn id(cell: &Envelope) -> CellId {
+    cell.header().unwrap().msg_id.into()
+}
+
+#[test]
+fn what_a_killed_front_held_goes_to_the_replica_that_is_elected_then() {
+    let mut world = World::new();
+    let (answered, begun) = (world.asks("answered"), world.asks("begun"));
+    world.asks("queued");
+    world.begins(&answered);
+    world.replies(&answered);
+    world.begins(&begun);
+    for killed in 0..3 {
+        world.follows();
+        if killed == 2 {
+            world.asks("new");
+            assert_eq!(world.sent(), [""; 0], "it waits behind the others");
+        }
+    }
+    // The cell that may have begun is lost or answered, never run again.
+    let all = |tenure: u64| {
+        let behind = format!("New {tenure}");
+        ["before 1", "begun", &behind, "queued", &behind, "new"].map(str::to_owned)
+    };
+    assert_eq!(world.elects(2, false), all(2));
+    world.follows();
+    assert_eq!(world.elects(3, false), all(3));
+    assert_eq!(
+        world.resumes(&[], &[]),
+        [""; 0],
+        "its hello comes after its election"
+    );
+    assert_eq!(world.elects(4, true), all(4));
+}
+
+#[test]
+fn a_replica_that_comes_back_gets_what_it_lacks_and_nothing_twice() {
+    let mut world = World::new();
+    let (replied, runs, lacks) = (world.asks("replied"), world.asks("runs"), world.asks("lacks"));
+    world.begins(&replied);
+    world.follows();
+    world.asks("new");
+    assert_eq!(world.resumes(&[&runs], &[&replied]), ["lacks", "new"]);
+    world.replies(&replied);
+    assert_eq!(world.ear.told, ["execute_reply"]);
+    // The executor is lost after all: cells behind are whole requests, though another front took them.
+    assert_eq!(world.elects(2, true), ["runs", "New 2", "lacks", "New 2", "new"]);
+    for cell in [&runs, &lacks] {
+        world.replies(cell);
+    }
+    world.follows();
+    assert_eq!(world.elects(3, false), ["new"]);
+}
+
+#[test]
+fn a_reply_that_no_client_has_is_asked_for_again() {
+    let mut world = World::new();
+    let cell = world.asks("cell");
+    world.begins(&cell);
+    world.ear.absent = true;
+    world.replies(&cell);
+    world.follows();
+    assert_eq!(world.elects(2, false), ["before 1", "cell"], "the log answers");
+}
+
+#[test]
+fn an_id_that_is_used_again_is_another_request() {
+    let mut world = World::new();
+    let cell = world.asks("cell");
+    world.begins(&cell);
+    world.ear.absent = true;
+    world.replies(&cell);
+    let message = cell.message();
+    world
+        .front
+        .request(Channel::Shell, &ME, message, Time(0), &mut world.ear);
+    world.settles();
+    // The first one's reply is read.
+    world.ear.done.push(world.seq);
+    world.settles();
+    world.follows();
+    assert_eq!(world.elects(2, false), ["cell"]);
+}
+
+#[test]
+fn the_word_for_a_cell_is_recorded_until_it_is_given_back() {
+    let mut world = World::new();
+    let cell = world.asks("cell");
+    world.begins(&cell);
+    world.comes(Item::Note(Note::NotBegun { cell: id(&cell) }));
+    world.follows();
+    assert_eq!(world.elects(2, false), ["cell"]);
+}
+
+#[test]
+fn a_lost_cells_client_hears_of_it_at_its_return() {
+    let mut world = World::new();
+    let cell = world.asks("cell");
+    // Nothing was recorded.
+    world.records.clear();
+    world.follows();
+    assert_eq!(world.resumes(&[&cell], &[]), [""; 0]);
+    world.ear.absent = true;
+    world.elects(2, true);
+    assert_eq!(world.ear.told, [""; 0]);
+    world.ear.absent = false;
+    world.front.subscribed(&Bytes::new(), Time(0), &mut world.ear);
+    world.front.connected(Channel::Shell, &ME, &mut world.ear);
+    world.front.sanity_check();
+    let told = ["iopub_welcome", "error", "status", "execute_reply"];
+    assert_eq!(world.ear.told, told);
+}
+
+#[test]
+fn a_cell_that_nobody_heard_of_waited_behind_the_one_before_it() {
+    for silent in [false, true] {
+        let mut world = World::new();
+        let first = world.asks("first");
+        let content = json!({"code": "second", "silent": silent});
+        let (second, third) = (world.asks_for(&content), world.asks("third"));
+        for cell in [&first, &second, &third] {
+            world.begins(cell);
+        }
+        world.runs(&first);
+        world.follows();
+        let waits = if silent { "before 1" } else { "Queued 1" };
+        let handed = ["before 1", "first", waits, "second", "Queued 1", "third"];
+        assert_eq!(world.elects(2, false), handed);
+        world.runs(&second);
+        world.follows();
+        assert_eq!(
+            world.elects(3, false)[2],
+            "before 1",
+            "it may have left something"
+        );
+    }
+}
