@@ -243,7 +243,9 @@ impl Core {
         out: &mut Vec<Output>,
     ) {
         let seq = cell.map(|c| self.work.cells[c].seq);
-        if !self.may_add(pool, node, size) && (self.is_burst(node) || !self.make_room(pool, size, out)) {
+        if !self.may_add(pool, node, size)
+            && (self.is_burst(node) || !self.make_room(pool, node, size, cell, out))
+        {
             return;
         }
         // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
@@ -315,24 +317,21 @@ impl Core {
         }
     }
 
-    /// Idle pilots of the node, the smallest first. A pilot that is kept for later cells makes room for a due cell: the node is
-    /// held for the due cell, and the later ones couldn't start there either.
+    /// Idle pilots of the node, the smallest first.
     fn idle_there(&self, node: Idx<Node>, cell: Option<Idx<Cell>>) -> Vec<Idx<Pilot>> {
-        let due = cell.filter(|&c| self.work.cells[c].due);
-        let gives_way = |p: &Pilot| {
-            due.is_some_and(|c| {
-                let lends_nothing = p.state == PilotState::Up && p.leases.is_empty();
-                lends_nothing && self.reserved_before(p, c).is_empty()
-            })
-        };
-        let mut idle: Vec<Idx<Pilot>> = self.supply.nodes[node]
-            .pilots
-            .iter()
-            .copied()
-            .filter(|p| self.supply.pilots[*p].is_idle() || gives_way(&self.supply.pilots[*p]))
-            .collect();
+        let pilots = self.supply.nodes[node].pilots.iter().copied();
+        let mut idle: Vec<Idx<Pilot>> = pilots.filter(|&p| self.is_idle_for(p, cell)).collect();
         idle.sort_by_key(|&p| (self.supply.pilots[p].gpus(), p));
         idle
+    }
+
+    /// Whether the pilot may be given back for the cell's. A pilot that is kept for later cells makes room for a due cell: the
+    /// later ones come after it in any case.
+    fn is_idle_for(&self, pilot: Idx<Pilot>, cell: Option<Idx<Cell>>) -> bool {
+        let p = &self.supply.pilots[pilot];
+        let due = cell.filter(|&c| self.work.cells[c].due);
+        let lends_nothing = || p.state == PilotState::Up && p.leases.is_empty();
+        p.is_idle() || due.is_some_and(|c| lends_nothing() && self.reserved_before(p, c).is_empty())
     }
 
     fn could_boot(&self, node: Idx<Node>, size: u16, cell: Idx<Cell>) -> bool {
@@ -353,25 +352,37 @@ impl Core {
         })
     }
 
-    /// Whether the limits allow this many GPUs more; gives back the least valuable idle pilots if need be.
-    fn make_room(&mut self, pool: Idx<Pool>, size: u16, out: &mut Vec<Output>) -> bool {
+    /// Whether the limits allow this many GPUs more on the node, for the cell; gives back the least valuable idle pilots if
+    /// need be, the node's own before others. If all of them wouldn't do, none is.
+    fn make_room(
+        &mut self,
+        pool: Idx<Pool>,
+        node: Idx<Node>,
+        size: u16,
+        cell: Option<Idx<Cell>>,
+        out: &mut Vec<Output>,
+    ) -> bool {
         let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        let mut idle: Vec<Idx<Pilot>> = self.supply.pools[pool]
-            .pilots
-            .iter()
-            .filter(|p| self.supply.pilots[**p].is_idle())
-            .copied()
-            .collect();
-        idle.sort_by_key(|&p| (self.supply.pilots[p].keep_until, p));
-        let mut idle = idle.into_iter();
-        while self.gpus_coming(pool) + u32::from(size) > most {
-            match idle.next() {
-                Some(p) => self.drain(p, out),
-                None => return false,
+        let mut missing = (self.gpus_coming(pool) + u32::from(size)).saturating_sub(most);
+        let pilots = self.supply.pools[pool].pilots.iter().copied();
+        let mut idle: Vec<Idx<Pilot>> = pilots.filter(|&p| self.is_idle_for(p, cell)).collect();
+        idle.sort_by_key(|&p| {
+            let pilot = &self.supply.pilots[p];
+            (pilot.node != node, pilot.keep_until, p)
+        });
+        let mut victims = Vec::new();
+        for p in idle {
+            if missing == 0 {
+                break;
             }
+            missing = missing.saturating_sub(self.supply.pilots[p].gpus().into());
+            victims.push(p);
         }
-        true
+        if missing == 0 {
+            victims.into_iter().for_each(|p| self.drain(p, out));
+        }
+        missing == 0
     }
 
     /// GPUs of the pilots that lend or will lend, on the pool's own nodes.

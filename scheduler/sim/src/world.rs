@@ -85,6 +85,9 @@ enum Event {
     Wake,
 }
 
+/// Cells that wait so long beside no lease at all would wait for ever, while pilots come and go.
+const STANDSTILL: Span = Span::from_secs(90 * 24 * 3600);
+
 struct World<'a> {
     trace: &'a Trace,
     cluster: &'a Cluster,
@@ -103,6 +106,7 @@ struct World<'a> {
     /// `None` means that nobody else wants the nodes.
     batch: Option<batch::Batch>,
     leases: HashMap<LeaseId, Lease>,
+    last_lease: Timestamp,
     result: PolicyResult,
     check: bool,
     open: usize,
@@ -220,6 +224,7 @@ impl<'a> World<'a> {
                 .map(|queue| batch::Batch::new(queue, cluster.nodes, seed)),
             slurm,
             leases: HashMap::new(),
+            last_lease: Timestamp(0),
             result: PolicyResult::default(),
             check,
             without,
@@ -288,6 +293,12 @@ impl<'a> World<'a> {
                 self.happen(event);
             }
             self.set_wake();
+            let stands = self.leases.is_empty() && self.core.waiting_count() > 0;
+            assert!(
+                !stands || self.now.since(self.last_lease) < STANDSTILL,
+                "the policy serves its waiting cells at last: {} wait beside no lease",
+                self.core.waiting_count()
+            );
         }
         self.wind_up();
     }

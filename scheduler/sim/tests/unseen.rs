@@ -402,15 +402,31 @@ fn a_sessions_name_stays_in_its_field() {
     assert!(table.contains("bound,1,h,\"a,\"\"b\"\"\",0,1,"), "{table}");
 }
 
-/// Cells of all sizes, and more of them than one node can serve: pilots of each size come and go all the time.
+/// Cells of all sizes, and more of them than the nodes can serve: pilots of each size come and go all the time. Cells of
+/// eight GPUs once waited for ever there, behind pilots of one GPU that nobody used.
 #[test]
-fn a_node_is_overrun_with_cells_of_all_sizes() {
-    let mut rng = hop_sim::rng::Rng::new(1, 0xFA31);
+fn few_nodes_are_overrun_with_cells_of_all_sizes() {
+    for (nodes, sessions, cells, seconds) in [(1, 24, 12, 7200.0), (1, 16, 10, 3600.0), (2, 40, 12, 7200.0)] {
+        for seed in 1..=3 {
+            let lines = overrun(sessions, cells, seconds, seed);
+            let trace = Trace::parse("overrun", &lines.join("\n"), 1).expect("it is a trace");
+            let cluster = Cluster {
+                nodes,
+                ..Cluster::default()
+            };
+            let result = hop_sim::run("ours".parse().expect("a policy"), &trace, &cluster, seed);
+            assert_eq!(result.cells.len(), lines.len());
+        }
+    }
+}
+
+fn overrun(sessions: usize, cells: usize, seconds: f64, seed: u64) -> Vec<String> {
+    let mut rng = hop_sim::rng::Rng::new(seed, 0xFA31);
     let mut lines = Vec::new();
-    for session in 0..24 {
+    for session in 0..sessions {
         let gpus = rng.weighted(&[(1, 6.0), (2, 3.0), (4, 2.0), (8, 1.0)]);
-        let mut at = rng.unit() * 7200.0;
-        for _ in 0..12 {
+        let mut at = rng.unit() * seconds;
+        for _ in 0..cells {
             let run = rng.lognormal(180.0f64.ln(), 1.2);
             lines.push(format!(
                 r#"{{"session":"s{session}","user":"u{}","submit":{at},"run":{run},"gpus":{gpus}}}"#,
@@ -419,11 +435,5 @@ fn a_node_is_overrun_with_cells_of_all_sizes() {
             at += run + rng.lognormal(300.0f64.ln(), 1.2);
         }
     }
-    let trace = Trace::parse("overrun", &lines.join("\n"), 1).expect("it is a trace");
-    let cluster = Cluster {
-        nodes: 1,
-        ..Cluster::default()
-    };
-    let result = hop_sim::run("ours".parse().expect("a policy"), &trace, &cluster, 1);
-    assert_eq!(result.cells.len(), lines.len());
+    lines
 }
