@@ -482,6 +482,12 @@ impl Core {
                 user.name,
                 user.held
             );
+            let leases = self.work.leases.iter().filter(|(_, l)| l.user == u);
+            hold!(
+                leases.map(|(id, _)| id).eq(&user.leases),
+                "user {} doesn't know of a lease, or of one that is over",
+                user.name
+            );
             let seats = self.work.seats.iter().filter(|(_, s)| s.user == u);
             hold!(
                 seats.map(|(job, _)| job).eq(&user.seats),

@@ -320,6 +320,7 @@ impl Core {
             usage: Usage::default(),
             held: 0,
             held_in: Vec::new(),
+            leases: BTreeSet::new(),
             cells: BTreeSet::new(),
             seats: BTreeSet::new(),
         });

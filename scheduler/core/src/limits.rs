@@ -223,18 +223,18 @@ impl Core {
     }
 
     pub(crate) fn limit_reason(&self, over: &Over, c: &Cell) -> Reason {
+        let user = &self.people.users[self.work.kernels[c.kernel].user];
         let leases = match over.scope {
             Scope::Account(_) | Scope::Pool(_) | Scope::Members(_, Member::All | Member::Account(_)) => None,
-            Scope::User(_) | Scope::UserInPool(..) | Scope::Members(_, Member::User(_)) => {
-                Some(self.work.leases.values())
-            }
+            Scope::User(_) | Scope::UserInPool(..) | Scope::Members(_, Member::User(_)) => Some(&user.leases),
         };
+        let leases = leases.into_iter().flatten().map(|id| &self.work.leases[id]);
         let in_scope = |l: &&Lease| !matches!(over.scope, Scope::UserInPool(_, pool) if l.pool != pool);
         Reason::Limit {
             name: over.name.clone(),
             used: over.used,
             limit: over.limit,
-            yours: self.yours(c, leases.into_iter().flatten().filter(in_scope)),
+            yours: self.yours(c, leases.filter(in_scope)),
         }
     }
 
@@ -250,6 +250,10 @@ impl Core {
             }
         };
         let user = &mut self.people.users[lease.user];
+        match taken {
+            true => _ = user.leases.insert(lease.id),
+            false => _ = user.leases.remove(&lease.id),
+        }
         apply(&mut user.held);
         match user.held_in.iter_mut().find(|(p, _)| *p == lease.pool) {
             Some((_, n)) => apply(n),

@@ -411,6 +411,7 @@ pub(crate) struct User {
     pub held: u32,
     /// GPUs held by pool, for limits of users within pools.
     pub held_in: Vec<(Idx<Pool>, u32)>,
+    pub leases: BTreeSet<LeaseId>,
     pub cells: BTreeSet<Idx<Cell>>,
     pub seats: BTreeSet<JobId>,
 }
