@@ -316,7 +316,9 @@ impl Core {
     }
 
     fn start(&mut self, cell: Idx<Cell>, spot: Spot, out: &mut Vec<Output>) {
-        let backfills = self.would_backfill_on(spot.pilot, cell);
+        let backfills = self
+            .holder_before(self.supply.pilots[spot.pilot].node, cell)
+            .is_some();
         let c = self.take_cell(cell);
         let id = self.new_lease_id(out);
         let now = self.now;

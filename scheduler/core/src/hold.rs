@@ -32,14 +32,10 @@ const DOUBLINGS: u64 = 2;
 impl Core {
     /// Whether the pilot's node is held for a due cell, and this cell would delay the due one.
     pub(crate) fn is_held(&self, p: &Pilot, cell: Idx<Cell>) -> bool {
-        let node = &self.supply.nodes[p.node];
-        let Some(holder) = node.held_for.filter(|&h| h != cell) else {
+        let Some(holder) = self.holder_before(p.node, cell) else {
             return false;
         };
         let (h, c) = (&self.work.cells[holder], &self.work.cells[cell]);
-        if c.rank < h.rank {
-            return false;
-        }
         if c.need.gpus == 0 {
             // Cores beyond those of the holder's GPUs are free for all.
             return p.cpus_free() < c.cpus.saturating_add(h.cpus);
@@ -67,16 +63,12 @@ impl Core {
     /// Whether the holder would have room on the node by now, were it not for the cells that backfill there. No further
     /// one starts there from then on: the holder waits for those that run already, and for no other.
     fn backfill_is_in_the_way(&self, holder: &Cell, node: Idx<Node>) -> bool {
-        let mut free = self.spare_gpus(node);
-        for p in &self.supply.nodes[node].pilots {
-            let p = &self.supply.pilots[*p];
-            if p.state == PilotState::Up {
-                let leases = p.leases.iter().map(|id| &self.work.leases[id]);
-                let backfill = leases.filter(|l| l.backfills).map(|l| l.gpus);
-                free += p.free_gpus() + backfill.sum::<u16>();
-            }
-        }
-        free >= holder.need.gpus
+        let lent = self.lending(node).map(|p| {
+            let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+            let backfill = leases.filter(|l| l.backfills).map(|l| l.gpus);
+            p.free_gpus() + backfill.sum::<u16>()
+        });
+        self.spare_gpus(node) + lent.sum::<u16>() >= holder.need.gpus
     }
 
     /// Whether a due cell of this size has been overtaken too often for another backfill, be it that the cell waits for its own
@@ -131,25 +123,30 @@ impl Core {
     /// Whether the cell could start only where a due cell's node may be backfilled. Forecasts change without an event:
     /// the cell is tried at the next change there.
     pub(crate) fn would_backfill(&self, cell: Idx<Cell>) -> bool {
-        self.spot(cell)
-            .is_some_and(|s| self.would_backfill_on(s.pilot, cell))
+        let node = |pilot: Idx<Pilot>| self.supply.pilots[pilot].node;
+        let spot = self.spot(cell);
+        spot.is_some_and(|s| self.holder_before(node(s.pilot), cell).is_some())
     }
 
-    /// Whether the pilot's node is held for a cell before this one.
-    pub(crate) fn would_backfill_on(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> bool {
-        let holder = self.supply.nodes[self.supply.pilots[pilot].node].held_for;
-        holder.is_some_and(|h| h != cell && self.work.cells[h].rank < self.work.cells[cell].rank)
+    /// The due cell for which the node is held, if this one comes after it.
+    pub(crate) fn holder_before(&self, node: Idx<Node>, cell: Idx<Cell>) -> Option<Idx<Cell>> {
+        let holder = self.supply.nodes[node].held_for.filter(|&h| h != cell)?;
+        (self.work.cells[holder].rank < self.work.cells[cell].rank).then_some(holder)
+    }
+
+    /// The node's pilots that lend GPUs.
+    fn lending(&self, node: Idx<Node>) -> impl Iterator<Item = &Pilot> {
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let pilots = pilots.map(|p| &self.supply.pilots[*p]);
+        pilots.filter(|p| p.state == PilotState::Up)
     }
 
     /// Expected time until `need.gpus` GPUs are free on the node if nothing else starts there. `None` means that the
     /// node has too few.
     pub(crate) fn node_free_in(&self, node: Idx<Node>, need: &Need) -> Option<Span> {
-        let n = &self.supply.nodes[node];
-        let pilots = n.pilots.iter().map(|p| &self.supply.pilots[*p]);
-        let lending = pilots.filter(|p| p.state == PilotState::Up);
         let mut free = self.spare_gpus(node);
         let mut ends = Vec::new();
-        for p in lending {
+        for p in self.lending(node) {
             free += p.free_gpus();
             for id in &p.leases {
                 let lease = &self.work.leases[id];
