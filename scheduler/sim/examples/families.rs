@@ -46,6 +46,16 @@ const PLAIN: Family = Family {
     mixed: false,
 };
 
+const SECONDS: Family = Family {
+    name: "seconds",
+    days: 1.0,
+    sessions: 80,
+    run: |rng, _, _| rng.lognormal(3.0f64.ln(), 1.5),
+    think: |rng| rng.lognormal(20.0f64.ln(), 1.0),
+    cells: 300.0,
+    ..PLAIN
+};
+
 fn families() -> Vec<Family> {
     let mixed: &[(u16, f64)] = &[(1, 6.0), (2, 3.0), (4, 2.0), (8, 1.0)];
     vec![
@@ -163,24 +173,11 @@ fn families() -> Vec<Family> {
             cells: 100.0,
             ..PLAIN
         },
-        Family {
-            name: "seconds",
-            days: 1.0,
-            sessions: 80,
-            run: |rng, _, _| rng.lognormal(3.0f64.ln(), 1.5),
-            think: |rng| rng.lognormal(20.0f64.ln(), 1.0),
-            cells: 300.0,
-            ..PLAIN
-        },
+        SECONDS,
         Family {
             name: "seconds-mixed",
             sizes: mixed,
-            days: 1.0,
-            sessions: 80,
-            run: |rng, _, _| rng.lognormal(3.0f64.ln(), 1.5),
-            think: |rng| rng.lognormal(20.0f64.ln(), 1.0),
-            cells: 300.0,
-            ..PLAIN
+            ..SECONDS
         },
         // Each person differs from the others.
         Family {
