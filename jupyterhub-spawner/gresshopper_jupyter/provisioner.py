@@ -333,7 +333,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if signum == signal.SIGINT:
             self._front.send_signal(signum)
         elif signum in (signal.SIGTERM, signal.SIGKILL):
-            # A restart of some clients: they say what they want afterwards.
+            # Some clients restart a kernel so. Their next call tells whether they want it again.
             await self.kill(restart=True)
 
     async def kill(self, restart: bool = False) -> None:

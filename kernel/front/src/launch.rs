@@ -399,7 +399,7 @@ fn open_tenure(
     Ok(state)
 }
 
-/// What a user reads whose home takes no kernel.
+/// Sentence for a user in whose home no kernel can be written.
 pub(crate) fn unwritable(folder: &Path) -> String {
     format!(
         "the kernel's folder {} can't be written: make room in your home if it is full, or ask the operators",

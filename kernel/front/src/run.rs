@@ -1035,8 +1035,8 @@ impl Main {
         self.over_at = Some(Instant::now() + patience);
     }
 
-    /// Ends the kernel of a front that was lost while it did so. The replica finds this front as it would any other, and
-    /// hears of the end.
+    /// Ends the kernel if an earlier front was lost while ending it. The replica connects to this front as to any other, and
+    /// is told of the end.
     fn end_in_its_place(&mut self) {
         if self.start.close {
             self.end();

@@ -72,8 +72,8 @@ pub enum Welcome {
     No { version: u32, reason: String },
 }
 
-/// A cell waited behind another one when the executor was lost, and nobody has heard that it began: an error of that other
-/// one aborts it.
+/// Place of a cell that waited behind another one when the executor was lost. No word came that the cell had begun. An error
+/// of the cell before aborts this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behind {

@@ -297,7 +297,7 @@ impl Open {
         true
     }
 
-    /// Whether nobody has heard that the cell runs. A cell that is silent doesn't say so.
+    /// Whether no word has come that the cell runs. None comes of a silent cell.
     fn waits_in_line(&self) -> bool {
         let says = |m: &Message| {
             let content = Envelope::parse(m).ok()?.content;
