@@ -451,8 +451,11 @@ impl World {
         node: &str,
         cells: &[CellId],
     ) -> Vec<Output> {
-        // What is due meanwhile comes before.
-        self.tell(Input::Tick);
+        // What is due meanwhile comes before. The kernel may be forgotten by it.
+        let due = self.tell(Input::Tick);
+        let Some(user) = self.core.owner(kernel).cloned() else {
+            return due;
+        };
         let incarnation = Incarnation(incarnation);
         let tenure = self.tenures.entry(kernel.clone()).or_default();
         *tenure += 1;
@@ -471,7 +474,7 @@ impl World {
         self.tell(Input::ReplicaUp(ReplicaUp {
             kernel: kernel.clone(),
             incarnation,
-            user: self.core.owner(kernel).expect("it was placed").clone(),
+            user,
             account: None,
             pool: "main".into(),
             node: node.into(),
