@@ -7,7 +7,7 @@ use crate::output::{Output, Record, StartLease};
 use crate::reason::{Reason, RefusedBecause};
 use crate::room::Spot;
 use crate::state::{
-    Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer, Told,
+    Band, Boots, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer, Told,
 };
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
@@ -217,6 +217,7 @@ impl Core {
             failures: 0,
             failed_on: Vec::new(),
             why_failed: String::new(),
+            boots: Boots::default(),
             rank,
             reserved: None,
             due: false,

@@ -538,12 +538,12 @@ impl Core {
         self.supply.pools[p.pool].pilots.remove(&i);
         self.note(|| Key::Pilot(job), || None, out);
         self.keep_pilots(p.pool, out);
-        self.demand_after_loss(p.node, out);
+        self.demand_on(p.node, out);
         self.foresee_soon(p.pool);
     }
 
-    /// Cells that waited for the node's GPUs need another pilot.
-    fn demand_after_loss(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+    /// Cells that wait for the node's GPUs may need a pilot there: one was lost, or the node isn't held any more.
+    pub(crate) fn demand_on(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         for cell in waiting {
             if self.work.cells.get(cell).is_some() {

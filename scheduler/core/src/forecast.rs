@@ -268,7 +268,8 @@ impl Core {
 
     fn foresee_on(&mut self, pool: Idx<Pool>, node: Idx<Node>, refill: f64, out: &mut Vec<Output>) {
         let free = self.supply.nodes[node].listed;
-        if free == 0 || self.supply.tickets.on(node).next().is_some() {
+        let held = self.supply.nodes[node].held_for.is_some();
+        if free == 0 || held || self.supply.tickets.on(node).next().is_some() {
             return;
         }
         let demands = self.demands(pool, node, None);

@@ -43,6 +43,13 @@ impl Core {
         !self.is_over_in_time(c, h, p.node)
     }
 
+    /// Whether a new pilot on the node would serve the cell: nobody before it holds the node, or it may backfill there.
+    pub(crate) fn may_start_there(&self, node: Idx<Node>, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        self.holder_before(node, cell)
+            .is_none_or(|h| c.need.gpus == 0 || self.is_over_in_time(c, &self.work.cells[h], node))
+    }
+
     /// Whether the cell should end, by its kernel's past, before the holder could start there.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
         // The dearest question comes last.
@@ -426,12 +433,15 @@ impl Core {
         self.hold_node(node, None);
     }
 
-    /// These nodes are held no longer. Marks as changed those where a cell could start now: many are held at a time, and
-    /// most are full.
+    /// These nodes are held no longer. Marks as changed those where a cell could start now, or where a pilot could be started
+    /// for one: many are held at a time, and most are full.
     fn may_go_on(&mut self, nodes: &Places<Node>) {
         if nodes.is_empty() {
             return;
         }
+        let lanes = self.supply.pools.values().map(|p| &p.lanes);
+        let spare = lanes.flat_map(|l| l.spare.iter().map(|&(_, n)| n));
+        self.work.bare.extend(spare.filter(|&n| nodes.contains(n)));
         let cores_alone = |p: &Pool| p.shapes.keys().next().is_some_and(|s| s.gpus == 0);
         if self.supply.pools.values().any(cores_alone) {
             self.work.stale.extend(nodes.iter());

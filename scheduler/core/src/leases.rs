@@ -653,6 +653,10 @@ impl Core {
             let node = p.node;
             self.dispatch_node(node, out);
             self.maybe_idle(pilot, out);
+            if self.supply.nodes[node].held_for.is_some() {
+                // What may backfill has changed.
+                self.work.bare.insert(node);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! How many pilots there are, and where: started where a kernel's next cell is expected, kept as long as that is
 //! worth the GPUs, and given back.
 
-use crate::config::{Burst, Scale};
+use crate::config::{Burst, PoolConfig, Scale};
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
@@ -13,11 +13,20 @@ use hop_words::time::Span;
 /// Shortest pause between two looks at an idle pilot's worth.
 const LOOK_LEAST: Span = Span::from_secs(15);
 const LOOK_MOST: Span = Span::from_secs(600);
+/// Pilots for one cell that start as often as it asks, the pause after these, and how often the pause doubles.
+const BOOTS_AT_ONCE: u32 = 3;
+const BOOT_PAUSE: Span = Span::from_secs(10);
+const BOOT_DOUBLINGS: u32 = 5;
 /// Highest chance of conflict between kernels packed onto one node.
 const CONFLICT: f64 = 0.02;
 /// Expected share of use of a kernel's GPUs, and the weight of this prior in GPU-hours of experience.
 const PRIOR_DUTY: f64 = 0.3;
 const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
+
+/// GPUs of so many whole pilots.
+fn whole_pilots(config: &PoolConfig, pilots: u32) -> u32 {
+    pilots * u32::from(config.gpus_per_pilot)
+}
 
 /// Where a burst partition has room.
 enum BurstNode {
@@ -38,7 +47,8 @@ impl Core {
     pub(crate) fn demand_grew(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let k = self.work.cells[cell].kernel;
         let pool = self.work.kernels[k].pool;
-        if self.work.cells[cell].limited.is_some() || self.is_booting_for(cell) {
+        let c = &self.work.cells[cell];
+        if c.limited.is_some() || self.now < c.boots.again || self.is_booting_for(cell) {
             return;
         }
         if self.scale(pool).is_none() {
@@ -75,7 +85,9 @@ impl Core {
             return;
         }
         let size = self.size_for(cell);
-        let fits = |n: &Idx<Node>| !self.supply.nodes[*n].down && self.spare_gpus(*n) >= size;
+        let fits = |n: &Idx<Node>| {
+            !self.supply.nodes[*n].down && self.spare_gpus(*n) >= size && self.may_start_there(*n, cell)
+        };
         let node = k
             .able()
             .map(|r| r.node)
@@ -98,11 +110,21 @@ impl Core {
 
     /// A pilot on the node, for this cell.
     pub(crate) fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
-        let (pool, seq) = (
-            self.work.kernels[self.work.cells[cell].kernel].pool,
-            self.work.cells[cell].seq,
-        );
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+        self.dedicate(ticket, cell);
+    }
+
+    /// The coming pilot is meant for the cell. If several have come and the cell still waits, the next ones come at ever
+    /// longer intervals: for whatever reason, they are of no use to the cell.
+    fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>) {
+        let c = &mut self.work.cells[cell];
+        let seq = c.seq;
+        c.boots.count += 1;
+        if let Some(vain) = c.boots.count.checked_sub(BOOTS_AT_ONCE) {
+            let pause = Span(BOOT_PAUSE.0 << vain.min(BOOT_DOUBLINGS));
+            c.boots.again = self.now + pause;
+        }
         self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
         self.reconsider_hold(cell);
     }
@@ -156,37 +178,42 @@ impl Core {
 
     /// Whether `size` more GPUs are allowed on the node.
     pub(crate) fn may_add(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> bool {
+        self.too_many(pool, node, size) == 0
+    }
+
+    /// By how many GPUs the limit of the node's partition would be exceeded with `size` more.
+    fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
         let config = &self.supply.pools[pool].config;
-        match &self.supply.nodes[node].burst {
-            None => self.may_add_own(pool, size),
-            Some(name) => {
-                let burst = config.burst.iter().find(|b| b.partition == *name);
-                burst.is_some_and(|b| self.may_burst(pool, b, size))
-            }
-        }
+        let Some(name) = &self.supply.nodes[node].burst else {
+            return (self.gpus_coming(pool) + u32::from(size))
+                .saturating_sub(whole_pilots(config, config.max_pilots));
+        };
+        let most = config.burst.iter().find(|b| b.partition == *name);
+        let most = most.map_or(0, |b| whole_pilots(config, b.max_pilots));
+        (self.gpus_bursting(pool, name) + u32::from(size)).saturating_sub(most)
     }
 
     /// Whether so many GPUs more are allowed on the pool's own nodes.
     pub(crate) fn may_add_own(&self, pool: Idx<Pool>, size: u16) -> bool {
         let config = &self.supply.pools[pool].config;
-        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        self.gpus_coming(pool) + u32::from(size) <= most
+        self.gpus_coming(pool) + u32::from(size) <= whole_pilots(config, config.max_pilots)
     }
 
     /// Whether the burst partition's limit allows this many GPUs more: the GPUs of its most pilots.
     fn may_burst(&self, pool: Idx<Pool>, burst: &Burst, size: u16) -> bool {
-        let name = Some(&burst.partition);
-        let p = &self.supply.pools[pool];
-        let up = p.pilots.iter().map(|p| &self.supply.pilots[*p]);
-        let up = up.filter(|p| self.supply.nodes[p.node].burst.as_ref() == name);
-        let coming = self
-            .supply
-            .tickets
-            .values()
-            .filter(|t| t.pool == pool && t.partition.as_ref() == name);
-        let there = up.map(Pilot::gpus).chain(coming.map(|t| t.gpus));
-        let there: u32 = there.map(u32::from).sum();
-        there + u32::from(size) <= burst.max_pilots * u32::from(p.config.gpus_per_pilot)
+        let most = whole_pilots(&self.supply.pools[pool].config, burst.max_pilots);
+        self.gpus_bursting(pool, &burst.partition) + u32::from(size) <= most
+    }
+
+    /// GPUs of the pool's pilots that are in the burst partition or on their way there. An ending pilot without leases counts
+    /// as gone.
+    fn gpus_bursting(&self, pool: Idx<Pool>, partition: &str) -> u32 {
+        let nodes = self.supply.pools[pool].nodes.iter();
+        let nodes = nodes.filter(|&&n| self.supply.nodes[n].burst.as_deref() == Some(partition));
+        let up = nodes.map(|&n| self.gpus_up(n));
+        let tickets = self.supply.tickets.values();
+        let coming = tickets.filter(|t| t.pool == pool && t.partition.as_deref() == Some(partition));
+        up.chain(coming.map(|t| t.gpus)).map(u32::from).sum()
     }
 
     /// GPUs of a pilot for a cell of this need.
@@ -243,9 +270,7 @@ impl Core {
         out: &mut Vec<Output>,
     ) {
         let seq = cell.map(|c| self.work.cells[c].seq);
-        if !self.may_add(pool, node, size)
-            && (self.is_burst(node) || !self.make_room(pool, node, size, cell, out))
-        {
+        if !self.make_room(pool, node, size, cell, out) {
             return;
         }
         // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
@@ -262,11 +287,9 @@ impl Core {
         if gone(self) {
             return;
         }
-        let cell = cell.zip(seq);
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.supply.tickets.change(ticket, |t| t.cell = cell);
-        if let Some((cell, _)) = cell {
-            self.reconsider_hold(cell);
+        if let Some(cell) = cell {
+            self.dedicate(ticket, cell);
         }
     }
 
@@ -340,7 +363,9 @@ impl Core {
             .iter()
             .map(|&p| self.supply.pilots[p].gpus())
             .sum();
-        !self.supply.nodes[node].down && self.spare_gpus(node) + idle >= size
+        !self.supply.nodes[node].down
+            && self.spare_gpus(node) + idle >= size
+            && self.may_start_there(node, cell)
     }
 
     /// Whether the cell need only wait for something that is under way already.
@@ -352,8 +377,8 @@ impl Core {
         })
     }
 
-    /// Whether the limits allow this many GPUs more on the node, for the cell; gives back the least valuable idle pilots if
-    /// need be, the node's own before others. If all of them wouldn't do, none is.
+    /// Whether the limits allow this many GPUs more on the node, for the cell. Gives back the least valuable idle pilots of
+    /// the node's partition if need be, the node's own before others. If all of them wouldn't do, none is.
     fn make_room(
         &mut self,
         pool: Idx<Pool>,
@@ -362,10 +387,13 @@ impl Core {
         cell: Option<Idx<Cell>>,
         out: &mut Vec<Output>,
     ) -> bool {
-        let config = &self.supply.pools[pool].config;
-        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        let mut missing = (self.gpus_coming(pool) + u32::from(size)).saturating_sub(most);
-        let pilots = self.supply.pools[pool].pilots.iter().copied();
+        let mut missing = self.too_many(pool, node, size);
+        if missing == 0 {
+            return true;
+        }
+        let partition = |n: Idx<Node>| &self.supply.nodes[n].burst;
+        let same = |p: &Idx<Pilot>| partition(self.supply.pilots[*p].node) == partition(node);
+        let pilots = self.supply.pools[pool].pilots.iter().copied().filter(same);
         let mut idle: Vec<Idx<Pilot>> = pilots.filter(|&p| self.is_idle_for(p, cell)).collect();
         idle.sort_by_key(|&p| {
             let pilot = &self.supply.pilots[p];
@@ -394,7 +422,7 @@ impl Core {
     fn burst(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         let config = &self.supply.pools[pool].config;
-        if config.burst.is_empty() || config.migrate.is_none() {
+        if config.burst.is_empty() || !self.may_be_brought(cell) {
             return;
         }
         let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
@@ -407,9 +435,8 @@ impl Core {
             match self.burst_node(cell, partition, size) {
                 BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
                 BurstNode::Unknown => {
-                    let partition = Some(partition.clone());
-                    self.submit_pilot(pool, partition, None, Some(size), out);
-                    return;
+                    let ticket = self.submit_pilot(pool, Some(partition.clone()), None, Some(size), out);
+                    return self.dedicate(ticket, cell);
                 }
                 BurstNode::Full => {}
             }
@@ -425,7 +452,9 @@ impl Core {
         if !nodes.iter().any(|n| there(&n)) {
             return BurstNode::Unknown;
         }
-        let room = |n: &&Idx<Node>| self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size;
+        let room = |n: &&Idx<Node>| {
+            self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size && self.may_start_there(**n, cell)
+        };
         let found = nodes.iter().filter(there).filter(room);
         let found = found.min_by_key(|&&n| (self.supply.nodes[n].pilots.is_empty(), n));
         found.map_or(BurstNode::Full, |&n| BurstNode::Known(n))
@@ -506,8 +535,7 @@ impl Core {
         let least = Span(idle_min.0.saturating_sub(idle.0));
         let hold = if least > Span::ZERO {
             least
-        } else if !p.reserved.is_empty() {
-            // A cell is on its way here, with its kernel.
+        } else if self.is_reserved_for_one_that_may_start(p) {
             LOOK_LEAST
         } else if !learn {
             Span(idle_max.0.saturating_sub(idle.0))
@@ -530,6 +558,15 @@ impl Core {
         let until = self.now + hold;
         self.supply.pilots[pilot].keep_until = until;
         self.at(until, Timer::Idle(job));
+    }
+
+    /// Whether a cell is on its way here with its kernel, or waits for the pilot and may start there. Nobody needs a pilot
+    /// that is kept for cells behind a due one which holds the node.
+    fn is_reserved_for_one_that_may_start(&self, p: &Pilot) -> bool {
+        p.reserved.iter().any(|&c| {
+            let moving = self.work.kernels[self.work.cells[c].kernel].migrating;
+            moving.is_some_and(|m| m.to == p.node) || self.may_start_there(p.node, c)
+        })
     }
 
     pub(crate) fn idle_due(&mut self, job: JobId, out: &mut Vec<Output>) {

@@ -91,6 +91,8 @@ pub(crate) struct Work {
     pub next_seq: u64,
     /// Nodes whose reservations or ranks have changed: cells waiting there may be able to start now.
     pub stale: BTreeSet<Idx<Node>>,
+    /// Nodes with room for a pilot that are held no longer: cells waiting there may need one.
+    pub bare: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: what is held for them is looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
     /// Counts of overtaken cells, by what the cells compete for.
@@ -581,6 +583,7 @@ pub(crate) struct Cell {
     pub failed_on: Vec<(JobId, Timestamp)>,
     /// Why the last one came to nothing.
     pub why_failed: String,
+    pub boots: Boots,
     pub rank: Rank,
     /// Pilot with GPUs reserved for this cell.
     pub reserved: Option<Idx<Pilot>>,
@@ -599,6 +602,14 @@ pub(crate) struct Cell {
     /// The kernel has another executor now, which must ask for the cell by then. The cell keeps its place, and starts
     /// later: no replica would run the cell now.
     pub unasked: Option<Timestamp>,
+}
+
+/// Pilots that were started for a waiting cell.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Boots {
+    pub count: u32,
+    /// No further one starts for the cell before.
+    pub again: Timestamp,
 }
 
 impl Cell {

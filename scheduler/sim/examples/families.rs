@@ -265,6 +265,7 @@ struct Run {
     nodes: u32,
     cells: f64,
     mean_s: f64,
+    pilots: f64,
     summary: PolicySummary,
 }
 
@@ -333,6 +334,7 @@ fn main() {
                         nodes,
                         cells: result.cells.len() as f64,
                         mean_s: delays.sum::<f64>() / result.cells.len() as f64,
+                        pilots: result.pilots as f64,
                         summary: result.summary(&trace),
                     };
                     let mut done = done.lock().expect("nobody panicked");
@@ -351,7 +353,7 @@ fn main() {
 fn line(family: &str, load: u32, policy: Policy, runs: &[Run]) -> String {
     let of = |figure: fn(&Run) -> f64| Spread::of(runs.iter().map(figure)).map_or(0.0, |s| s.median);
     format!(
-        "{family:16} {load:3} % {:3} nodes {:12} antt {:8.2} mean {:8.0} s p99 {:8.0} s longest {:6.1} h overtaken {:4.0} moves {:6.0} cells {:6.0}",
+        "{family:16} {load:3} % {:3} nodes {:12} antt {:8.2} mean {:8.0} s p99 {:8.0} s longest {:6.1} h overtaken {:4.0} moves {:6.0} pilots {:6.0} cells {:6.0}",
         runs[0].nodes,
         policy.to_string(),
         of(|r| r.summary.antt),
@@ -360,6 +362,7 @@ fn line(family: &str, load: u32, policy: Policy, runs: &[Run]) -> String {
         of(|r| r.summary.longest_wait_h),
         of(|r| r.summary.overtaken_most.into()),
         of(|r| r.summary.migrations as f64),
+        of(|r| r.pilots),
         of(|r| r.cells),
     )
 }

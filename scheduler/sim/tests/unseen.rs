@@ -1,7 +1,7 @@
 //! Traces that nobody has looked at: whatever the text, a message and no panic; whatever the cells, every policy runs
 //! each of them once, the core stays sane, and one seed gives the same bytes.
 
-use hop_sim::cluster::ClusterError;
+use hop_sim::cluster::{BatchQueue, BurstNodes, ClusterError, Dist};
 use hop_sim::{Cluster, Policy, Summary, Synth, Trace};
 use proptest::prelude::*;
 
@@ -402,38 +402,114 @@ fn a_sessions_name_stays_in_its_field() {
     assert!(table.contains("bound,1,h,\"a,\"\"b\"\"\",0,1,"), "{table}");
 }
 
-/// Cells of all sizes, and more of them than the nodes can serve: pilots of each size come and go all the time. Cells of
-/// eight GPUs once waited for ever there, behind pilots of one GPU that nobody used.
+/// More cells of all sizes than a few nodes can serve: pilots of each size come and go all the time.
+struct Overrun {
+    sessions: usize,
+    cells: usize,
+    /// Within these seconds the sessions begin.
+    seconds: f64,
+    /// Medians of a cell's run and of the time until the next; seconds.
+    run: f64,
+    think: f64,
+    most_gpus: u16,
+}
+
+impl Overrun {
+    fn trace(&self, seed: u64) -> Trace {
+        let mut rng = hop_sim::rng::Rng::new(seed, 0xFA31);
+        let mut lines = Vec::new();
+        for session in 0..self.sessions {
+            let gpus = rng
+                .weighted(&[(1, 6.0), (2, 3.0), (4, 2.0), (8, 1.0)])
+                .min(self.most_gpus);
+            let mut at = rng.unit() * self.seconds;
+            for _ in 0..self.cells {
+                let run = rng.lognormal(self.run.ln(), 1.2);
+                lines.push(format!(
+                    r#"{{"session":"s{session}","user":"u{}","submit":{at},"run":{run},"gpus":{gpus}}}"#,
+                    session % 8
+                ));
+                at += run + rng.lognormal(self.think.ln(), 1.2);
+            }
+        }
+        Trace::parse("overrun", &lines.join("\n"), 1).expect("it is a trace")
+    }
+}
+
+/// Cells of eight GPUs once waited for ever, behind pilots of one GPU that nobody used.
 #[test]
 fn few_nodes_are_overrun_with_cells_of_all_sizes() {
     for (nodes, sessions, cells, seconds) in [(1, 24, 12, 7200.0), (1, 16, 10, 3600.0), (2, 40, 12, 7200.0)] {
         for seed in 1..=3 {
-            let lines = overrun(sessions, cells, seconds, seed);
-            let trace = Trace::parse("overrun", &lines.join("\n"), 1).expect("it is a trace");
+            let overrun = Overrun {
+                sessions,
+                cells,
+                seconds,
+                run: 180.0,
+                think: 300.0,
+                most_gpus: 8,
+            };
+            let trace = overrun.trace(seed);
             let cluster = Cluster {
                 nodes,
                 ..Cluster::default()
             };
             let result = hop_sim::run("ours".parse().expect("a policy"), &trace, &cluster, seed);
-            assert_eq!(result.cells.len(), lines.len());
+            assert_eq!(result.cells.len(), trace.cells());
         }
     }
 }
 
-fn overrun(sessions: usize, cells: usize, seconds: f64, seed: u64) -> Vec<String> {
-    let mut rng = hop_sim::rng::Rng::new(seed, 0xFA31);
-    let mut lines = Vec::new();
-    for session in 0..sessions {
-        let gpus = rng.weighted(&[(1, 6.0), (2, 3.0), (4, 2.0), (8, 1.0)]);
-        let mut at = rng.unit() * seconds;
-        for _ in 0..cells {
-            let run = rng.lognormal(180.0f64.ln(), 1.2);
-            lines.push(format!(
-                r#"{{"session":"s{session}","user":"u{}","submit":{at},"run":{run},"gpus":{gpus}}}"#,
-                session % 8
-            ));
-            at += run + rng.lognormal(300.0f64.ln(), 1.2);
-        }
+/// A small cluster of any kind, overrun: the parts of the policy, replicas, burst nodes and batch jobs by chance.
+fn small_cluster(seed: u64) -> (Policy, Trace, Cluster) {
+    let mut rng = hop_sim::rng::Rng::new(seed, 0xB0B);
+    let policies = [
+        "",
+        "",
+        "-no-migration",
+        "-no-learning",
+        "-no-packing",
+        "-no-linger",
+        "-parking",
+    ];
+    let policy = format!("ours{}", rng.weighted(&policies.map(|p| (p, 1.0))));
+    let burst = BurstNodes {
+        partition: "burst".into(),
+        nodes: 1,
+        boot: Dist::new(90.0, 200.0),
+        price: 1.0,
+    };
+    let nodes = rng.weighted(&[(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]);
+    let cluster = Cluster {
+        nodes,
+        gpus_per_node: rng.weighted(&[(1, 1.0), (2, 1.0), (4, 1.0), (8, 3.0)]),
+        replicas: rng.weighted(&[(1, 2.0), (nodes.min(3) as u16, 1.0)]),
+        burst: if rng.unit() < 0.25 { vec![burst] } else { vec![] },
+        batch: (rng.unit() < 0.2).then(BatchQueue::default),
+        ..Cluster::default()
+    };
+    let overrun = Overrun {
+        sessions: 5 + (rng.unit() * 35.0) as usize,
+        cells: 3 + (rng.unit() * 17.0) as usize,
+        seconds: rng.lognormal(7200.0f64.ln(), 1.0),
+        run: rng.lognormal(300.0f64.ln(), 1.5),
+        think: rng.lognormal(200.0f64.ln(), 1.5),
+        most_gpus: cluster.gpus_per_node,
+    };
+    let policy = policy.parse().expect("a policy");
+    (policy, overrun.trace(seed), cluster)
+}
+
+/// A pilot that is started where its cell may not run is a job in vain, and is started again as soon as it has ended.
+#[test]
+fn a_small_cluster_of_any_kind_serves_all_cells_with_few_pilots() {
+    // The first and the last two once stood still, or started dozens of pilots for each cell.
+    for seed in [2, 3, 5, 8, 43, 583] {
+        let (policy, trace, cluster) = small_cluster(seed);
+        let cluster = cluster.sized_for(&trace);
+        let result = hop_sim::run(policy, &trace, &cluster, seed);
+        assert_eq!(result.cells.len(), trace.cells());
+        let each = result.pilots as f64 / trace.cells() as f64;
+        assert!(each < 4.0, "seed {seed}, {policy}: {each} pilots for each cell");
     }
-    lines
 }

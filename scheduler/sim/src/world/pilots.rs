@@ -80,6 +80,7 @@ impl World<'_> {
         gpus: Option<u16>,
         partition: Option<&str>,
     ) {
+        self.result.pilots += 1;
         let gpus = gpus.unwrap_or(self.cluster.gpus_per_node);
         let node = match node {
             Some(name) => Some(self.by_node[&name]),
