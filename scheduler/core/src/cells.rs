@@ -7,7 +7,7 @@ use crate::output::{Output, Record, StartLease};
 use crate::reason::{Reason, RefusedBecause};
 use crate::room::Spot;
 use crate::state::{
-    Band, Boots, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer, Told,
+    Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer, Told, Vain,
 };
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
@@ -217,7 +217,7 @@ impl Core {
             failures: 0,
             failed_on: Vec::new(),
             why_failed: String::new(),
-            boots: Boots::default(),
+            vain: Vain::default(),
             rank,
             reserved: None,
             due: false,

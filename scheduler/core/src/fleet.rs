@@ -173,6 +173,9 @@ impl Core {
         self.reconcile(i, &up, out);
         self.arm_rotation(i, out);
         self.dispatch_node(node, out);
+        if let Some((cell, seq)) = meant_for {
+            self.count_if_vain(i, cell, seq);
+        }
         self.cancel_crowded_out(node, out);
         self.maybe_idle(i, out);
         self.keep_pilots(pool, out);

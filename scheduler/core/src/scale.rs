@@ -1,7 +1,7 @@
 //! How many pilots there are, and where: started where a kernel's next cell is expected, kept as long as that is
 //! worth the GPUs, and given back.
 
-use crate::config::{Burst, PoolConfig, Scale};
+use crate::config::{Burst, Scale};
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
@@ -13,20 +13,15 @@ use hop_words::time::Span;
 /// Shortest pause between two looks at an idle pilot's worth.
 const LOOK_LEAST: Span = Span::from_secs(15);
 const LOOK_MOST: Span = Span::from_secs(600);
-/// Pilots for one cell that start as often as it asks, the pause after these, and how often the pause doubles.
-const BOOTS_AT_ONCE: u32 = 3;
-const BOOT_PAUSE: Span = Span::from_secs(10);
-const BOOT_DOUBLINGS: u32 = 5;
+/// Pilots in vain for one cell without a pause, the pause after these, and how often it doubles.
+const VAIN_AT_ONCE: u32 = 3;
+const VAIN_PAUSE: Span = Span::from_secs(10);
+const VAIN_DOUBLINGS: u32 = 5;
 /// Highest chance of conflict between kernels packed onto one node.
 const CONFLICT: f64 = 0.02;
 /// Expected share of use of a kernel's GPUs, and the weight of this prior in GPU-hours of experience.
 const PRIOR_DUTY: f64 = 0.3;
 const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
-
-/// GPUs of so many whole pilots.
-fn whole_pilots(config: &PoolConfig, pilots: u32) -> u32 {
-    pilots * u32::from(config.gpus_per_pilot)
-}
 
 /// Where a burst partition has room.
 enum BurstNode {
@@ -48,7 +43,7 @@ impl Core {
         let k = self.work.cells[cell].kernel;
         let pool = self.work.kernels[k].pool;
         let c = &self.work.cells[cell];
-        if c.limited.is_some() || self.now < c.boots.again || self.is_booting_for(cell) {
+        if c.limited.is_some() || self.now < c.vain.next || self.is_booting_for(cell) {
             return;
         }
         if self.scale(pool).is_none() {
@@ -115,18 +110,24 @@ impl Core {
         self.dedicate(ticket, cell);
     }
 
-    /// The coming pilot is meant for the cell. If several have come and the cell still waits, the next ones come at ever
-    /// longer intervals: for whatever reason, they are of no use to the cell.
+    /// The coming pilot is meant for the cell.
     fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>) {
-        let c = &mut self.work.cells[cell];
-        let seq = c.seq;
-        c.boots.count += 1;
-        if let Some(vain) = c.boots.count.checked_sub(BOOTS_AT_ONCE) {
-            let pause = Span(BOOT_PAUSE.0 << vain.min(BOOT_DOUBLINGS));
-            c.boots.again = self.now + pause;
-        }
+        let seq = self.work.cells[cell].seq;
         self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
         self.reconsider_hold(cell);
+    }
+
+    /// A pilot that was meant for the cell is up. If the cell neither starts nor has GPUs there, and several were in vain, the
+    /// next ones start at ever longer intervals: for whatever reason, pilots are of no use to the cell.
+    pub(crate) fn count_if_vain(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>, seq: u64) {
+        if !self.is_same(cell, seq) || self.work.cells[cell].reserved == Some(pilot) {
+            return;
+        }
+        let vain = &mut self.work.cells[cell].vain;
+        vain.pilots += 1;
+        if let Some(more) = vain.pilots.checked_sub(VAIN_AT_ONCE) {
+            vain.next = self.now + Span(VAIN_PAUSE.0 << more.min(VAIN_DOUBLINGS));
+        }
     }
 
     /// Whether a large enough pilot is on a node of the cell's kernel, or on its way there.
@@ -181,28 +182,32 @@ impl Core {
         self.too_many(pool, node, size) == 0
     }
 
-    /// By how many GPUs the limit of the node's partition would be exceeded with `size` more.
-    fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
-        let config = &self.supply.pools[pool].config;
-        let Some(name) = &self.supply.nodes[node].burst else {
-            return (self.gpus_coming(pool) + u32::from(size))
-                .saturating_sub(whole_pilots(config, config.max_pilots));
-        };
-        let most = config.burst.iter().find(|b| b.partition == *name);
-        let most = most.map_or(0, |b| whole_pilots(config, b.max_pilots));
-        (self.gpus_bursting(pool, name) + u32::from(size)).saturating_sub(most)
-    }
-
     /// Whether so many GPUs more are allowed on the pool's own nodes.
     pub(crate) fn may_add_own(&self, pool: Idx<Pool>, size: u16) -> bool {
-        let config = &self.supply.pools[pool].config;
-        self.gpus_coming(pool) + u32::from(size) <= whole_pilots(config, config.max_pilots)
+        self.too_many_own(pool, size) == 0
     }
 
-    /// Whether the burst partition's limit allows this many GPUs more: the GPUs of its most pilots.
-    fn may_burst(&self, pool: Idx<Pool>, burst: &Burst, size: u16) -> bool {
-        let most = whole_pilots(&self.supply.pools[pool].config, burst.max_pilots);
-        self.gpus_bursting(pool, &burst.partition) + u32::from(size) <= most
+    /// By how many GPUs the limit of the node's partition would be exceeded with `size` more. A burst partition that isn't
+    /// configured any more has no room.
+    fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
+        let Some(name) = &self.supply.nodes[node].burst else {
+            return self.too_many_own(pool, size);
+        };
+        let burst = &self.supply.pools[pool].config.burst;
+        let burst = burst.iter().find(|b| b.partition == *name);
+        burst.map_or_else(|| size.into(), |b| self.too_many_there(pool, b, size))
+    }
+
+    fn too_many_own(&self, pool: Idx<Pool>, size: u16) -> u32 {
+        let config = &self.supply.pools[pool].config;
+        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
+        (self.gpus_coming(pool) + u32::from(size)).saturating_sub(most)
+    }
+
+    fn too_many_there(&self, pool: Idx<Pool>, burst: &Burst, size: u16) -> u32 {
+        let whole = u32::from(self.supply.pools[pool].config.gpus_per_pilot);
+        let there = self.gpus_bursting(pool, &burst.partition);
+        (there + u32::from(size)).saturating_sub(burst.max_pilots * whole)
     }
 
     /// GPUs of the pool's pilots that are in the burst partition or on their way there. An ending pilot without leases counts
@@ -427,7 +432,7 @@ impl Core {
         }
         let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
         let size = self.size_for(cell);
-        let sooner = |b: &&Burst| wait > b.boot && self.may_burst(pool, b, size);
+        let sooner = |b: &&Burst| wait > b.boot && self.too_many_there(pool, b, size) == 0;
         for partition in config.burst.iter().filter(sooner).map(|b| &b.partition) {
             if self.boots_for_more(cell, partition) {
                 return;

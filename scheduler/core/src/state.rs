@@ -583,7 +583,7 @@ pub(crate) struct Cell {
     pub failed_on: Vec<(JobId, Timestamp)>,
     /// Why the last one came to nothing.
     pub why_failed: String,
-    pub boots: Boots,
+    pub vain: Vain,
     pub rank: Rank,
     /// Pilot with GPUs reserved for this cell.
     pub reserved: Option<Idx<Pilot>>,
@@ -604,12 +604,12 @@ pub(crate) struct Cell {
     pub unasked: Option<Timestamp>,
 }
 
-/// Pilots that were started for a waiting cell.
+/// Pilots that came up for a waiting cell and were of no use to it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Boots {
-    pub count: u32,
-    /// No further one starts for the cell before.
-    pub again: Timestamp,
+pub(crate) struct Vain {
+    pub pilots: u32,
+    /// No further one is asked for before.
+    pub next: Timestamp,
 }
 
 impl Cell {

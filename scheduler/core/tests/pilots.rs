@@ -186,6 +186,54 @@ fn each_who_waits_has_a_burst_pilot_of_its_own_on_a_node_with_room() {
 }
 
 #[test]
+fn no_burst_pilot_is_started_for_a_kernel_that_cant_move() {
+    let mut w = world(1, true);
+    let kernels = behind_a_long_run(&mut w);
+    w.tell(Input::KernelFixed {
+        kernel: kernels[1].clone(),
+        why: Some("its state is not saved".into()),
+    });
+    let (_, out) = w.submit(&kernels[1], Need::gpus(1));
+    assert_eq!(asked(&out), []);
+    assert_eq!(asked(&w.pass(Span::from_secs(600))), []);
+}
+
+/// Slurm gives each pilot a GPU too few for its cell, which waits on. The pilots are idle, and given back.
+#[test]
+fn pilots_that_dont_help_a_cell_come_ever_more_rarely() {
+    let mut w = world(1, true);
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    let mut next = asked(&out);
+    let mut when = Vec::new();
+    for second in 0..1800 {
+        let mut out = w.pass(Span::from_secs(1));
+        for (ticket, _) in std::mem::take(&mut next) {
+            when.push(second);
+            let job = JobId(w.next_job + 1);
+            out.extend(w.tell(Input::PilotQueued { ticket, job }));
+            out.extend(w.pilot_up("n0", 1, 4).1);
+        }
+        let drained: Vec<JobId> = w
+            .agents
+            .iter()
+            .filter(|(_, a)| a.draining)
+            .map(|(j, _)| *j)
+            .collect();
+        for pilot in drained {
+            w.agents.remove(&pilot);
+            let cause = hop_words::lease::EndCause::Done;
+            out.extend(w.tell(Input::PilotLost { pilot, cause }));
+        }
+        next.extend(asked(&out));
+    }
+    let pauses: Vec<i32> = when.windows(2).map(|w| w[1] - w[0]).collect();
+    assert!(pauses[..2].iter().all(|p| *p < 10), "{pauses:?}");
+    assert!(pauses[7..].iter().all(|p| (320..340).contains(p)), "{pauses:?}");
+    assert_eq!(pauses.len(), 11, "{pauses:?}");
+}
+
+#[test]
 fn one_whole_burst_pilot_serves_as_many_as_fit() {
     let mut w = world(1, false);
     let kernels = behind_a_long_run(&mut w);
