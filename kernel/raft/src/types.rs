@@ -9,8 +9,9 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_log::Index;
 use openraft::EntryPayload;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
 
 /// The version of the form.
@@ -37,9 +38,23 @@ pub(crate) type Meta = openraft::SnapshotMeta<u32, ()>;
 pub(crate) type Membership = openraft::StoredMembership<u32, ()>;
 pub(crate) type Storage = openraft::StorageError<u32>;
 
-/// An entry of `hop-log`, or the state at a group's beginning, in serialised form.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Command(#[serde(skip)] pub(crate) Bytes);
+/// An entry of `hop-log`, or the state at a group's beginning, in serialised form. The JSON has an empty list in its place:
+/// the bytes are a raw part. (serde's `skip` does nothing for the one field of a tuple struct.)
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Command(pub(crate) Bytes);
+
+impl Serialize for Command {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_seq(Some(0))?.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Command {
+    /// Whatever is there: logs from before 2026-11-28 have the bytes here as well.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self::default())
+    }
+}
 
 /// A type of openraft with raw parts.
 pub(crate) trait Parts: Serialize + DeserializeOwned {
@@ -239,6 +254,31 @@ mod tests {
             (back.entries, back.leader_commit),
             (entries.clone(), Some(entries[1].log_id))
         );
+    }
+
+    #[test]
+    fn an_entrys_bytes_are_written_once() {
+        let command = Command(Bytes::from(vec![b'x'; 1000]));
+        let propose = Request::Propose {
+            command: command.clone(),
+        };
+        assert!(propose.pack().len() < 1050);
+        let whole = entry(5, EntryPayload::Normal(command)).pack();
+        assert!(whole.len() < 1150, "{}", whole.len());
+    }
+
+    /// Until 2026-11-28 the JSON held the bytes once more, number by number.
+    #[test]
+    fn an_entry_written_with_its_bytes_in_the_json_is_read() {
+        let now = entry(5, EntryPayload::Normal(Command(Bytes::from_static(b"five")))).pack();
+        let json = std::str::from_utf8(&now[HEAD..now.len() - 8]).unwrap();
+        let json = json.replace("[]", "[102,105,118,101]");
+        let mut old = BytesMut::from(&[VERSION][..]);
+        old.put_u32_le(length(json.len()));
+        old.put_slice(json.as_bytes());
+        old.put_slice(&now[now.len() - 8..]);
+        assert!(old.len() > now.len());
+        assert_eq!(Entry::unpack(old.freeze()).unwrap(), Entry::unpack(now).unwrap());
     }
 
     proptest! {
