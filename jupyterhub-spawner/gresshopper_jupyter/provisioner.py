@@ -333,7 +333,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if signum == signal.SIGINT:
             self._front.send_signal(signum)
         elif signum in (signal.SIGTERM, signal.SIGKILL):
-            # Some clients restart a kernel so. Their next call tells whether they want it again.
+            # Some clients restart a kernel this way: the next call launches the kernel again, or cleans up.
             await self.kill(restart=True)
 
     async def kill(self, restart: bool = False) -> None:

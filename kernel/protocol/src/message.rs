@@ -72,8 +72,8 @@ pub enum Welcome {
     No { version: u32, reason: String },
 }
 
-/// Place of a cell that waited behind another one when the executor was lost. No word came that the cell had begun. An error
-/// of the cell before aborts this one.
+/// Place of a cell that waited behind another one when the executor was lost. No word came that the cell had begun. If the
+/// cell in front ends with an error, this cell is aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behind {

@@ -50,7 +50,7 @@ impl Core {
                 looked = Looked::default();
             } else if let Some(node) = self.work.stale.pop_first() {
                 self.dispatch_one_of_many(node, &mut looked, out);
-            } else if let Some(node) = self.work.bare.pop_first() {
+            } else if let Some(node) = self.work.demanding.pop_first() {
                 self.demand_on(node, out);
                 looked.refresh(out.len());
             } else {

@@ -545,7 +545,7 @@ impl Core {
         self.foresee_soon(p.pool);
     }
 
-    /// Cells that wait for the node's GPUs may need a pilot there: one was lost, or the node isn't held any more.
+    /// Cells that wait for the node's GPUs may need a pilot there: a pilot was lost, or a hold or a lease has ended.
     pub(crate) fn demand_on(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         for cell in waiting {

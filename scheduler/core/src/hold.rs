@@ -135,7 +135,7 @@ impl Core {
         spot.is_some_and(|s| self.holder_before(node(s.pilot), cell).is_some())
     }
 
-    /// The due cell for which the node is held, if this one comes after it.
+    /// The due cell that holds the node, if `cell` comes after that due cell.
     pub(crate) fn holder_before(&self, node: Idx<Node>, cell: Idx<Cell>) -> Option<Idx<Cell>> {
         let holder = self.supply.nodes[node].held_for.filter(|&h| h != cell)?;
         (self.work.cells[holder].rank < self.work.cells[cell].rank).then_some(holder)
@@ -441,7 +441,7 @@ impl Core {
         }
         let lanes = self.supply.pools.values().map(|p| &p.lanes);
         let spare = lanes.flat_map(|l| l.spare.iter().map(|&(_, n)| n));
-        self.work.bare.extend(spare.filter(|&n| nodes.contains(n)));
+        self.work.demanding.extend(spare.filter(|&n| nodes.contains(n)));
         let cores_alone = |p: &Pool| p.shapes.keys().next().is_some_and(|s| s.gpus == 0);
         if self.supply.pools.values().any(cores_alone) {
             self.work.stale.extend(nodes.iter());

@@ -655,7 +655,7 @@ impl Core {
             self.maybe_idle(pilot, out);
             if self.supply.nodes[node].held_for.is_some() {
                 // What may backfill has changed.
-                self.work.bare.insert(node);
+                self.work.demanding.insert(node);
             }
         }
     }

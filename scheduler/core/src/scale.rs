@@ -13,7 +13,7 @@ use hop_words::time::Span;
 /// Shortest pause between two looks at an idle pilot's worth.
 const LOOK_LEAST: Span = Span::from_secs(15);
 const LOOK_MOST: Span = Span::from_secs(600);
-/// Pilots in vain for one cell without a pause, the pause after these, and how often it doubles.
+/// Number of pilots in vain for one cell before the first pause, length of that pause, and how often the pause doubles.
 const VAIN_AT_ONCE: u32 = 3;
 const VAIN_PAUSE: Span = Span::from_secs(10);
 const VAIN_DOUBLINGS: u32 = 5;
@@ -565,8 +565,8 @@ impl Core {
         self.at(until, Timer::Idle(job));
     }
 
-    /// Whether a cell is on its way here with its kernel, or waits for the pilot and may start there. Nobody needs a pilot
-    /// that is kept for cells behind a due one which holds the node.
+    /// Whether a cell with GPUs reserved on the pilot may start there, or its kernel is moving there. A pilot is idle if all
+    /// such cells come after a due cell that holds the node.
     fn is_reserved_for_one_that_may_start(&self, p: &Pilot) -> bool {
         p.reserved.iter().any(|&c| {
             let moving = self.work.kernels[self.work.cells[c].kernel].migrating;

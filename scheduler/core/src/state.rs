@@ -91,8 +91,8 @@ pub(crate) struct Work {
     pub next_seq: u64,
     /// Nodes whose reservations or ranks have changed: cells waiting there may be able to start now.
     pub stale: BTreeSet<Idx<Node>>,
-    /// Nodes with room for a pilot that are held no longer: cells waiting there may need one.
-    pub bare: BTreeSet<Idx<Node>>,
+    /// Nodes on which a hold or, beside a hold, a lease has ended: cells waiting there may need a pilot.
+    pub demanding: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: what is held for them is looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
     /// Counts of overtaken cells, by what the cells compete for.

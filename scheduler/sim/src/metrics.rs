@@ -149,7 +149,7 @@ pub struct PolicyResult {
     /// Burst nodes' GPUs among these, and their cost.
     pub burst: Steps,
     pub burst_cost: f64,
-    /// Pilots that were submitted: jobs that Slurm has seen.
+    /// Number of pilots submitted to Slurm.
     pub pilots: u64,
     pub migrations: u64,
     /// Cells that were parked in their middle, each time counted.
