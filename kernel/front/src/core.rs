@@ -2,12 +2,17 @@
 //! next replica, and the news to clients of the kernel's death. The core acts through [`Wire`] and has no socket and no
 //! clock; [`crate::life`] decides on the replica.
 
+mod answered;
 mod before;
+mod marks;
 mod requests;
 mod seating;
 mod unseen;
 
+use self::answered::Answered;
 use self::before::Before;
+pub use self::marks::Mark;
+use self::marks::{Idle, Marks};
 use self::requests::{Open, Requests, is_open, is_question};
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
@@ -36,16 +41,17 @@ const COUNTS: usize = 1000;
 
 /// The things that the front can do.
 pub trait Wire {
-    /// Sends to one client. `seq` is done when the message has left; it comes back when the client is away.
+    /// Sends to one client. `mark` comes to [`Front::have_left`] when the message has left; the message comes back when the
+    /// client is away.
     fn reply(
         &mut self,
         channel: Channel,
         identity: &[u8],
         message: Message,
-        seq: Option<u64>,
+        mark: Option<Mark>,
     ) -> Result<(), Message>;
-    /// Sends to all subscribers; false where there is none. `seq` is done when the message has left.
-    fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool;
+    /// Sends to all subscribers; false where there is none. `mark` comes to [`Front::have_left`] when the message has left.
+    fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool;
     fn send(&mut self, item: Item);
     /// Nothing is left to do with this item.
     fn done(&mut self, seq: u64);
@@ -60,8 +66,8 @@ pub enum End {
 
 #[derive(Debug)]
 struct Waiting {
-    /// `None`: the front itself has written the message.
-    seq: Option<u64>,
+    /// `None`: nothing depends on it.
+    mark: Option<Mark>,
     message: Message,
 }
 
@@ -78,6 +84,9 @@ pub struct Front {
     /// Requests that have no reply, the oldest first.
     open: Vec<Open>,
     requests: Requests,
+    /// Cells that have a reply, the oldest first.
+    answered: Vec<Answered>,
+    marks: Marks,
     outputs: VecDeque<Waiting>,
     replies: HashMap<(Channel, Bytes), Vec<Waiting>>,
     kept: usize,
@@ -86,7 +95,7 @@ pub struct Front {
     ledger: Ledger,
     heard: CellNumber,
     /// The answered cells that the replica doesn't know to be heard.
-    unheard: Vec<CellId>,
+    unheard: Vec<(CellNumber, CellId)>,
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
     counts: VecDeque<(CellId, i64)>,
@@ -124,6 +133,8 @@ impl Front {
             tenure: Tenure(0),
             open: Vec::new(),
             requests: Requests::default(),
+            answered: Vec::new(),
+            marks: Marks::default(),
             outputs: VecDeque::new(),
             replies: HashMap::new(),
             kept: 0,
@@ -219,8 +230,8 @@ impl Front {
                 self.tell_notices(&envelope.header, at, wire);
                 // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the
                 // front has heard the answer.
-                if self.unheard.contains(&id) {
-                    self.acknowledge(wire);
+                if self.unheard.iter().any(|(_, cell)| *cell == id) {
+                    self.acknowledge_upto(self.heard, wire);
                 }
             }
             self.opens(envelope, &header, (channel, identity, &message), wire);
@@ -273,7 +284,7 @@ impl Front {
     /// go before each later message: a client that has heard `idle` waits for no more outputs.
     fn flush(&mut self, wire: &mut impl Wire) {
         while let Some(waiting) = self.outputs.pop_front() {
-            if !wire.publish(&waiting.message, waiting.seq) {
+            if !wire.publish(&waiting.message, waiting.mark) {
                 self.outputs.push_front(waiting);
                 return;
             }
@@ -285,12 +296,14 @@ impl Front {
     pub fn connected(&mut self, channel: Channel, identity: &Bytes, wire: &mut impl Wire) {
         let key = (channel, identity.clone());
         let mut waiting = self.replies.remove(&key).unwrap_or_default().into_iter();
-        for Waiting { seq, message } in waiting.by_ref() {
+        for Waiting { mark, message } in waiting.by_ref() {
             let size = message.size();
-            match wire.reply(channel, identity, message, seq) {
+            match wire.reply(channel, identity, message, mark) {
                 Ok(()) => self.kept -= size,
                 Err(message) => {
-                    let rest = std::iter::once(Waiting { seq, message }).chain(waiting).collect();
+                    let rest = std::iter::once(Waiting { mark, message })
+                        .chain(waiting)
+                        .collect();
                     self.replies.insert(key, rest);
                     return;
                 }
@@ -307,7 +320,7 @@ impl Front {
                 .unwrap_or_default()
             {
                 self.kept -= waiting.message.size();
-                waiting.seq.into_iter().for_each(|seq| wire.done(seq));
+                self.gives_up(waiting.mark, wire);
             }
         }
         self.seating.client_gone(identity);
@@ -401,42 +414,47 @@ impl Front {
     }
 
     /// A reply goes to its client, or waits for the client's return.
-    fn reply(&mut self, to: (Channel, Bytes), message: Message, seq: Option<u64>, wire: &mut impl Wire) {
-        if let Err(message) = wire.reply(to.0, &to.1, message, seq) {
+    fn reply(&mut self, to: (Channel, Bytes), message: Message, mark: Mark, wire: &mut impl Wire) {
+        let mark = Some(mark);
+        if let Err(message) = wire.reply(to.0, &to.1, message, mark) {
             self.kept += message.size();
-            self.replies.entry(to).or_default().push(Waiting { seq, message });
+            self.replies
+                .entry(to)
+                .or_default()
+                .push(Waiting { mark, message });
             self.enforce(wire);
         }
     }
 
     /// Shows an error at a cell, and answers the cell.
-    fn answer_open(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) {
-        let reply = self.error_reply(open, shown, at, wire);
+    fn answer_open(&mut self, mut open: Open, shown: Value, at: Time, wire: &mut impl Wire) {
+        let reply = self.error_reply(&mut open, shown, at, wire);
+        let (to, mark) = ((Channel::Shell, open.identity.clone()), self.marks.give(None));
+        self.answers(open, (mark, &reply), true);
         // After a front's death its clients may not be back yet.
-        self.reply((Channel::Shell, open.identity.clone()), reply, None, wire);
+        self.reply(to, reply, mark, wire);
     }
 
     /// Shows something of the front's own, now or once somebody is there.
-    fn show(&mut self, message: Message, at: Time, wire: &mut impl Wire) {
-        if !self.publish(&message, None, at, wire) {
+    fn show(&mut self, message: Message, mark: Option<Mark>, at: Time, wire: &mut impl Wire) {
+        if !self.publish(&message, mark, at, wire) {
             self.kept += message.size();
-            self.outputs.push_back(Waiting { seq: None, message });
+            self.outputs.push_back(Waiting { mark, message });
             self.enforce(wire);
         }
     }
 
-    fn error_reply(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) -> Message {
+    fn error_reply(&mut self, open: &mut Open, shown: Value, at: Time, wire: &mut impl Wire) -> Message {
         let message = self.author.publish("error", &open.header, &json!({}), &shown, at);
-        self.show(message, at, wire);
+        self.show(message, None, at, wire);
         let mut content = shown;
         content["status"] = "error".into();
         content["execution_count"] = 0.into();
         self.final_reply(open, &content, at, wire)
     }
 
-    fn final_reply(&mut self, open: &Open, content: &Value, at: Time, wire: &mut impl Wire) -> Message {
-        let idle = self.author.status(&open.header, "idle", &json!({}), at);
-        self.show(idle, at, wire);
+    fn final_reply(&mut self, open: &mut Open, content: &Value, at: Time, wire: &mut impl Wire) -> Message {
+        open.idle = Idle::OnItsWay(self.say_idle(&open.header, at, wire));
         let metadata =
             json!({"started": date(at), "dependencies_met": true, "engine": "", "status": content["status"]});
         let reply = self
@@ -469,20 +487,27 @@ impl Front {
                 if channel == Channel::Shell {
                     self.has_answered(&message, Some(seq), at, wire);
                 }
-                let answered = channel != Channel::Stdin && !self.close(seq, &message);
+                let mark = match channel {
+                    Channel::Shell => self.marks.give_reply(seq),
+                    _ => self.marks.give(Some(seq)),
+                };
+                let answered = channel != Channel::Stdin && !self.close(mark, &message);
                 let of_before = self.before.is_of(&message);
                 if answered || of_before {
                     if of_before && channel == Channel::Stdin {
                         self.asks_before(at, wire);
                     }
-                    wire.done(seq);
-                    return;
+                    return self.gives_up(Some(mark), wire);
                 }
-                self.reply((channel, identity), message, Some(seq), wire);
+                self.reply((channel, identity), message, mark, wire);
             }
             Item::Note(note) => {
+                let done = match note {
+                    Note::Answered { .. } => self.marks.announces(seq),
+                    _ => Some(seq),
+                };
                 self.note(note, at, wire);
-                wire.done(seq);
+                done.into_iter().for_each(|seq| wire.done(seq));
             }
         }
     }
@@ -504,7 +529,7 @@ impl Front {
             Note::Answered { cell, number, count } => {
                 self.ledger.answered(CellNumber(number), cell.clone());
                 self.heard = CellNumber(number);
-                self.unheard.push(cell.clone());
+                self.unheard.push((self.heard, cell.clone()));
                 if let Some(count) = count {
                     self.counts.push_back((cell, count));
                     if self.counts.len() > COUNTS {
@@ -542,10 +567,14 @@ impl Front {
 
     /// Tells the replica of the answers and losses free to forget.
     pub fn acknowledge(&mut self, wire: &mut impl Wire) {
-        let heard = (self.heard, self.tenure);
+        self.acknowledge_upto(self.may_be_forgotten(), wire);
+    }
+
+    fn acknowledge_upto(&mut self, answer: CellNumber, wire: &mut impl Wire) {
+        let heard = (answer, self.tenure);
         if heard > self.heard_told && self.tenure > Tenure(0) {
             self.heard_told = heard;
-            self.unheard.clear();
+            self.unheard.retain(|(number, _)| *number > answer);
             let (cells, losses) = (heard.0.0, heard.1);
             wire.send(Item::Note(Note::Heard { cells, losses }));
         }
@@ -555,18 +584,17 @@ impl Front {
         if let Some(meanwhile) = &mut self.meanwhile {
             meanwhile.keep(&message);
         }
-        if self.publish(&message, Some(seq), at, wire) {
+        let mark = self.marks.give(Some(seq));
+        self.hears_idle(&message, mark);
+        let mark = Some(mark);
+        if self.publish(&message, mark, at, wire) {
             return;
         }
         if !is_worth_keeping(&message) {
-            wire.done(seq);
-            return;
+            return self.gives_up(mark, wire);
         }
         self.kept += message.size();
-        self.outputs.push_back(Waiting {
-            seq: Some(seq),
-            message,
-        });
+        self.outputs.push_back(Waiting { mark, message });
         self.enforce(wire);
     }
 
@@ -575,7 +603,7 @@ impl Front {
             let oldest = self.outputs.pop_front().expect("there are two");
             self.kept -= oldest.message.size();
             self.dropped += 1;
-            oldest.seq.into_iter().for_each(|seq| wire.done(seq));
+            self.gives_up(oldest.mark, wire);
         }
     }
 
@@ -589,11 +617,11 @@ impl Front {
         self.hide_wait(at, wire);
         let mut cells = std::mem::take(&mut self.open);
         cells.retain(|open| open.is_cell && !self.before.has(&open.id));
-        for (i, open) in cells.into_iter().enumerate() {
+        for (i, mut open) in cells.into_iter().enumerate() {
             let reply = if i == 0 {
-                self.error_reply(&open, failure("KernelDied", &reason), at, wire)
+                self.error_reply(&mut open, failure("KernelDied", &reason), at, wire)
             } else {
-                self.final_reply(&open, &json!({"status": "aborted"}), at, wire)
+                self.final_reply(&mut open, &json!({"status": "aborted"}), at, wire)
             };
             self.obituaries.push((open.identity, reply));
         }

@@ -291,7 +291,7 @@ fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timesta
 fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
     let (heirs, records) = Heirs::open(start.heirs.as_deref(), start.resume);
     if let Some(records) = records {
-        front.take_up(&records);
+        front.take_up(&records, now());
     }
     front.hears_of(file.incarnation);
     heirs
@@ -704,7 +704,6 @@ impl Main {
         self.sockets.out = None;
         if self.met {
             self.sockets.new_stream();
-            self.sockets.forget_receipts();
             self.acks.clear();
             self.frames = None;
         }
@@ -950,8 +949,9 @@ impl Main {
             self.over_at = Some(Instant::now());
         }
         self.learn();
-        let mut done = self.sockets.take_finished();
-        self.front.has_delivered(&done);
+        let left = self.sockets.take_left();
+        let mut done = self.front.have_left(&left);
+        done.append(&mut self.sockets.take_finished());
         // Before the deliveries: what a front doesn't know to be delivered comes to the next one.
         self.record();
         if !done.is_empty() {

@@ -1,6 +1,6 @@
 //! The five sockets on which clients reach a kernel, and the numbered stream of items to the kernel's replica.
 
-use crate::core::Wire;
+use crate::core::{Mark, Wire};
 use crate::owner::{Ports, Start};
 use crate::rekey::Rekey;
 use anyhow::Result;
@@ -39,27 +39,25 @@ impl Sockets {
         }
     }
 
-    fn receipt(&self, seq: Option<u64>) -> Option<Receipt> {
-        seq.map(|seq| self.receipts.issue(seq))
+    fn receipt(&self, mark: Option<Mark>) -> Option<Receipt> {
+        mark.map(|mark| self.receipts.issue(mark.0))
     }
 
     /// Another replica gets the requests from now on: nothing was sent to it yet.
     pub(crate) fn new_stream(&mut self) {
         self.kept = Retained::new(KEEP);
         self.out = None;
+        self.finished.clear();
+    }
+
+    /// The messages that have left for clients since the last call.
+    pub(crate) fn take_left(&mut self) -> Vec<Mark> {
+        self.receipts.take().into_iter().map(Mark).collect()
     }
 
     /// The items of the replica that nothing is left to do with since the last call.
     pub(crate) fn take_finished(&mut self) -> Vec<u64> {
-        let mut done = self.receipts.take();
-        done.append(&mut self.finished);
-        done
-    }
-
-    /// Forgets receipts of a replica that is gone.
-    pub(crate) fn forget_receipts(&mut self) {
-        drop(self.take_finished());
-        self.receipts = Receipts::default();
+        std::mem::take(&mut self.finished)
     }
 
     /// Messages that clients haven't taken yet.
@@ -74,17 +72,17 @@ impl Wire for Sockets {
         channel: Channel,
         identity: &[u8],
         message: Message,
-        seq: Option<u64>,
+        mark: Option<Mark>,
     ) -> Result<(), Message> {
         let router = self.router(channel);
         if !router.has_peer(identity) {
             return Err(message);
         }
-        router.send(identity, message, self.receipt(seq).as_ref())
+        router.send(identity, message, self.receipt(mark).as_ref())
     }
 
-    fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool {
-        self.iopub.has_subscribers() && self.iopub.publish(message, self.receipt(seq).as_ref()) > 0
+    fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool {
+        self.iopub.has_subscribers() && self.iopub.publish(message, self.receipt(mark).as_ref()) > 0
     }
 
     fn send(&mut self, item: Item) {

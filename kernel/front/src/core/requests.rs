@@ -4,7 +4,8 @@
 //! recorded, and so is the front's word before that word leaves. The next front hands out what the replica lacks, under the
 //! first tenure in which the cell may have begun (docs/replication.md, "Why each attempt is on one replica").
 
-use super::unseen::{Change, Request};
+use super::marks::{Idle, Mark};
+use super::unseen::{Answer, Change, Request};
 use super::{Front, INFO, Records, Wire, failure};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Channel, Envelope, Header};
@@ -35,6 +36,7 @@ pub(super) struct Open {
     pub(super) sent: bool,
     /// An executor has said that it runs the code.
     pub(super) runs: bool,
+    pub(super) idle: Idle,
 }
 
 /// Whether a client still waits for the cell's reply.
@@ -58,8 +60,6 @@ pub(super) fn is_question(msg_type: &str) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     wait: bool,
-    /// Answered requests, with the replica's number of the reply, until the client has it.
-    closing: Vec<(u64, Open)>,
 }
 
 impl Front {
@@ -86,12 +86,10 @@ impl Front {
             may_have_begun: !asks,
             sent: false,
             runs: false,
+            idle: Idle::Due,
         };
-        let of_it = |(_, o): &mut (u64, Open)| o.id == open.id;
         // A client may use an id again before its last reply is read.
-        for (_, old) in self.requests.closing.extract_if(.., of_it) {
-            self.unseen.note(Some(Change::Closed(old.id)));
-        }
+        self.is_asked_again(&open.id);
         self.unseen.note(open.record(self.tenure));
         if !self.requests.wait {
             open.send(None, wire);
@@ -101,9 +99,10 @@ impl Front {
 
     /// Goes on with what an earlier front has left: its open requests, and what it kept for pages. From now on changes are
     /// recorded.
-    pub fn take_up(&mut self, records: &[u8]) {
+    pub fn take_up(&mut self, records: &[u8], at: Time) {
         for change in self.unseen.take_up(records) {
             match change {
+                Change::Answered(answer) => self.takes_answer(&answer, at),
                 Change::Open(request) => {
                     let Some(open) = Open::recorded(request, self.durable) else {
                         continue;
@@ -113,24 +112,30 @@ impl Front {
                         None => self.open.push(open),
                     }
                 }
-                Change::Closed(id) => self.open.retain(|o| o.id != id),
+                Change::Closed(id) => self.closes(&id),
                 _ => {}
             }
         }
         self.requests.wait = !self.open.is_empty();
     }
 
+    /// An earlier front has recorded that nothing is left to do for a request.
+    fn closes(&mut self, id: &CellId) {
+        self.open.retain(|o| o.id != *id);
+        self.forgets_answer(id);
+    }
+
     /// Changes to be recorded now for the kernel's next front.
     pub fn records(&mut self) -> Option<Records> {
-        let open = self.requests.closing.iter().map(|(_, o)| o).chain(&self.open);
-        let size = open
-            .clone()
-            .filter_map(|o| o.message.as_ref())
-            .map(Message::size)
-            .sum();
-        let tenure = self.tenure;
-        self.unseen
-            .records(size, || open.filter_map(|o| o.record(tenure)))
+        let (answered, open, tenure) = (&self.answered, &self.open, self.tenure);
+        let requests = open.iter().filter_map(|o| o.message.as_ref());
+        let size =
+            requests.map(Message::size).sum::<usize>() + answered.iter().map(|a| a.size()).sum::<usize>();
+        let all = || {
+            let answered = answered.iter().filter_map(move |a| a.record(tenure));
+            answered.chain(open.iter().filter_map(move |o| o.record(tenure)))
+        };
+        self.unseen.records(size, all)
     }
 
     /// The replica is to begin the cell, or gives back the front's word for it. The word leaves after its record.
@@ -179,7 +184,9 @@ impl Front {
             open.sent |= has(&open.id);
         }
         let flights = in_flight.into_iter().filter_map(Open::from_flight);
-        let unknown: Vec<Open> = flights.filter(|f| !is_open(&self.open, &f.id)).collect();
+        let is_known =
+            |id: &CellId| is_open(&self.open, id) || self.answered.iter().any(|a| a.open.id == *id);
+        let unknown: Vec<Open> = flights.filter(|f| !is_known(&f.id)).collect();
         self.open.splice(0..0, unknown);
         for open in self.open.iter_mut().filter(|o| !o.sent) {
             open.send(None, wire);
@@ -194,15 +201,13 @@ impl Front {
     pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
         let last = std::mem::replace(&mut self.tenure, tenure);
         let waited = std::mem::take(&mut self.requests.wait);
+        self.marks.new_stream();
+        self.owes_answers(at, wire);
         if !met && !waited {
             return;
         }
         if met {
             self.seating.introduce(wire);
-        }
-        // Their replies have left, or wait for absent clients.
-        for (_, open) in std::mem::take(&mut self.requests.closing) {
-            self.unseen.note(Some(Change::Closed(open.id)));
         }
         let (mut unknown, mut is_behind) = (Vec::new(), false);
         for open in self.open.iter_mut().filter(|o| met || !o.sent) {
@@ -234,17 +239,17 @@ impl Front {
             return;
         };
         let open = self.open.remove(index);
-        self.unseen.note(Some(Change::Closed(open.id.clone())));
         if self.loses_before(&open, at, wire) {
+            self.unseen.note(Some(Change::Closed(open.id)));
             return;
         }
         let reason = "the kernel and its front were lost while the cell was under way: run it again";
         let content = failure("CellLost", reason);
-        self.answer_open(&open, content, at, wire);
+        self.answer_open(open, content, at, wire);
     }
 
     /// Closes the request that this reply answers. False: the request was answered in the kernel's place.
-    pub(super) fn close(&mut self, seq: u64, reply: &Message) -> bool {
+    pub(super) fn close(&mut self, mark: Mark, reply: &Message) -> bool {
         if self.open.is_empty() && !self.seating.has_answered() {
             return true;
         }
@@ -258,20 +263,15 @@ impl Front {
             self.seating.learns(&envelope.content);
         }
         let of_it = |o: &mut Open| o.id.as_str() == msg_id;
-        let answered = self.open.extract_if(.., of_it).map(|open| (seq, open));
-        self.requests.closing.extend(answered);
-        !self.seating.is_answered(&msg_id)
-    }
-
-    /// Nothing is left to do with these items of the replica. To be recorded before the replica forgets them.
-    pub fn has_delivered(&mut self, seqs: &[u64]) {
-        let delivered = self
-            .requests
-            .closing
-            .extract_if(.., |(seq, _)| seqs.contains(seq));
-        for (_, open) in delivered {
-            self.unseen.note(Some(Change::Closed(open.id)));
+        let open: Vec<Open> = self.open.extract_if(.., of_it).collect();
+        for mut open in open {
+            // Clients wait for that of a cell alone, and nobody waits for a cell of an earlier server.
+            if !open.is_cell || self.before.has(&open.id) {
+                open.idle = Idle::Left;
+            }
+            self.answers(open, (mark, reply), false);
         }
+        !self.seating.is_answered(&msg_id)
     }
 }
 
@@ -319,7 +319,7 @@ impl Open {
     }
 
     /// The request as the next front gets it.
-    fn record(&self, tenure: Tenure) -> Option<Change> {
+    pub(super) fn record(&self, tenure: Tenure) -> Option<Change> {
         let message = self.message.as_ref()?;
         Some(Change::Open(Request {
             channel: self.channel,
@@ -330,6 +330,7 @@ impl Open {
                 .or_else(|| (self.is_cell && self.may_have_begun).then_some(tenure)),
             may_have_begun: self.may_have_begun,
             runs: self.runs,
+            is_idle: self.idle == Idle::Left,
         }))
     }
 
@@ -354,6 +355,24 @@ impl Open {
             may_have_begun: request.may_have_begun,
             sent: false,
             runs: request.runs,
+            idle: if request.is_idle { Idle::Left } else { Idle::Due },
+        })
+    }
+
+    pub(super) fn answered(answer: &Answer) -> Option<Self> {
+        Some(Self {
+            id: answer.cell.clone(),
+            channel: answer.channel,
+            identity: hex::decode(&answer.identity).ok()?.into(),
+            header: hex::decode(&answer.header).ok()?.into(),
+            is_cell: true,
+            message: None,
+            first: None,
+            asks: false,
+            may_have_begun: true,
+            sent: true,
+            runs: true,
+            idle: if answer.is_idle { Idle::Left } else { Idle::Due },
         })
     }
 
@@ -371,6 +390,7 @@ impl Open {
             may_have_begun: true,
             sent: true,
             runs: true,
+            idle: Idle::Due,
         })
     }
 }

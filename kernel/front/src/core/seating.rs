@@ -364,6 +364,7 @@ fn seconds(at: Time) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::Mark;
     use hop_protocol::jupyter::Author;
     use hop_words::id::Tenure;
 
@@ -394,12 +395,12 @@ mod tests {
     }
 
     impl Wire for Ear {
-        fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<u64>) -> Result<(), Message> {
+        fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<Mark>) -> Result<(), Message> {
             self.0.push(line(&message));
             Ok(())
         }
 
-        fn publish(&mut self, message: &Message, _: Option<u64>) -> bool {
+        fn publish(&mut self, message: &Message, _: Option<Mark>) -> bool {
             self.0.push(line(message));
             true
         }

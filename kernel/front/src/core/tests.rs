@@ -26,17 +26,19 @@ fn kind(message: &Message) -> String {
 }
 
 impl Wire for Recorder {
-    fn reply(&mut self, _: Channel, id: &[u8], message: Message, seq: Option<u64>) -> Result<(), Message> {
+    fn reply(&mut self, _: Channel, id: &[u8], message: Message, mark: Option<Mark>) -> Result<(), Message> {
         if !self.here.contains(&id) {
             return Err(message);
         }
-        self.seen.push(format!("reply {} {seq:?}", kind(&message)));
+        self.seen
+            .push(format!("reply {} {:?}", kind(&message), mark.map(|m| m.0)));
         Ok(())
     }
 
-    fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool {
+    fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool {
         if self.subscribed {
-            self.seen.push(format!("publish {} {seq:?}", kind(message)));
+            self.seen
+                .push(format!("publish {} {:?}", kind(message), mark.map(|m| m.0)));
         }
         self.subscribed
     }
@@ -266,8 +268,8 @@ fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
         wire.take(),
         [
             "publish error None",
-            "publish status None",
-            "publish status None",
+            "publish status Some(1)",
+            "publish status Some(2)",
             "done 1"
         ]
     );
@@ -512,7 +514,7 @@ fn a_cell_of_before_is_shown_at_the_next_cell_and_behind_it() {
         &mut wire,
     );
     assert_eq!(wire.take(), ["done 3"], "its client is gone");
-    assert_eq!(shows(&mut front, &mut wire, &next, 4), ["publish stream Some(4)"]);
+    assert_eq!(shows(&mut front, &mut wire, &next, 4), ["publish stream Some(2)"]);
     front.sanity_check();
 }
 
@@ -558,7 +560,7 @@ fn a_death_beside_a_cell_of_before_is_told_at_the_clients_own() {
     front.request(Channel::Shell, &ME, own, Time(0), &mut wire);
     wire.take();
     front.die("out of memory".into(), Time(0), &mut wire);
-    assert_eq!(wire.take(), ["publish error None", "publish status None"]);
+    assert_eq!(wire.take(), ["publish error None", "publish status Some(1)"]);
 }
 
 #[test]

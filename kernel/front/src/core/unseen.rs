@@ -9,9 +9,9 @@ mod record;
 
 use self::outputs::Outputs;
 pub use self::record::Records;
+pub(super) use self::record::{Answer, Change, Request};
 use self::record::{Came, Json, Log};
-pub(super) use self::record::{Change, Request};
-use super::{Front, Wire};
+use super::{Front, Mark, Wire};
 use bytes::Bytes;
 use hop_protocol::comm::{ANNOUNCED_MAX, CommContent, PageWord};
 use hop_protocol::jupyter::{Envelope, Header};
@@ -124,7 +124,7 @@ impl Unseen {
                 page,
             } => return self.wanted(&notebook, &shown, &page),
             // The front's own.
-            Change::Open(_) | Change::Closed(_) => {}
+            Change::Open(_) | Change::Answered(_) | Change::Closed(_) => {}
         }
         Vec::new()
     }
@@ -352,12 +352,13 @@ impl Front {
     pub(super) fn publish(
         &mut self,
         message: &Message,
-        seq: Option<u64>,
+        mark: Option<Mark>,
         at: Time,
         wire: &mut impl Wire,
     ) -> bool {
         self.flush(wire);
-        let heard = wire.publish(message, seq);
+        let heard = wire.publish(message, mark);
+        let seq = mark.and_then(|mark| self.marks.seq(mark));
         self.comes(message, seq, false, at, wire);
         heard
     }

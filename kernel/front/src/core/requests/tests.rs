@@ -13,6 +13,7 @@ struct Ear {
     sent: Vec<String>,
     told: Vec<String>,
     done: Vec<u64>,
+    left: Vec<Mark>,
 }
 
 fn code(message: &Message) -> String {
@@ -21,18 +22,19 @@ fn code(message: &Message) -> String {
 }
 
 impl Wire for Ear {
-    fn reply(&mut self, _: Channel, _: &[u8], message: Message, seq: Option<u64>) -> Result<(), Message> {
+    fn reply(&mut self, _: Channel, _: &[u8], message: Message, mark: Option<Mark>) -> Result<(), Message> {
         if self.absent {
             return Err(message);
         }
-        self.done.extend(seq);
+        self.left.extend(mark);
         let kind = Envelope::parse(&message).unwrap().header().unwrap().msg_type;
         self.told.push(kind);
         Ok(())
     }
 
-    fn publish(&mut self, message: &Message, _: Option<u64>) -> bool {
+    fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool {
         if !self.absent {
+            self.left.extend(mark);
             let kind = Envelope::parse(message).unwrap().header().unwrap().msg_type;
             self.told.push(kind);
         }
@@ -74,7 +76,7 @@ impl World {
             records: Vec::new(),
             seq: 0,
         };
-        world.front.take_up(b"");
+        world.front.take_up(b"", Time(0));
         world.front.next_tenure(Tenure(1), false, Time(0), &mut world.ear);
         world
     }
@@ -132,7 +134,7 @@ impl World {
     }
 
     fn settles(&mut self) {
-        self.front.has_delivered(&std::mem::take(&mut self.ear.done));
+        self.front.have_left(&std::mem::take(&mut self.ear.left));
         match self.front.records() {
             Some(Records::More(more)) => self.records.extend(more),
             Some(Records::All(all)) => self.records = all,
@@ -144,7 +146,7 @@ impl World {
     /// The front is killed, and another one follows.
     fn follows(&mut self) {
         self.front = Front::new(b"key", "next".into()).durable(true);
-        self.front.take_up(&self.records);
+        self.front.take_up(&self.records, Time(0));
         self.settles();
         self.sent();
     }
@@ -253,7 +255,7 @@ fn an_id_that_is_used_again_is_another_request() {
         .request(Channel::Shell, &ME, message, Time(0), &mut world.ear);
     world.settles();
     // The first one's reply is read.
-    world.ear.done.push(world.seq);
+    world.ear.left.push(Mark(world.seq));
     world.settles();
     world.follows();
     assert_eq!(world.elects(2, false), ["cell"]);

@@ -74,8 +74,26 @@ pub(in crate::core) enum Change {
     },
     /// A request that has no reply, new or changed.
     Open(Request),
-    /// The request's client has the reply.
+    /// The client of an answered cell lacks a part of the answer.
+    Answered(Answer),
+    /// The request's client lacks nothing.
     Closed(CellId),
+}
+
+/// A part of a cell's answer that its client lacks. The bytes are in hex.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::core) struct Answer {
+    pub(in crate::core) cell: CellId,
+    pub(in crate::core) channel: Channel,
+    pub(in crate::core) identity: String,
+    /// The request's header.
+    pub(in crate::core) header: String,
+    /// The frames of the reply, if no replica sends it again.
+    pub(in crate::core) reply: Option<Vec<String>>,
+    /// The client lacks the word that nothing more comes, and no replica sends it again.
+    pub(in crate::core) owes_idle: bool,
+    /// The client has that word.
+    pub(in crate::core) is_idle: bool,
 }
 
 /// A request that has no reply. Its bytes are in hex.
@@ -90,6 +108,9 @@ pub(in crate::core) struct Request {
     pub(in crate::core) may_have_begun: bool,
     /// An executor has said that it runs the code.
     pub(in crate::core) runs: bool,
+    /// The client has the word that nothing more comes.
+    #[serde(default)]
+    pub(in crate::core) is_idle: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -130,7 +151,9 @@ impl Unseen {
         }
         for line in lines {
             match serde_json::from_slice(line) {
-                Ok(change @ (Change::Open(_) | Change::Closed(_))) => requests.push(change),
+                Ok(change @ (Change::Open(_) | Change::Answered(_) | Change::Closed(_))) => {
+                    requests.push(change)
+                }
                 Ok(change) => drop(self.apply(change)),
                 Err(error) => {
                     tracing::warn!(%error, "a record of the earlier front can't be read");

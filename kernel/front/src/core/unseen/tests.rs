@@ -2,7 +2,7 @@
 
 use super::outputs::STREAM_MAX;
 use super::*;
-use crate::core::SeatWaits;
+use crate::core::{Mark, SeatWaits};
 use hop_protocol::jupyter::{Author, Channel};
 use hop_protocol::link::Item;
 
@@ -17,11 +17,11 @@ struct Ear {
 }
 
 impl Wire for Ear {
-    fn reply(&mut self, _: Channel, _: &[u8], _: Message, _: Option<u64>) -> Result<(), Message> {
+    fn reply(&mut self, _: Channel, _: &[u8], _: Message, _: Option<Mark>) -> Result<(), Message> {
         Ok(())
     }
 
-    fn publish(&mut self, message: &Message, _: Option<u64>) -> bool {
+    fn publish(&mut self, message: &Message, _: Option<Mark>) -> bool {
         let envelope = Envelope::parse(message).unwrap();
         let content: Value = serde_json::from_slice(&envelope.content).unwrap();
         match &*envelope.header().unwrap().msg_type {
@@ -73,7 +73,7 @@ impl World {
     /// A world in which the front has a successor.
     fn recorded() -> Self {
         let mut world = Self::new();
-        world.front.take_up(b"");
+        world.front.take_up(b"", Time(0));
         world.front.hears_of(Incarnation(1));
         world
     }
@@ -90,7 +90,7 @@ impl World {
     fn follow(&mut self, replica: u32) {
         self.records();
         self.front = Front::new(b"key", "next".into());
-        self.front.take_up(&self.records);
+        self.front.take_up(&self.records, Time(0));
         self.front.hears_of(Incarnation(replica));
         self.front.sanity_check();
     }

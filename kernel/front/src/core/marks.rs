@@ -1,0 +1,70 @@
+//! Numbers of messages to clients: the front learns by a number that its message has left, and tells the replica of it by the
+//! replica's own number.
+
+use std::collections::HashMap;
+
+/// The front's number of a message to clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mark(pub u64);
+
+/// Messages to clients that have not left, with the present replica's number of those that it sent.
+#[derive(Debug, Default)]
+pub(super) struct Marks {
+    last: u64,
+    items: HashMap<Mark, u64>,
+    /// The announcement of the next answer.
+    announced: Option<u64>,
+    /// Announcements of answers, by the answer's mark: the next front needs both.
+    announcements: HashMap<Mark, u64>,
+}
+
+impl Marks {
+    /// A number for a message. `seq` is the replica's.
+    pub(super) fn give(&mut self, seq: Option<u64>) -> Mark {
+        self.last += 1;
+        let mark = Mark(self.last);
+        self.items.extend(seq.map(|seq| (mark, seq)));
+        mark
+    }
+
+    /// The replica's number of the message, if it is the replica's.
+    pub(super) fn seq(&self, mark: Mark) -> Option<u64> {
+        self.items.get(&mark).copied()
+    }
+
+    /// An item of the replica announces the answer that follows. Returns an earlier such item, if nothing has followed it.
+    pub(super) fn announces(&mut self, seq: u64) -> Option<u64> {
+        self.announced.replace(seq)
+    }
+
+    /// A number for a reply, which may have been announced.
+    pub(super) fn give_reply(&mut self, seq: u64) -> Mark {
+        let mark = self.give(Some(seq));
+        let announced = self.announced.take();
+        self.announcements.extend(announced.map(|seq| (mark, seq)));
+        mark
+    }
+
+    /// Another replica numbers its items from the beginning.
+    pub(super) fn new_stream(&mut self) {
+        self.items.clear();
+        self.announcements.clear();
+        self.announced = None;
+    }
+
+    /// Nothing is left to do with a message. Returns the replica's numbers of it.
+    pub(super) fn take(&mut self, mark: Mark) -> impl Iterator<Item = u64> + use<> {
+        let announcement = self.announcements.remove(&mark);
+        self.items.remove(&mark).into_iter().chain(announcement)
+    }
+}
+
+/// The word that nothing more comes of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Idle {
+    /// The replica is to say it.
+    Due,
+    OnItsWay(Mark),
+    /// Its clients have it, or don't wait for it.
+    Left,
+}
