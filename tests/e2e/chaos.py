@@ -198,8 +198,15 @@ class Person:
         if got["done"]:
             return got
         # What a front had taken before its death is the next front's.
-        if not any(-5 < kill - sent < 1 for kill in self.chaos.fronts_killed[self.user]):
-            self.fault(f"no answer within {ANSWER:.0f} s to {code.splitlines()[-1]!r}, status {got['status']}")
+        is_known = got["idle"] or got["reply"] or got["outputs"]
+        kills = [kill - sent for kill in self.chaos.fronts_killed[self.user]]
+        had = f"status {got['status']}, idle {got['idle']}, {len(got['outputs'])} outputs"
+        if is_known or not any(-5 < kill < 1 for kill in kills):
+            self.fault(f"no whole answer within {ANSWER:.0f} s to {code.splitlines()[-1]!r}: {had}")
+        later = [f"{kill:.1f}" for kill in kills if -10 < kill < ANSWER]
+        self.chaos.say(
+            f"{self.user}/{self.number}: a cell of {ANSWER:.0f} s ago has {had}; its front was killed {later} s later"
+        )
         self.chaos.tally.unknown += 1
         return None
 

@@ -108,8 +108,10 @@ class Driver:
             reply = self.replies.get(cell)
             outputs = list(self.outputs.get(cell, []))
             notices = list(self.notices.get(cell, []))
+            idle = cell in self.idle
         return {
             "done": done,
+            "idle": idle,
             "status": reply["content"]["status"] if reply else None,
             "reply": reply["content"] if reply else None,
             "lease": reply["metadata"].get("gresshopper") if reply else None,
