@@ -343,8 +343,7 @@ class Chaos(Oracle):
             "process killed": (16, lambda: self.kill(r"ipykernel_launcher")),
             "supervisor killed": (14, lambda: self.kill(r"hop-replica run")),
             "front killed": (10, self.kill_front),
-            # Only by name: a cell whose front is killed twice within seconds may be answered and never be idle (docs/promises.md).
-            "two killed": (14 if self.only else 0, self.kill_two),
+            "two killed": (14, self.kill_two),
             # Shorter and longer than a replica waits for its front, and than a seat counts as lost.
             "front stands still": (6, lambda: self.pause(r"hop-front", (1, 12, 40, 75))),
             "seat stands still": (6, lambda: self.pause(r"hop-replica seat", (1, 5, 20, 40))),
