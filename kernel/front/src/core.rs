@@ -328,9 +328,9 @@ impl Front {
         wire.send(Item::Note(Note::ClientGone { identity }));
     }
 
-    /// Whether a client still waits for a reply.
+    /// Whether a reply is due to a client, or will be.
     pub fn owes(&self, identity: &Bytes) -> bool {
-        self.open.iter().any(|o| o.identity == *identity)
+        self.open.iter().any(|o| o.identity == *identity) || self.replies.keys().any(|(_, to)| to == identity)
     }
 
     /// The kernel goes on from a state without some answered cells: the user reads their names.

@@ -191,44 +191,42 @@ impl Front {
     }
 
     /// An earlier front's answer, which its client may lack in part.
-    pub(super) fn takes_answer(&mut self, answer: &Answer, at: Time) {
+    pub(super) fn takes_answer(&mut self, answer: &Answer) {
         self.open.retain(|o| o.id != answer.cell);
         self.forgets_answer(&answer.cell);
-        let Some(mut open) = Open::answered(answer) else {
-            return;
-        };
-        if answer.owes_idle {
-            let message = self.author.status(&open.header, "idle", &json!({}), at);
-            let mark = self.marks.give(None);
-            self.kept += message.size();
-            self.outputs.push_back(Waiting {
-                mark: Some(mark),
-                message,
-            });
-            open.idle = Idle::OnItsWay(mark);
-        }
         let frames = |frames: &Vec<String>| frames.iter().map(|f| hex::decode(f).map(Bytes::from)).collect();
-        let reply = answer
-            .reply
-            .as_ref()
-            .map(frames)
-            .and_then(Result::ok)
-            .map(Message);
-        let reply = reply.map(|message| {
-            let mark = self.marks.give(None);
-            self.kept += message.size();
-            let to = (Channel::Shell, open.identity.clone());
-            self.replies.entry(to).or_default().push(Waiting {
-                mark: Some(mark),
-                message: message.clone(),
-            });
-            (mark, message)
-        });
-        self.answered.push(Answered {
+        let reply = answer.reply.as_ref().map(frames).and_then(Result::ok);
+        let reply = reply.map(|frames| (self.marks.give(None), Message(frames)));
+        self.answered.extend(Open::answered(answer).map(|open| Answered {
             open,
+            is_ours: answer.owes_idle || reply.is_some(),
             reply,
-            is_ours: answer.owes_idle || answer.reply.is_some(),
-        });
+        }));
+    }
+
+    /// What the earlier front still owed waits for its clients.
+    pub(super) fn takes_on_debts(&mut self, at: Time) {
+        for answered in &mut self.answered {
+            let open = &mut answered.open;
+            if answered.is_ours && open.idle == Idle::Due {
+                let message = self.author.status(&open.header, "idle", &json!({}), at);
+                let mark = self.marks.give(None);
+                open.idle = Idle::OnItsWay(mark);
+                self.kept += message.size();
+                self.outputs.push_back(Waiting {
+                    mark: Some(mark),
+                    message,
+                });
+            }
+            if let Some((mark, reply)) = &answered.reply {
+                self.kept += reply.size();
+                let to = (Channel::Shell, open.identity.clone());
+                self.replies.entry(to).or_default().push(Waiting {
+                    mark: Some(*mark),
+                    message: reply.clone(),
+                });
+            }
+        }
     }
 
     /// The last of the numbered answers that the replica's log may forget: a reply that is on its way may be wanted once more.

@@ -102,7 +102,7 @@ impl Front {
     pub fn take_up(&mut self, records: &[u8], at: Time) {
         for change in self.unseen.take_up(records) {
             match change {
-                Change::Answered(answer) => self.takes_answer(&answer, at),
+                Change::Answered(answer) => self.takes_answer(&answer),
                 Change::Open(request) => {
                     let Some(open) = Open::recorded(request, self.durable) else {
                         continue;
@@ -116,6 +116,7 @@ impl Front {
                 _ => {}
             }
         }
+        self.takes_on_debts(at);
         self.requests.wait = !self.open.is_empty();
     }
 

@@ -243,6 +243,19 @@ fn a_reply_that_no_client_has_is_asked_for_again() {
 }
 
 #[test]
+fn a_reply_is_due_until_its_client_has_it() {
+    let mut world = World::new();
+    let cell = world.asks("cell");
+    world.begins(&cell);
+    world.ear.absent = true;
+    world.replies(&cell);
+    assert!(world.front.owes(&ME), "it may come back for the reply");
+    world.ear.absent = false;
+    world.front.connected(Channel::Shell, &ME, &mut world.ear);
+    assert!(!world.front.owes(&ME));
+}
+
+#[test]
 fn an_id_that_is_used_again_is_another_request() {
     let mut world = World::new();
     let cell = world.asks("cell");
