@@ -60,6 +60,8 @@ KINDS = {"quick": 34, "long": 12, "gpu": 20, "some": 6, "large": 8, "look": 18, 
 
 #: Seconds within which every cell is answered: the longest wait is that for a group that has lost its majority.
 ANSWER = 150.0
+#: Seconds around its front's death in which a cell may be in a socket that nobody read.
+AT_ONCE = 0.5
 GONE = re.compile(r"so their effects are gone: (.*)")
 
 
@@ -201,7 +203,7 @@ class Person:
         is_known = got["idle"] or got["reply"] or got["outputs"]
         kills = [kill - sent for kill in self.chaos.fronts_killed[self.user]]
         had = f"status {got['status']}, idle {got['idle']}, {len(got['outputs'])} outputs"
-        if is_known or not any(-5 < kill < 1 for kill in kills):
+        if is_known or not any(abs(kill) < AT_ONCE for kill in kills):
             self.fault(f"no whole answer within {ANSWER:.0f} s to {code.splitlines()[-1]!r}: {had}")
         later = [f"{kill:.1f}" for kill in kills if -10 < kill < ANSWER]
         self.chaos.say(
