@@ -51,7 +51,15 @@ class Driver:
         self.idle.clear()
         for channel in ("iopub", "shell"):
             threading.Thread(target=self._listen, args=(channel, self.client), daemon=True).start()
+        threading.Thread(target=self._watch, args=(self.client, self.manager.connect_iopub()), daemon=True).start()
         return {}
+
+    def _watch(self, client: Any, socket: Any) -> None:
+        """A second subscription, as a Jupyter server has for itself: either of the two may be back first."""
+        while self.alive and client is self.client:
+            if socket.poll(200):
+                socket.recv_multipart()
+        socket.close(0)
 
     def disconnect(self) -> dict[str, Any]:
         self.alive = False

@@ -3,6 +3,7 @@
 //! clock; [`crate::life`] decides on the replica.
 
 mod answered;
+mod audience;
 mod before;
 mod marks;
 mod requests;
@@ -10,6 +11,7 @@ mod seating;
 mod unseen;
 
 use self::answered::Answered;
+use self::audience::Audience;
 use self::before::Before;
 pub use self::marks::Mark;
 use self::marks::{Idle, Marks};
@@ -52,6 +54,8 @@ pub trait Wire {
     ) -> Result<(), Message>;
     /// Sends to all subscribers; false where there is none. `mark` comes to [`Front::have_left`] when the message has left.
     fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool;
+    /// Number of clients that are subscribed to outputs.
+    fn subscribers(&self) -> usize;
     fn send(&mut self, item: Item);
     /// Nothing is left to do with this item.
     fn done(&mut self, seq: u64);
@@ -87,6 +91,7 @@ pub struct Front {
     /// Cells that have a reply, the oldest first.
     answered: Vec<Answered>,
     marks: Marks,
+    audience: Audience,
     outputs: VecDeque<Waiting>,
     replies: HashMap<(Channel, Bytes), Vec<Waiting>>,
     kept: usize,
@@ -135,6 +140,7 @@ impl Front {
             requests: Requests::default(),
             answered: Vec::new(),
             marks: Marks::default(),
+            audience: Audience::default(),
             outputs: VecDeque::new(),
             replies: HashMap::new(),
             kept: 0,
@@ -277,12 +283,16 @@ impl Front {
             self.dropped = 0;
             wire.publish(&self.author.stderr(&parent, &text, at), None);
         }
+        self.audience_changes(at, wire);
         self.flush(wire);
     }
 
     /// Sends the outputs that found no subscriber. A client may be subscribed before the news of it is here, so they also
     /// go before each later message: a client that has heard `idle` waits for no more outputs.
     fn flush(&mut self, wire: &mut impl Wire) {
+        if self.audience.is_awaited() {
+            return;
+        }
         while let Some(waiting) = self.outputs.pop_front() {
             if !wire.publish(&waiting.message, waiting.mark) {
                 self.outputs.push_front(waiting);
@@ -438,9 +448,7 @@ impl Front {
     /// Shows something of the front's own, now or once somebody is there.
     fn show(&mut self, message: Message, mark: Option<Mark>, at: Time, wire: &mut impl Wire) {
         if !self.publish(&message, mark, at, wire) {
-            self.kept += message.size();
-            self.outputs.push_back(Waiting { mark, message });
-            self.enforce(wire);
+            self.keep(message, mark, wire);
         }
     }
 
@@ -593,6 +601,11 @@ impl Front {
         if !is_worth_keeping(&message) {
             return self.gives_up(mark, wire);
         }
+        self.keep(message, mark, wire);
+    }
+
+    /// Keeps an output until there are subscribers.
+    pub(super) fn keep(&mut self, message: Message, mark: Option<Mark>, wire: &mut impl Wire) {
         self.kept += message.size();
         self.outputs.push_back(Waiting { mark, message });
         self.enforce(wire);

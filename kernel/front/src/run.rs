@@ -758,6 +758,9 @@ impl Main {
             } if channel == Channel::Shell => {
                 self.away.insert(peer.identity, Instant::now());
             }
+            Event::Disconnected { .. } if channel == Channel::Iopub => {
+                self.front.audience_changes(now(), &mut self.sockets);
+            }
             _ => {}
         }
     }
@@ -1083,6 +1086,7 @@ impl Main {
         self.tell_slow_step();
         self.listen_asleep();
         self.front.acknowledge(&mut self.sockets);
+        self.front.look_at_audience(now(), &mut self.sockets);
         let now = Instant::now();
         let front = &self.front;
         let gone = |(identity, since): (&Bytes, &Instant)| {

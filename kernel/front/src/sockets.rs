@@ -82,7 +82,11 @@ impl Wire for Sockets {
     }
 
     fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool {
-        self.iopub.has_subscribers() && self.iopub.publish(message, self.receipt(mark).as_ref()) > 0
+        self.iopub.subscribers() > 0 && self.iopub.publish(message, self.receipt(mark).as_ref()) > 0
+    }
+
+    fn subscribers(&self) -> usize {
+        self.iopub.subscribers()
     }
 
     fn send(&mut self, item: Item) {

@@ -149,9 +149,10 @@ impl Server {
         wanting.filter(|l| l.outbox.push(&chunks, receipt)).count()
     }
 
-    /// Whether anybody has subscribed to anything.
-    pub fn has_subscribers(&self) -> bool {
-        lock(&self.peers).live.values().any(|l| !l.topics.is_empty())
+    /// Number of peers that have subscribed to anything.
+    pub fn subscribers(&self) -> usize {
+        let peers = lock(&self.peers);
+        peers.live.values().filter(|l| !l.topics.is_empty()).count()
     }
 
     /// Whether a peer of this identity is connected.

@@ -113,6 +113,7 @@ impl Front {
                     }
                 }
                 Change::Closed(id) => self.closes(&id),
+                Change::Audience(count) => self.audience.awaits(count),
                 _ => {}
             }
         }
@@ -128,13 +129,14 @@ impl Front {
 
     /// Changes to be recorded now for the kernel's next front.
     pub fn records(&mut self) -> Option<Records> {
-        let (answered, open, tenure) = (&self.answered, &self.open, self.tenure);
+        let (answered, open, audience, tenure) = (&self.answered, &self.open, &self.audience, self.tenure);
         let requests = open.iter().filter_map(|o| o.message.as_ref());
         let size =
             requests.map(Message::size).sum::<usize>() + answered.iter().map(|a| a.size()).sum::<usize>();
         let all = || {
             let answered = answered.iter().filter_map(move |a| a.record(tenure));
-            answered.chain(open.iter().filter_map(move |o| o.record(tenure)))
+            let requests = answered.chain(open.iter().filter_map(move |o| o.record(tenure)));
+            requests.chain([audience.record()])
         };
         self.unseen.records(size, all)
     }

@@ -405,6 +405,10 @@ mod tests {
             true
         }
 
+        fn subscribers(&self) -> usize {
+            1
+        }
+
         fn send(&mut self, item: Item) {
             if let Item::Jupyter { message, .. } = item {
                 self.0.push(format!("to the replica: {}", line(&message)));

@@ -43,6 +43,10 @@ impl Wire for Recorder {
         self.subscribed
     }
 
+    fn subscribers(&self) -> usize {
+        self.subscribed.into()
+    }
+
     fn send(&mut self, item: Item) {
         self.seen.push(match item {
             Item::Jupyter { channel, message, .. } => format!("send {channel:?} {}", kind(&message)),

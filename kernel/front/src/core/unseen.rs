@@ -124,7 +124,7 @@ impl Unseen {
                 page,
             } => return self.wanted(&notebook, &shown, &page),
             // The front's own.
-            Change::Open(_) | Change::Answered(_) | Change::Closed(_) => {}
+            Change::Open(_) | Change::Answered(_) | Change::Closed(_) | Change::Audience(_) => {}
         }
         Vec::new()
     }
@@ -348,7 +348,7 @@ impl Cell {
 
 impl Front {
     /// Publishes a message after those that found no subscriber, and keeps it for the notebook's next page if it is an
-    /// output of a cell.
+    /// output of a cell. False: there is no subscriber.
     pub(super) fn publish(
         &mut self,
         message: &Message,
@@ -357,7 +357,12 @@ impl Front {
         wire: &mut impl Wire,
     ) -> bool {
         self.flush(wire);
-        let heard = wire.publish(message, mark);
+        let heard = if self.audience.is_awaited() && wire.subscribers() > 0 {
+            self.keep(message.clone(), mark, wire);
+            true
+        } else {
+            wire.publish(message, mark)
+        };
         let seq = mark.and_then(|mark| self.marks.seq(mark));
         self.comes(message, seq, false, at, wire);
         heard

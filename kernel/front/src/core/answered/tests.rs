@@ -82,6 +82,10 @@ impl Wire for Ear {
         self.iopub
     }
 
+    fn subscribers(&self) -> usize {
+        self.iopub.into()
+    }
+
     fn send(&mut self, item: Item) {
         self.sent.push_back(item);
     }

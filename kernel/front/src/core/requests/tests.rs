@@ -10,6 +10,8 @@ const ME: Bytes = Bytes::from_static(b"me");
 #[derive(Default)]
 struct Ear {
     absent: bool,
+    /// Subscribers besides the client.
+    others: usize,
     sent: Vec<String>,
     told: Vec<String>,
     done: Vec<u64>,
@@ -39,6 +41,10 @@ impl Wire for Ear {
             self.told.push(kind);
         }
         !self.absent
+    }
+
+    fn subscribers(&self) -> usize {
+        if self.absent { 0 } else { 1 + self.others }
     }
 
     fn send(&mut self, item: Item) {
@@ -253,6 +259,43 @@ fn a_reply_is_due_until_its_client_has_it() {
     world.ear.absent = false;
     world.front.connected(Channel::Shell, &ME, &mut world.ear);
     assert!(!world.front.owes(&ME));
+}
+
+#[test]
+fn outputs_wait_for_all_subscribers_of_a_killed_front_for_a_second() {
+    for comes_back in [true, false] {
+        let mut world = World::new();
+        let cell = world.asks("cell");
+        world.begins(&cell);
+        for others in 0..2 {
+            world.ear.others = others;
+            world.front.subscribed(&Bytes::new(), Time(0), &mut world.ear);
+        }
+        world.settles();
+        // A second front is killed before all are back.
+        for _ in 0..2 {
+            world.follows();
+            world.ear = Ear::default();
+            world.front.subscribed(&Bytes::new(), Time(10), &mut world.ear);
+            world.settles();
+        }
+        world.resumes(&[&cell], &[]);
+        world.runs(&cell);
+        assert_eq!(world.ear.told, ["iopub_welcome"], "the other one would miss it");
+        if comes_back {
+            world.ear.others = 1;
+            world.front.subscribed(&Bytes::new(), Time(20), &mut world.ear);
+            let told = ["iopub_welcome", "iopub_welcome", "execute_input"];
+            assert_eq!(world.ear.told, told);
+        } else {
+            world.front.look_at_audience(Time(1_000_009), &mut world.ear);
+            assert_eq!(world.ear.told, ["iopub_welcome"]);
+            world.front.look_at_audience(Time(1_000_010), &mut world.ear);
+            assert_eq!(world.ear.told, ["iopub_welcome", "execute_input"]);
+        }
+        world.replies(&cell);
+        assert_eq!(world.ear.told.last().unwrap(), "execute_reply");
+    }
 }
 
 #[test]

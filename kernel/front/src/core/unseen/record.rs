@@ -78,6 +78,8 @@ pub(in crate::core) enum Change {
     Answered(Answer),
     /// The request's client lacks nothing.
     Closed(CellId),
+    /// So many clients are subscribed to outputs.
+    Audience(usize),
 }
 
 /// A part of a cell's answer that its client lacks. The bytes are in hex.
@@ -138,7 +140,7 @@ impl Log {
 }
 
 impl Unseen {
-    /// Goes on with what an earlier front has left, and records from now on. Returns the changes of its requests.
+    /// Goes on with what an earlier front has left, and records from now on. Returns the changes of its requests and clients.
     pub(in crate::core) fn take_up(&mut self, records: &[u8]) -> Vec<Change> {
         let mut requests = Vec::new();
         let whole = records.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
@@ -151,9 +153,10 @@ impl Unseen {
         }
         for line in lines {
             match serde_json::from_slice(line) {
-                Ok(change @ (Change::Open(_) | Change::Answered(_) | Change::Closed(_))) => {
-                    requests.push(change)
-                }
+                Ok(
+                    change
+                    @ (Change::Open(_) | Change::Answered(_) | Change::Closed(_) | Change::Audience(_)),
+                ) => requests.push(change),
                 Ok(change) => drop(self.apply(change)),
                 Err(error) => {
                     tracing::warn!(%error, "a record of the earlier front can't be read");

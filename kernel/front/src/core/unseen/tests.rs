@@ -32,6 +32,10 @@ impl Wire for Ear {
         true
     }
 
+    fn subscribers(&self) -> usize {
+        1
+    }
+
     fn send(&mut self, item: Item) {
         if let Item::Jupyter { message, .. } = item {
             let envelope = Envelope::parse(&message).unwrap();
