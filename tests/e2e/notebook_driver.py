@@ -14,7 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import zmq
 from jupyter_client.manager import KernelManager
+from jupyter_client.session import Session
 
 
 class Driver:
@@ -28,6 +30,7 @@ class Driver:
         self.notices: dict[str, list[dict[str, Any]]] = {}
         self.replies: dict[str, dict[str, Any]] = {}
         self.idle: set[str] = set()
+        self.watched: dict[str, list[dict[str, Any]]] = {}
         self.alive = False
 
     def start(
@@ -49,17 +52,35 @@ class Driver:
         self.notices.clear()
         self.replies.clear()
         self.idle.clear()
+        self.watched.clear()
         for channel in ("iopub", "shell"):
             threading.Thread(target=self._listen, args=(channel, self.client), daemon=True).start()
-        threading.Thread(target=self._watch, args=(self.client, self.manager.connect_iopub()), daemon=True).start()
+        threading.Thread(target=self._watch, args=(self.client,), daemon=True).start()
         return {}
 
-    def _watch(self, client: Any, socket: Any) -> None:
-        """A second subscription, as a Jupyter server has for itself: either of the two may be back first."""
+    def _watch(self, client: Any) -> None:
+        """A second subscription, as a Jupyter server has for itself. It comes back later than the client's to a front."""
+        socket = self.manager.context.socket(zmq.SUB)
+        socket.reconnect_ivl = 600
+        socket.subscribe(b"")
+        socket.connect(self.manager._make_url("iopub"))
+        session = Session(key=client.session.key)
         while self.alive and client is self.client:
             if socket.poll(200):
-                socket.recv_multipart()
+                _, parts = session.feed_identities(socket.recv_multipart())
+                message = session.deserialize(parts)
+                with self.lock:
+                    self.watched.setdefault(message["parent_header"].get("msg_id", ""), []).append(message)
         socket.close(0)
+
+    def watched_of(self, cell: str) -> dict[str, Any]:
+        """What the second subscription heard of a cell."""
+        with self.lock:
+            messages = self.watched.get(cell, [])
+            return {
+                "text": "".join(m["content"]["text"] for m in messages if m["msg_type"] == "stream"),
+                "states": [m["content"]["execution_state"] for m in messages if m["msg_type"] == "status"],
+            }
 
     def disconnect(self) -> dict[str, Any]:
         self.alive = False
@@ -194,6 +215,7 @@ def main() -> None:
         "revive": driver.revive,
         "shutdown": driver.shutdown,
         "notices": driver.notices_of,
+        "watched": driver.watched_of,
         "timed": driver.timed,
     }
     for line in sys.stdin:

@@ -89,6 +89,20 @@ def test_front_killed_while_a_cell_runs_and_the_cell_goes_on(cluster: Cluster, a
     the_cell_goes_on(cluster, alice, cell)
 
 
+def test_each_subscriber_of_a_killed_front_hears_everything(cluster: Cluster, alice: Notebook) -> None:
+    """As a Jupyter server, which subscribes for itself and for each page: one of them is back first."""
+    cell = alice.submit("import time\nfor n in range(1000):\n    print(n)\n    time.sleep(0.005)")["cell"]
+    for _ in range(4):
+        cluster.kill(r"hop-front", "alice")
+        time.sleep(1)
+    lines = "".join(f"{n}\n" for n in range(1000))
+    got = alice.wait(cell, 60)
+    assert (got["status"], got["text"]) == ("ok", lines)
+    until("the other one hears of the end", lambda: "idle" in alice.watched(cell)["states"], 10)
+    assert alice.watched(cell)["text"] == lines
+    next_cell_works(cluster, alice)
+
+
 def test_replica_killed_and_the_kernel_goes_on(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"hop-replica run", "alice")

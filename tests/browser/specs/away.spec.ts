@@ -131,6 +131,25 @@ test("closed while the kernel's front is killed", LAB, async ({ site, bob }) => 
   await page.page.close();
 });
 
+test("open while the kernel's front is killed", LAB, async ({ site, bob }) => {
+  const page = await prints(bob, "open.ipynb", [LINES, BEHIND]);
+  // The server's own subscription may be back before the page's.
+  for (let turn = 0; turn < 3; turn++) {
+    for (const pid of site.fronts()) {
+      process.kill(pid, "SIGKILL");
+    }
+    await more(site);
+  }
+  await showsAll(page, printed(site) - 2);
+  release(site, "bob");
+  await expect(prompt(page, 0)).toHaveText("[1]:");
+  await expect(prompt(page, 1)).toHaveText("[2]:");
+  await showsAll(page, printed(site) - 1);
+  await expect(page.output(1)).toHaveText(["behind True", "True"]);
+  await page.kernelIs("idle");
+  await page.page.close();
+});
+
 test("opened after the cell's end", LAB, async ({ site, bob }) => {
   const first = await prints(bob, "ended.ipynb", [LINES, BEHIND]);
   // The file has some of the lines.
