@@ -873,9 +873,8 @@ impl Main {
             );
         }
         let taken = self.delivered.taken();
-        // An earlier front is still working on its items.
-        let again = if new { taken.again() } else { Vec::new() };
-        let upto = taken.upto();
+        // What an earlier front had in work, as far as it has not come again: the connection may have broken meanwhile.
+        let (upto, again) = (taken.upto(), taken.again());
         self.hello = Some(hello);
         Welcome::Yes {
             version: VERSION,
