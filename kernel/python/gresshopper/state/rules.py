@@ -421,7 +421,7 @@ class Rules(Writing):
         return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
 
     def _argparse(self, made: Any) -> Any:
-        # argparse knows `SUPPRESS` by its identity, not just its value.
+        # argparse knows `SUPPRESS` by its identity, so an equal string isn't enough.
         attrs = object.__getattribute__(made, "__dict__")
         suppress = sys.modules["argparse"].SUPPRESS
         names_ = [name for name, value in attrs.items() if value is suppress]
