@@ -1,5 +1,5 @@
 //! The front's main loop: one task owns sockets and processes, and never waits for a client or a replica.
-//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this carries out.
+//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this module carries the decisions out.
 
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
@@ -41,35 +41,36 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, interval, sleep};
 
-/// Pause between the news of a kernel's death and the answers to its open requests: clients poll the kernel's process
-/// every second or so, and should learn of the death first.
+/// Pause between the news of a kernel's death and the answers to its open requests. Clients poll the kernel's process
+/// about every second, and should learn of the death first.
 const OBITUARY: Duration = Duration::from_secs(3);
 
-/// Time at the end for clients to read their last messages, and for a kernel to end.
+/// Time at the end for clients to read their last messages.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// Time for a kernel to end, before the front ends without it.
 const ENDING: Duration = Duration::from_secs(8);
 
-/// Time for saving a kernel, before the front ends without the save. The replica goes on by itself.
+/// Time for a connected kernel to be saved. The front then ends, and the replica goes on with the save by itself.
 const PARTING: Duration = Duration::from_secs(40);
 
 /// Time after which a disconnected client counts as gone, if no message is due to it.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
-/// The same, if messages are due to it.
+/// Time after which a disconnected client counts as gone, if messages are due to it.
 const CREDITOR_GONE: Duration = Duration::from_secs(3600);
 
-/// Frames of the replica that are taken before anybody else is looked at.
+/// Most frames of the replica that are taken at once, before the main loop looks at its other inputs.
 const BATCH: usize = 64;
 
-/// How long acknowledgements to the replica are gathered.
+/// Time for which acknowledgements to the replica are gathered.
 const ACK_AFTER: Duration = Duration::from_millis(20);
 
-/// Time for a leaving replica, before its step is ended.
+/// Time for a leaving replica to exit, before its step is ended.
 const LEAVES: Duration = Duration::from_secs(5);
 
-/// Between two looks at time limits.
-/// Clients are told of a process that Slurm starts more slowly than this.
+/// Clients are told if Slurm takes longer than this to start the kernel's step.
 const TELL_STEP_AFTER: Span = Span::from_secs(5);
 
+/// Time between two looks at time limits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 struct Main {
@@ -82,50 +83,50 @@ struct Main {
     sockets: Sockets,
     delivered: Delivered,
     heirs: Heirs,
-    /// The replica that may connect. `None` means that one is being started.
+    /// The replica that may connect. `None` means that a replica is being started.
     expected: Option<Incarnation>,
-    /// Frames of the replica, with the number of its visit.
+    /// Frames of the replica, with the number of its connection.
     frames: Option<(u64, mpsc::Receiver<Frame>)>,
     /// The last hello of the replica.
     hello: Option<Hello>,
-    /// The replica of this stream has had a connection.
+    /// The replica of this stream has been connected to this front.
     met: bool,
     process: Option<Child>,
-    /// Readers of the process's last output.
+    /// Readers of the last output of earlier sruns ([`launch::detach`]).
     ears: Vec<File>,
     starts: mpsc::UnboundedSender<Result<Started>>,
     moving: Moving,
     /// A replica elected by the kernel's group, waiting for its welcome.
     elected: Option<(Hello, oneshot::Sender<Welcome>)>,
-    /// Seats are being found for more replicas.
+    /// The search for seats of more replicas.
     growing: Option<tokio::task::JoinHandle<()>>,
     grown: mpsc::UnboundedSender<Note>,
-    /// Hears what the kernel's seat waits for.
+    /// Takes the news of what the kernel's seat waits for.
     seat_waits: mpsc::UnboundedSender<SeatWaits>,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
-    /// When open requests of a dead kernel are answered.
+    /// Time at which the open requests of a dead kernel are answered.
     obituary_at: Option<Instant>,
-    /// Latest end of the front, and the end if no message is due.
+    /// Latest time at which the front ends. It ends earlier if the kernel has ended and no message is due.
     over_at: Option<Instant>,
     ending: bool,
     /// The kernel is being saved; this front ends afterwards.
     parting: bool,
-    /// The kernel's server and front are gone, and its replica may still connect.
+    /// An earlier server and front of the kernel are gone, and the kernel's replica may still connect.
     left: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
-    /// The sentence for the user, if the kernel begins with its saved state.
+    /// The sentence that tells the user what became of the notebook's earlier kernel.
     sentence: Option<String>,
-    /// While the kernel hibernates.
+    /// The connection to `hopd` while the kernel hibernates.
     listener: Option<Listener>,
     wakes: mpsc::UnboundedSender<()>,
-    /// Tell `hopd` that the kernel is closed for good, and remove the kernel's state.
+    /// At the end, `hopd` is told that the kernel is closed for good, and the kernel's state is removed.
     close: bool,
 }
 
-/// Things that come in.
+/// Inputs of the main loop.
 struct Inputs {
     clients: mpsc::Receiver<(Option<Channel>, Event)>,
     replicas: mpsc::Receiver<ReplicaConnection>,
@@ -137,7 +138,7 @@ struct Inputs {
     seat_waits: mpsc::UnboundedReceiver<SeatWaits>,
 }
 
-/// Runs one kernel's front. False: the kernel died.
+/// Runs one kernel's front. Returns `false` if the kernel died.
 pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     if start.close && !kernel_dir(&start.kernel).is_some_and(|dir| FrontFile::is_in(&dir)) {
         return close_in_its_place(&start).await;
@@ -219,8 +220,8 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     Ok(!died)
 }
 
-/// Closes a kernel of which a lost front has left no folder: else `hopd` would list the kernel for a day, and the notebook's
-/// next opening would bring back what its user has ended.
+/// Closes a kernel whose lost front has left no folder. Otherwise `hopd` would list the kernel for a day, and the notebook's
+/// next opening would bring back a kernel that its user has ended.
 async fn close_in_its_place(start: &Start) -> Result<bool> {
     if !start.launch.local {
         launch::close(start.kernel.clone()).await;
@@ -229,7 +230,7 @@ async fn close_in_its_place(start: &Start) -> Result<bool> {
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
     let states = states(start).map(|states| states.kernel);
     for folder in [Some(dir), states].into_iter().flatten() {
-        // The lost front may have come as far.
+        // The lost front may already have removed it.
         let _ = std::fs::remove_dir_all(&folder);
     }
     Ok(true)
@@ -245,10 +246,10 @@ struct Opened {
     delivered: Delivered,
 }
 
-/// Opens the clients' sockets and the replica's port, writes down the latter, and tells the owner the former.
+/// Opens the clients' sockets and the replica's port. Writes the replica's port down, and tells the owner the clients' ports.
 async fn open(start: &mut Start) -> Result<Opened> {
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
-    // A front that ended while the kernel's first seat waited left nothing to take over: begin anew.
+    // A front that ended while the kernel's first seat waited left nothing to take over, so this front begins anew.
     start.resume &= FrontFile::is_in(&dir);
     (start.launch.replicas, start.launch.hot_standby) = launch::replicas(start, &dir);
     let (tx, clients) = mpsc::channel(1024);
@@ -272,7 +273,7 @@ async fn open(start: &mut Start) -> Result<Opened> {
     })
 }
 
-/// The pure cores of a front, for a kernel that begins or for one that an earlier front has left running.
+/// The pure cores of a front, for a new kernel or for a kernel that an earlier front has left running.
 fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timestamp) -> (Front, Life) {
     let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
         .durable(durable)
@@ -297,7 +298,7 @@ fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
     heirs
 }
 
-/// Front and life of a kernel that an earlier server has left. The kernel keeps a log: it wouldn't be found otherwise.
+/// Front and life of a kernel that an earlier server has left. The kernel keeps a log, or it wouldn't have been found.
 fn cores_of_left(start: &Start, file: &FrontFile) -> (Front, Life) {
     let (front, _) = cores(start, file, true, jiff::Timestamp::now());
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
@@ -309,9 +310,9 @@ fn cores_of_left(start: &Start, file: &FrontFile) -> (Front, Life) {
 struct Claimed {
     start: Start,
     owned: Option<Owned>,
-    /// The kernel's server and front are gone, and it may have run on.
+    /// An earlier server and front of the kernel are gone, and the kernel may have run on.
     left: bool,
-    /// The sentence for the user, if the kernel doesn't run on.
+    /// The sentence that tells the user what became of the notebook's earlier kernel, if that doesn't run on.
     sentence: Option<String>,
 }
 
@@ -369,8 +370,8 @@ fn claimed(mut start: Start) -> Claimed {
     }
 }
 
-/// Whether the kernel's last front has ended without a word: a front that ends removes its folder, and so does a replica for
-/// which no front comes.
+/// Whether the kernel's last front was lost. A front that ends in order removes its folder, and so does a replica that waits
+/// in vain for a front.
 fn was_left(kernel: &KernelId) -> bool {
     let file = kernel_dir(kernel).and_then(|dir| FrontFile::read(&dir).ok());
     file.is_some_and(|file| file.kernel == *kernel && file.state.is_some())
@@ -378,7 +379,7 @@ fn was_left(kernel: &KernelId) -> bool {
 
 /// The folders of a kernel that keeps a log. `None` means that the kernel keeps none.
 fn states(start: &Start) -> Option<States> {
-    // Of other kernels nothing can be saved.
+    // Other kernels can't be saved.
     if start.launch.durable == Durable::No || !start.launch.is_ipykernel() {
         return None;
     }
@@ -389,7 +390,7 @@ fn states(start: &Start) -> Option<States> {
 }
 
 impl Main {
-    /// True: the kernel died.
+    /// Runs until the front's end. Returns `true` if the kernel died.
     async fn main_loop(&mut self, mut inputs: Inputs) -> Result<bool> {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
@@ -451,7 +452,7 @@ impl Main {
         Ok(died)
     }
 
-    /// Closes the replica's connection once all was written: the replica leaves when its last word was taken.
+    /// Closes the replica's connection once everything is written. The replica ends when its last message has been taken.
     async fn hang_up(&mut self, replicas: &mut mpsc::Receiver<ReplicaConnection>) {
         if self.sockets.out.take().is_none() {
             return;
@@ -464,7 +465,7 @@ impl Main {
             ) = replicas.recv().await
             {}
         };
-        // A replica that can't be told leaves by itself after a minute.
+        // A replica that can't be told ends by itself after a minute.
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
@@ -472,10 +473,10 @@ impl Main {
         if self.close && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
-        // A kernel that may still run is found by the notebook's next opening as by this one.
+        // The notebook's next opening finds a kernel that may still run, as this one did.
         let lives = self.left && !self.close;
-        // A saved kernel keeps its state; the folder with the keys is made anew by its next front. A replica that still saves
-        // the kernel finds nobody, and goes on by itself.
+        // A saved kernel keeps its state; its next front makes a new folder with new keys. A replica that still saves the
+        // kernel finds no front, and goes on by itself.
         if !lives {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
@@ -519,8 +520,8 @@ impl Main {
         }
     }
 
-    /// Ends the step of the earlier replica, which may still run. A replica at its announced end gets a moment: a
-    /// slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
+    /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to exit:
+    /// a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
     fn end_old(&self, old: Option<Tenure>, leaves: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
@@ -564,8 +565,8 @@ impl Main {
         });
     }
 
-    /// The kernel begins with what is saved: in a replica that this front starts, or in one that the kernel's group has elected
-    /// while the kernel had no front.
+    /// Tells clients once what became of the notebook's earlier kernel, and what its last cell showed without a front. The
+    /// kernel's replica is started by this front, or was elected by the kernel's group while the kernel had no front.
     fn tell_it_is_back(&mut self) {
         if let Some(sentence) = self.sentence.take() {
             let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
@@ -574,14 +575,14 @@ impl Main {
         }
     }
 
-    /// A wait that is over by now is no news.
+    /// Tells clients what the kernel's seat waits for, unless that wait is over by now.
     fn seat_waits(&mut self, seat: SeatWaits) {
         if self.life.is_starting() {
             self.front.seat_waits(seat, now(), &mut self.sockets);
         }
     }
 
-    /// Tells clients that Slurm takes long over the kernel's step.
+    /// Tells clients if Slurm takes long to start the kernel's step.
     fn tell_slow_step(&mut self) {
         let waited = self.life.awaited_since().map(|since| now().since(since));
         let slow = waited.is_some_and(|waited| waited >= TELL_STEP_AFTER);
@@ -594,7 +595,7 @@ impl Main {
         }
     }
 
-    /// Keeps what the kernel said of itself for the next kernel of its kernelspec.
+    /// Keeps the kernel's `kernel_info_reply` for the next kernel of its kernelspec.
     fn learn(&mut self) {
         let Some(content) = self.front.take_learnt() else {
             return;
@@ -634,7 +635,7 @@ impl Main {
         }
     }
 
-    /// A replica of a higher tenure connects: the kernel's group has elected it.
+    /// Follows a replica that connects with a higher tenure: the kernel's group has elected it.
     fn follow(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) {
         let (order, starts) = (self.order(), self.starts.clone());
         let (incarnation, tenure) = (hello.incarnation, hello.tenure);
@@ -649,7 +650,7 @@ impl Main {
         }
     }
 
-    /// Whether the kernel's group has elected this replica. A former replica comes back in tenures of its own.
+    /// Whether the kernel's group has elected this replica. The group may elect the same replica again, for a later tenure.
     fn is_elected(&self, hello: &Hello) -> bool {
         let new = Some(hello.incarnation) != self.expected || hello.front_epoch == 0;
         new && !hello.standby
@@ -673,7 +674,7 @@ impl Main {
             state,
         } = match started {
             Ok(started) => started,
-            // The replica dials again, and its tenure is read again.
+            // The replica dials again, and then its tenure is read again.
             Err(error) if self.elected.take().is_some() => {
                 return tracing::warn!("the elected replica can't be followed: {error:#}");
             }
@@ -685,7 +686,7 @@ impl Main {
         };
         let tenure = state.as_ref().map_or(Tenure(0), hop_log::State::tenure);
         if self.states.is_some() && tenure <= self.front.tenure() {
-            // Another replica took office meanwhile; or else what was started knows nothing of the kernel.
+            // Another replica took office meanwhile, or the started replica has nothing of the kernel's state.
             if self.life.is_starting() {
                 self.process = process;
                 self.life.handle(Input::Over, now());
@@ -719,7 +720,7 @@ impl Main {
         }
         self.live(Input::Started { tenure });
         if let Some((hello, answer)) = self.moving.take_asking(incarnation) {
-            // The replica may have lost its connection, and connects again.
+            // The replica may have lost its connection; it then connects again.
             let _ = answer.send(self.welcome(Hello { tenure, ..hello }));
         }
         if let Some((hello, answer)) = self.elected.take_if(|(h, _)| h.tenure == tenure) {
@@ -736,7 +737,7 @@ impl Main {
 
     fn on_client(&mut self, channel: Channel, event: Event) {
         match event {
-            // Later messages are for the kernel's next front: a server shuts down its kernels at its end.
+            // A server shuts down its kernels at its end, so later messages must not end a kernel that is being saved.
             Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
                 self.note_shutdown(&message);
@@ -765,7 +766,7 @@ impl Main {
         }
     }
 
-    /// Whether a shutdown is for good decides whether `hopd` is told that the kernel is closed.
+    /// Notes whether a client shuts the kernel down for good: `hopd` is then told that the kernel is closed.
     fn note_shutdown(&mut self, message: &Message) {
         let Ok(envelope) = Envelope::parse(message) else {
             return;
@@ -789,7 +790,7 @@ impl Main {
             ReplicaConnection::Asks { hello, answer } if self.is_elected(&hello) => {
                 self.follow(hello, answer)
             }
-            // A replica connecting before the news of its start dials again.
+            // A replica that connects before the news of its start gets no answer, and dials again.
             ReplicaConnection::Asks { .. } if self.expected.is_none() => {}
             ReplicaConnection::Asks { hello, answer } => {
                 // The caller may have left.
@@ -815,7 +816,7 @@ impl Main {
             return;
         };
         for (seq, item) in self.sockets.kept.lacking(self.last_taken(&hello), &[]) {
-            // The connection may have broken again; then the next one begins here.
+            // The connection may have broken again; the next one then begins with the same items.
             let _ = out.send(Frame::Item(seq, item));
         }
         self.sockets.out = Some((visit, out));
@@ -823,7 +824,7 @@ impl Main {
         (self.met, self.left) = (true, false);
         if let Some(srun) = self.process.as_ref().and_then(Child::id) {
             self.ears.extend(launch::detach(srun));
-            // An earlier process may end yet, of a kernel that has moved.
+            // Earlier sruns of a moved kernel may still be ending, so the last few readers are kept.
             let old = self.ears.len().saturating_sub(4);
             self.ears.drain(..old);
         }
@@ -839,7 +840,7 @@ impl Main {
         self.moves(moves::Input::Up(incarnation));
     }
 
-    /// Our last frame taken by the replica; 0 if the replica last spoke to another front.
+    /// Number of the last frame of this front that the replica has taken; 0 if the replica last spoke to another front.
     fn last_taken(&self, hello: &Hello) -> u64 {
         if hello.front_epoch == self.start.epoch {
             hello.taken
@@ -859,7 +860,7 @@ impl Main {
         if hello.kernel != self.start.kernel || Some(hello.incarnation) != self.expected {
             return no("another replica has taken its place");
         }
-        // The replica's former process, still unaware of the end of its tenure.
+        // This is an earlier process of the replica, unaware that its tenure is over.
         if self.states.is_some() && hello.tenure < self.front.tenure() {
             return no("its tenure is over");
         }
@@ -873,7 +874,8 @@ impl Main {
             );
         }
         let taken = self.delivered.taken();
-        // What an earlier front had in work, as far as it has not come again: the connection may have broken meanwhile.
+        // The items that an earlier front took and didn't finish, unless they have come again. The connection may have broken
+        // since they were asked for.
         let (upto, again) = (taken.upto(), taken.again());
         self.hello = Some(hello);
         Welcome::Yes {
@@ -896,7 +898,7 @@ impl Main {
                     }
                     Item::Note(Note::Members { count }) => self.life.has_members(*count),
                     Item::Note(Note::Begins { cell }) => {
-                        // The next front must know of the word before it leaves.
+                        // The next front must know of the permission before the replica has it.
                         self.front.may_begin(cell, true);
                         self.record();
                     }
@@ -918,7 +920,7 @@ impl Main {
         }
     }
 
-    /// Notes of the replica that concern a move.
+    /// Handles the replica's notes that concern a move.
     fn of_move(&mut self, item: &Item) {
         match item {
             Item::Note(Note::MoveAsked { seat, member }) => {
@@ -931,8 +933,8 @@ impl Main {
         }
     }
 
-    /// Also takes the frames already received, to note all as delivered at once; clients get their turn after a bounded
-    /// number.
+    /// Also takes the frames already received, so that all are noted as delivered at once. Their number is bounded, for
+    /// clients to get their turn.
     fn on_more(&mut self) {
         for _ in 0..BATCH {
             let next = self.frames.as_mut().and_then(|(_, rx)| rx.try_recv().ok());
@@ -943,7 +945,7 @@ impl Main {
         }
     }
 
-    // What follows from it.
+    // After each input.
 
     /// Notes what was delivered, and acts upon the kernel's end.
     fn settle(&mut self) {
@@ -954,7 +956,7 @@ impl Main {
         let left = self.sockets.take_left();
         let mut done = self.front.have_left(&left);
         done.append(&mut self.sockets.take_finished());
-        // Before the deliveries: what a front doesn't know to be delivered comes to the next one.
+        // Recorded before the deliveries are noted: an item that isn't noted as delivered comes again, to the next front.
         self.record();
         if !done.is_empty() {
             self.delivered.done(&done);
@@ -977,7 +979,7 @@ impl Main {
         }
     }
 
-    /// Leaves the changes to the kernel's next front.
+    /// Records the changes for the kernel's next front.
     fn record(&mut self) {
         if let Some(records) = self.front.records() {
             self.heirs.write(&records);
@@ -999,7 +1001,7 @@ impl Main {
         if let Some((_, out)) = &self.sockets.out
             && !self.acks.is_empty()
         {
-            // On a new connection the welcome says what was taken.
+            // If the connection has broken, the next welcome tells what was taken.
             let _ = out.send(Frame::Done(ranges(std::mem::take(&mut self.acks))));
         }
     }
@@ -1010,7 +1012,7 @@ impl Main {
         self.over_at = Some(Instant::now() + FAREWELL);
     }
 
-    /// The owner goes, and may come back for a kernel that belongs to a notebook.
+    /// Saves the kernel of a notebook, for its owner to come back, and ends any other kernel.
     fn part(&mut self, wish: Wish) {
         let saved = self.owned.is_some() && self.start.notebook.is_some();
         if !saved || self.ending || self.front.end().is_some() {
@@ -1046,7 +1048,7 @@ impl Main {
         }
     }
 
-    /// The owner wants it to end.
+    /// Ends the kernel at its owner's wish.
     fn end(&mut self) {
         if self.ending || self.parting {
             return;
@@ -1074,7 +1076,7 @@ impl Main {
             && (self.ending || matches!(self.front.end(), Some(End::Shutdown)))
     }
 
-    /// Looks from time to time whether the replica is still there, and the clients.
+    /// Checks at intervals whether the replica and the clients are still there.
     fn look_around(&mut self) {
         if let Some(pid) = self.strange_local_replica()
             && !Path::new("/proc").join(pid.to_string()).exists()
@@ -1103,7 +1105,7 @@ impl Main {
         }
     }
 
-    /// A kernel that hibernates is woken by its next cell, or through `hopd`.
+    /// Listens for a wake through `hopd` while the kernel hibernates. The kernel's next cell wakes it without `hopd`.
     fn listen_asleep(&mut self) {
         let asleep = self.life.is_asleep() && !self.start.launch.local;
         if !asleep {
@@ -1113,14 +1115,14 @@ impl Main {
         }
     }
 
-    /// A local replica that an earlier front has started is no child of ours.
+    /// The pid of a local replica that an earlier front has started, while it has no connection: it is no child of ours.
     fn strange_local_replica(&self) -> Option<u32> {
         let strange = self.start.launch.local && self.process.is_none() && self.sockets.out.is_none();
         self.hello.as_ref().filter(|_| strange).map(|h| h.pid)
     }
 }
 
-/// Notes of the replica that concern the kernel's life.
+/// The input to [`Life`] that a note of the replica stands for.
 fn of_life(item: &Item) -> Option<Input> {
     match item {
         Item::Note(Note::Leaving { reason }) => Some(Input::Leaving {
@@ -1135,7 +1137,7 @@ fn of_life(item: &Item) -> Option<Input> {
     }
 }
 
-/// The replica has ended, or has to.
+/// Waits a moment for the replica's process to exit, then ends it.
 async fn end_child(child: Option<Child>) {
     let Some(mut child) = child else {
         return;

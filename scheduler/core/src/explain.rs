@@ -13,16 +13,16 @@ use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What an expectation rests on.
+/// Evidence that an expectation rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Basis {
-    /// The likeliest, however little is known: for decisions.
+    /// The likeliest value, however little is known: for decisions.
     Guess,
-    /// What has been seen a few times: for people, who plan by it.
+    /// Values that have been seen a few times: for people, who plan by them.
     Seen,
 }
 
-/// Longer than all that is foreseen.
+/// Stands for an unknown time: longer than any that is foreseen.
 const UNKNOWN: Span = Span(u64::MAX / 4);
 
 /// A waiting cell, for `hop queue`.
@@ -62,7 +62,7 @@ pub struct LeaseView {
     pub cpus: u16,
     /// STARTING, RUNNING, LINGERING, ENDING.
     pub state: &'static str,
-    /// Since when in this state.
+    /// Time at which the lease came into this state.
     pub since: Timestamp,
     pub submit: Timestamp,
     pub started: Option<Timestamp>,
@@ -89,11 +89,11 @@ pub struct PilotView {
     pub gpu_types: Vec<GpuType>,
     pub cpus: u16,
     pub cpus_leased: u16,
-    /// Why GPUs of it can't be lent, where some can't.
+    /// Reasons for which some of the pilot's GPUs can't be lent; empty if all can.
     pub reason: String,
 }
 
-/// By node, how many cells go before each.
+/// For each node, the number of cells before each cell of its queue.
 type Places = BTreeMap<Idx<Node>, BTreeMap<Idx<Cell>, u64>>;
 
 impl Core {
@@ -165,8 +165,8 @@ impl Core {
         self.work.kernels.len()
     }
 
-    /// Sentences on why this cell (or the kernel's first waiting cell) waits, the most important first. For other
-    /// cells they say what the cell does. `None` means that the kernel or the cell is unknown.
+    /// Sentences on why this cell (or the kernel's first waiting cell) waits, the most important first. For a cell that
+    /// doesn't wait, the sentences say what it does. `None` means that the kernel or the cell is unknown.
     pub fn explain(&self, kernel: &KernelId, cell: Option<&CellId>) -> Option<Vec<String>> {
         let k = self.find_kernel(kernel)?;
         let kernel = &self.work.kernels[k];
@@ -226,12 +226,12 @@ impl Core {
         said
     }
 
-    /// The cell could start at once if its kernel sat elsewhere: the first sentence says so, with the user's options.
+    /// The first sentence for a cell that could start at once if its kernel sat on another node, with the user's options.
     fn explain_free_elsewhere(&self, cell: Idx<Cell>) -> Option<String> {
         const NAMED: usize = 3;
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
-        // A limit, say, holds everywhere.
+        // Other reasons hold on every node: a limit, for instance.
         if !matches!(
             self.reason(cell),
             Reason::GpusBusy { .. }
@@ -490,7 +490,7 @@ impl Core {
         Reason::HeldBack { node }
     }
 
-    /// The user's own notebooks among those with these leases, but for the cell's own.
+    /// Notebooks of the cell's user that have GPUs by these leases, without the cell's own notebook.
     pub(crate) fn yours<'a>(&'a self, c: &Cell, leases: impl Iterator<Item = &'a Lease>) -> Yours {
         let user = self.work.kernels[c.kernel].user;
         let mut yours = Yours::default();
@@ -512,7 +512,7 @@ impl Core {
         self.estimate_by(cell, Basis::Guess, |node| self.ahead_on(node, self.place(cell)))
     }
 
-    /// The same for people. `None`: nothing like the cells that run there has been seen often enough.
+    /// Expected wait for people. `None` means that too few cells like the running ones were seen.
     pub(crate) fn foreseen_wait(&self, cell: Idx<Cell>) -> Option<Span> {
         self.foreseen_wait_by(cell, |node| self.ahead_on(node, self.place(cell)))
     }
@@ -535,8 +535,8 @@ impl Core {
         best
     }
 
-    /// When a cell of this place in the queue may be expected to start on the pool's pilots that are up on the node;
-    /// none: never.
+    /// Expected wait of a cell at this place in the queue, on the pool's pilots that are up on the node. `None` means
+    /// that it never starts there.
     pub(crate) fn wait_on(
         &self,
         node: Idx<Node>,
@@ -563,14 +563,14 @@ impl Core {
         let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
         let spans = up.filter_map(|pilot| {
             let free = self.free_for(pilot, basis, need, cpus)?;
-            // Those ahead spread over the node's GPUs.
+            // The cells ahead spread over the pilot's GPUs.
             let lanes = u64::from((pilot.gpus() / need.gpus.max(1)).max(1));
             let before = self.typical_run(pool, basis).0.saturating_mul(ahead / lanes);
             Some(Span(free.0.saturating_add(before)))
         });
         let free = spans.min()?;
         match self.held_before(node, rank, need) {
-            // Free GPUs there are not for this cell.
+            // GPUs that come free there go to the holder first.
             Some(holder) => {
                 let first = self.node_free_in(node, &holder.need)?;
                 Some(free.max(first + self.typical_run(pool, basis)))
@@ -594,7 +594,7 @@ impl Core {
             .unwrap_or(Span::from_secs(60))
     }
 
-    /// How long a running lease may be expected to run on.
+    /// Expected time until the lease ends.
     pub(crate) fn remaining(&self, lease: &Lease) -> Span {
         match &lease.state {
             LeaseState::Running(r) => {
@@ -616,8 +616,8 @@ impl Core {
         }
     }
 
-    /// The same from what has been seen, reckoned anew each second: a guess that is counted down says "at once" in
-    /// the end, however long the cell goes on.
+    /// Expected time until the lease ends, from runs that were seen. A running cell's is reckoned anew each second: a
+    /// guess that is counted down says "at once" in the end, however long the cell goes on.
     fn seen_remaining(&self, lease: &Lease) -> Span {
         let LeaseState::Running(r) = &lease.state else {
             return match &lease.state {
@@ -643,11 +643,11 @@ impl Core {
     fn reckon(&self, lease: &Lease, r: &crate::state::Running) -> Span {
         let elapsed = Span(r.ran.0 + self.now.since(r.since).0);
         let left = self.run_left(lease.kernel, r.print, elapsed);
-        // Older than all runs seen: expect as long again.
+        // A cell that outran all runs seen is expected to run as long again.
         left.unwrap_or_else(|| elapsed.max(Span::from_secs(1)))
     }
 
-    /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.
+    /// Expected time until the pilot has room for the cell, if nobody else takes it. `None` means never.
     pub(crate) fn free_in(&self, p: &Pilot, c: &Cell) -> Option<Span> {
         self.free_for(p, Basis::Guess, &c.need, c.cpus)
     }

@@ -1,7 +1,10 @@
 //! libslurm's calls, made safe: every message is freed, every string is copied, nothing else is kept.
 
 #![allow(unsafe_code, reason = "calls into libslurm, whose functions are C")]
-#![allow(clippy::useless_conversion, reason = "some fields differ in their type from series to series")]
+#![allow(
+    clippy::useless_conversion,
+    reason = "some fields differ in their type from series to series"
+)]
 
 use hop_slurm::gres::Gres;
 use hop_slurm::hostlist;

@@ -22,23 +22,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{HashSet, VecDeque};
 
-/// Bytes of outputs and code that are kept for one kernel. Beyond them the oldest outputs go first.
+/// Most bytes of outputs and code that are kept for one kernel. The oldest outputs are dropped first.
 const KEEP: usize = 8 << 20;
 
-/// Cells that are kept for one kernel. Beyond them the oldest cells go first.
+/// Most cells that are kept for one kernel. The oldest are dropped first.
 const CELLS_MAX: usize = 1000;
 
-/// Bytes of a notebook's path. A page with a longer one is not served.
+/// Most bytes of a notebook's path. A page with a longer path is not served.
 const PATH_MAX: usize = 4096;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Unseen {
     /// The notebooks' pages, the newest last.
     pages: Vec<Page>,
-    /// In the order of their requests.
+    /// The kept cells, in the order of their requests.
     cells: VecDeque<Cell>,
     kept: usize,
-    /// The replica whose items come, and the last one that was taken: a killed front's items come again.
+    /// The replica whose items come, and the number of the last item taken: a killed front's items come again.
     stream: Option<(Incarnation, u64)>,
     #[serde(skip)]
     log: Log,
@@ -56,7 +56,7 @@ struct Page {
 pub(super) struct Follower {
     session: String,
     comm: String,
-    /// The header of its question.
+    /// The header of the page's question, the parent of each answer.
     header: Json,
 }
 
@@ -72,18 +72,18 @@ pub(super) struct Cell {
     /// The notebook's id of the cell.
     cell_id: String,
     code: String,
-    /// Messages that were published for it: a page that has heard as many lacks none.
+    /// Number of messages that were published for the cell. A page that has heard as many lacks none.
     heard: u64,
     outputs: Outputs,
     is_busy: bool,
     is_idle: bool,
-    /// The content of its reply.
+    /// The content of the cell's reply.
     reply: Option<Json>,
     followers: Vec<Follower>,
 }
 
 impl Unseen {
-    /// A page names its notebook.
+    /// Notes the notebook that a page names. A page that names another path has renamed its notebook.
     fn page(&mut self, session: &str, notebook: &str) {
         let known = self.pages.iter().position(|p| p.session == session);
         let known = known.map(|at| self.pages.remove(at));
@@ -123,7 +123,7 @@ impl Unseen {
                 shown,
                 page,
             } => return self.wanted(&notebook, &shown, &page),
-            // The front's own.
+            // These concern the front's requests and clients.
             Change::Open(_) | Change::Answered(_) | Change::Closed(_) | Change::Audience(_) => {}
         }
         Vec::new()
@@ -135,9 +135,9 @@ impl Unseen {
         page.map(|p| &*p.notebook)
     }
 
-    /// A page asks for a cell. Pages that follow the cell's execution before go on with this one.
+    /// Keeps a cell that a page asks for. Pages that follow the cell's previous execution follow this one.
     fn asked(&mut self, session: &str, mut cell: Cell) -> Vec<Told> {
-        // A cell shows its last execution alone.
+        // Only the last execution of a cell is kept.
         for old in &mut self.cells {
             if old.is_before(&cell) {
                 let others = old.followers.drain(..).filter(|f| f.session != session);
@@ -155,14 +155,14 @@ impl Unseen {
         told
     }
 
-    /// Something is published for a cell, or the cell is answered, if it is one that is kept.
+    /// The change by a message that is published for a kept cell, or answers it. `None` means that it is for no kept cell.
     fn comes(&self, message: &Message, seq: Option<u64>, is_reply: bool) -> Option<Change> {
         if self.cells.is_empty() {
             return None;
         }
         let envelope = Envelope::parse(message).ok()?;
         let cell = CellId::from(envelope.parent()?.msg_id);
-        // The newest ones have the most messages.
+        // Most messages are for the newest cells.
         self.cells.iter().rev().find(|c| c.id == cell)?;
         let content = Json::copy(&envelope.content);
         let what = match is_reply {
@@ -175,10 +175,10 @@ impl Unseen {
         Some(Change::Came { cell, seq, what })
     }
 
-    /// Returns the news of the cell's end, if it has ended by this.
+    /// Adds a message to its cell. Returns the news of the cell's end, if the cell ends with this message.
     fn came(&mut self, cell: &CellId, seq: Option<u64>, what: Came) -> Vec<Told> {
         if let (Some(seq), Some((_, last))) = (seq, &mut self.stream) {
-            // An item of a killed front that comes again.
+            // A killed front had taken this item, and it comes again.
             if seq <= *last {
                 return Vec::new();
             }
@@ -205,14 +205,14 @@ impl Unseen {
         told
     }
 
-    /// These cells are in the notebook's file as they ended.
+    /// Forgets cells that are in the notebook's file as they ended.
     fn seen(&mut self, seen: &[CellId]) {
         let seen: HashSet<&CellId> = seen.iter().collect();
         self.forget(|c| c.has_ended() && seen.contains(&c.id));
     }
 
-    /// The notebook's cells for a page that asks and has not `shown` them to their end. The page will hear of the end of the
-    /// running ones.
+    /// Returns the notebook's cells for a page that asks, without those that the page has `shown` to their end. The page will
+    /// be told when one of the others ends.
     fn wanted(&mut self, notebook: &str, shown: &[CellId], page: &Follower) -> Vec<Told> {
         let shown: HashSet<&CellId> = shown.iter().collect();
         let mut wanted = Vec::new();
@@ -297,7 +297,7 @@ impl Cell {
         })
     }
 
-    /// Whether the other one is a later execution of the same cell.
+    /// Whether `other`, which is later, executes the same cell.
     fn is_before(&self, other: &Self) -> bool {
         self.notebook == other.notebook && self.cell_id == other.cell_id
     }
@@ -337,7 +337,7 @@ impl Cell {
         serde_json::from_slice(reply).ok()
     }
 
-    /// What a page is told of it.
+    /// The cell's message to a page.
     fn told(&self) -> Value {
         json!({"cell": {
             "id": self.id, "cell_id": self.cell_id, "code": self.code, "heard": self.heard,
@@ -368,7 +368,7 @@ impl Front {
         heard
     }
 
-    /// A reply goes to its client, who may be away. `seq` is the replica's number of it.
+    /// Keeps a reply, since its client may be away. `seq` is the replica's number of the reply.
     pub(super) fn has_answered(&mut self, reply: &Message, seq: Option<u64>, at: Time, wire: &mut impl Wire) {
         self.comes(reply, seq, true, at, wire);
     }
@@ -384,7 +384,7 @@ impl Front {
         self.tell_pages(told, at, wire);
     }
 
-    /// A client asks for a cell. Its outputs are kept if the client is a page.
+    /// Keeps the outputs of a requested cell from now on, if the client is a page.
     pub(super) fn cell_asked(&mut self, header: &Header, request: &Envelope, at: Time, wire: &mut impl Wire) {
         let Some(notebook) = self.unseen.notebook_of(&header.session) else {
             return;
@@ -395,13 +395,13 @@ impl Front {
         }
     }
 
-    /// Items of this replica come from now on.
+    /// Begins with the items of another replica.
     pub fn hears_of(&mut self, replica: Incarnation) {
-        // Nobody is told of that.
+        // No page is told of this change.
         drop(self.unseen.change(Change::Stream(replica)));
     }
 
-    /// Takes a page's word on its cells' outputs. Returns whether the message is nothing else: then no replica needs it.
+    /// Handles a page's message on its cells' outputs. Returns whether the message has no other purpose: no replica needs it.
     pub(super) fn page_says(
         &mut self,
         header: &Header,
@@ -448,7 +448,7 @@ impl Front {
         !is_opening
     }
 
-    /// A new page doesn't know that the kernel is busy.
+    /// Publishes `busy` again while a cell of the notebook runs: a new page doesn't know that it does.
     fn say_busy(&mut self, notebook: &str, at: Time, wire: &mut impl Wire) {
         let runs = |c: &&Cell| c.notebook == notebook && c.is_busy && !c.is_idle;
         if let Some(header) = self.unseen.cells.iter().find(runs).map(|c| c.header.clone()) {

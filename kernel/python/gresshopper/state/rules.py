@@ -1,7 +1,7 @@
 """Choice of recipes by kind of object: the dispatch, functions and classes, and the standard library.
 
-Objects that pickle or cloudpickle save rightly have no recipe. The recipes are in `recipes`; `adapters` has what
-concerns libraries.
+Objects that pickle or cloudpickle save rightly have no recipe. The recipes are in `recipes`; `adapters` has the parts
+that concern other libraries.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from .session import MAIN, STREAMS, NotYet, Overlap, Session, importable
 from .setorder import Order
 from .writing import Writing
 
-#: Most bytes kept of a file that was removed while open; bytes read in a second.
+#: Most bytes that are kept of a file that was removed while open, and the bytes that are read in a second.
 KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
 
 
-#: Notices on classes under a cloudpickle before 3.0, which loses slots and the fields of dataclasses.
+#: The notice on classes under a cloudpickle before 3.0, which loses slots and the fields of dataclasses.
 _FORGETS = (
     f"a class may lose slots, or fields of a dataclass, under cloudpickle {cloudpickle.__version__}: 3.0 keeps them"
     if not cloudpickle.__version__.partition(".")[0].isdigit() or int(cloudpickle.__version__.partition(".")[0]) < 3
@@ -54,13 +54,13 @@ _FunctionType = types.FunctionType
 
 
 class Rules(Writing):
-    """Recipes; mixed into cloudpickle's C pickler, and into Python's own for nesting that C's stack can't hold."""
+    """Recipes, mixed into cloudpickle's C pickler, and into Python's pickler for nesting that C's stack can't hold."""
 
     def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
         """Begin a dump."""
         super().prepare(session, owned, bad)
         self.ordinary = _ordinary()
-        self.plainly: set[type] = set()  # of those, the ones none of whose instances needs another look in this dump
+        self.plainly: set[type] = set()  # ordinary types whose instances need no other look in this dump
 
     # The order matters: cheap and frequent kinds first.
     def reducer_override(self, obj: Any) -> Any:
@@ -145,7 +145,7 @@ class Rules(Writing):
         return found
 
     def _attributes(self, obj: Any) -> Any:
-        """An instance whose `__dict__` others hold too: as `vars(obj)`, or for their own."""
+        """Writes an instance with its very `__dict__`, if others hold that too: by `vars(obj)`, or as their own."""
         others = _dict_refs(obj) - _ALONE
         if others <= 0 or others <= self.session.holding(obj):
             return NotImplemented
@@ -155,8 +155,8 @@ class Rules(Writing):
         return _sharing(obj)
 
     def _left_out(self, obj: Any, t: Any) -> Any:
-        """An instance with attributes of the notebook's that its library's own pickling leaves out: `frame.note`, or those of
-        a class of the notebook that is a `Counter`."""
+        """Writes an instance with the notebook's attributes that its library's pickling leaves out: `frame.note`, or the
+        attributes of a notebook's subclass of `Counter`."""
         own = self.session.by_value(t)
         attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ != 0 else {}
         if not own and settings.attributes.isdisjoint(attrs):
@@ -183,7 +183,7 @@ class Rules(Writing):
         return (make, args, (state, left), *items, recipes.set_left_out)
 
     def _hashes(self, t: type) -> bool:
-        """Whether the notebook defines the instances' hash: then a changed instance may be a lost key."""
+        """Whether the notebook defines the instances' hash. A changed instance may then be a key that isn't found."""
         if len(self.suspects) >= MANY or not own_hook(t, "__hash__"):
             return False
         params = getattr(t, "__dataclass_params__", None)
@@ -194,7 +194,7 @@ class Rules(Writing):
     def _function(self, f: types.FunctionType) -> Any:
         scope = f.__globals__
         live = scope is self.session.namespace
-        if not live and importable(f):  # a notebook's may stand in a library's place under its name: `json.dumps`
+        if not live and importable(f):  # a notebook's may replace a library's under its name: `json.dumps`
             return NotImplemented
         self.seen.add(_FunctionType)
         self.functions.append(f)
@@ -241,8 +241,8 @@ class Rules(Writing):
                 raise Overlap(scope)
             made = (f.__code__, f.__name__, False, scope, f.__closure__)
             return recipes.function, made, self._function_state(f), None, None, recipes.set_function
-        # Made by a library with globals of its own (namedtuple's, dataclass's, exec's): cloudpickle copies the
-        # globals.
+        # A library made the function with globals of its own (namedtuple's, dataclass's, exec's). cloudpickle copies
+        # the globals.
         return self._dynamic_function_reduce(f)  # type: ignore[attr-defined]
 
     def _class(self, cls: type) -> Any:
@@ -375,7 +375,7 @@ class Rules(Writing):
         """Content of a file that no other process can open any more.
 
         # Errors
-        `ValueError` when it isn't kept, `OSError`.
+        `ValueError` when the content isn't kept, and `OSError`.
         """
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("its file was removed or replaced")
@@ -421,7 +421,7 @@ class Rules(Writing):
         return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
 
     def _argparse(self, made: Any) -> Any:
-        # The string's identity counts, not just its value.
+        # argparse knows `SUPPRESS` by its identity, so an equal string isn't enough.
         attrs = object.__getattribute__(made, "__dict__")
         suppress = sys.modules["argparse"].SUPPRESS
         names_ = [name for name, value in attrs.items() if value is suppress]
@@ -489,7 +489,7 @@ class _MadeScope:
 
 
 def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str, ...]:
-    """Modules of a package that cells name: not each of them comes with the package alone (`import html.parser`)."""
+    """Modules of a package that cells name. Importing the package doesn't import all of them (`import html.parser`)."""
     package = module.__name__
     if not hasattr(module, "__path__"):
         return ()
@@ -507,7 +507,7 @@ def of_notebook(module: types.ModuleType) -> bool:
     return sys.modules.get(str(name)) is not module and vars(module).get("__spec__") is None
 
 
-#: So many instances with a hash of their own are looked at more closely.
+#: Most instances with a hash of their own that are looked at more closely.
 MANY = 200
 #: Methods with which a class controls its pickling.
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
@@ -546,7 +546,7 @@ class _Probe:
     pass
 
 
-#: References to an instance's `__dict__` that nobody else holds.
+#: Number of references to an instance's `__dict__` that nobody else holds.
 _ALONE = _dict_refs(_Probe())
 
 
@@ -563,7 +563,7 @@ def _sharing(obj: Any) -> Any:
 
 
 def _makes_itself(t: Any) -> bool:
-    """Whether a class of the notebook has a `__new__` that pickle would run, and doesn't say with what."""
+    """Whether a class of the notebook has a `__new__` that pickle would run, without its arguments."""
     return (
         isinstance(t.__new__, _FunctionType)
         and t.__new__.__module__ == MAIN
@@ -576,7 +576,7 @@ def _makes_itself(t: Any) -> bool:
 
 
 def _bare(reduced: Any) -> Any:
-    """An instance made without its class's own `__new__`, whose work was done before."""
+    """Writes an instance to be made without its class's own `__new__`, which has done its work before."""
     return (recipes.bare, *reduced[1:]) if reduced[0] is _NEWOBJ else reduced
 
 
@@ -594,8 +594,8 @@ _LARGEST = _Probe.__basicsize__
 
 
 def _find_singles(t: type) -> None:
-    """Instances of a library's class that variables of its module hold: markers for comparisons, and objects that are the
-    library's only one."""
+    """Notes the instances of a library's class that variables of its module hold: markers for comparisons, and objects of
+    which the library has one."""
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
         if type(value) is t and not getattr(value, "__dict__", None):
@@ -619,8 +619,8 @@ def _quietly(cls: type, reduced: Any) -> Any:
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:
-    """Adds parts of a class left out by cloudpickle: slots, the name of the place of its definition, and an
-    enumeration's further names of members and combinations of flags."""
+    """Adds the parts of a class that cloudpickle leaves out: slots, the qualified name, and an enumeration's aliases of
+    members and combinations of flags."""
     if isinstance(cls, enum.EnumMeta):
         return _whole_enum(cls, reduced)
     if len(reduced) != 6 or not isinstance(reduced[2], tuple) or len(reduced[1]) != 6:
@@ -629,12 +629,12 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     slots = attrs.get("__slots__")
     own = {k for k, v in attrs.items() if type(v) is types.MemberDescriptorType and v.__objclass__ is cls}
     attrs = {k: v for k, v in attrs.items() if k not in own}
-    # A class of `typing.NamedTuple` gets its own during construction.
+    # A class of `typing.NamedTuple` gets its own slots during construction.
     given = bool(own) or "__orig_bases__" not in attrs
     if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
         made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
     if type(cls).__name__ == "_TypedDictMeta" and made[2] == (dict,):
-        made[2] = ()  # which it is made with, and refuses
+        made[2] = ()  # a TypedDict is made with this base, and refuses it
     if cls.__qualname__ != cls.__name__:
         attrs["__qualname__"] = cls.__qualname__
     return (reduced[0], tuple(made), (attrs, rest), *reduced[3:])
@@ -653,9 +653,9 @@ def _whole_enum(cls: Any, reduced: Any) -> Any:
     return (reduced[0], tuple(made), state, None, None, recipes.set_enum)
 
 
-#: What each member of an enumeration has.
+#: Attributes that each member of an enumeration has.
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
-#: The ordinary value of a member, if its class made the member in an unusual way.
+#: The content of a member by its type, for an enumeration with a `__new__` of its own.
 _CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -665,7 +665,7 @@ _CONTENT: dict[type, Callable[[Any], Any]] = {
 
 
 def _closed(handle: Any) -> tuple[Any, ...] | None:
-    """Answers of a closed file: the arguments of `recipes.closed_file`."""
+    """Attributes of a closed file, as arguments of `recipes.closed_file`. `None` means a file of another kind."""
     kind = type(handle)
     if kind is io.FileIO:
         return handle.name, handle.mode, None, None
@@ -697,15 +697,14 @@ def _is_at(found: os.stat_result, path: str) -> bool:
 
 
 def _newline(handle: Any) -> str | None:
-    """A text file's treatment of line ends, which the file doesn't tell; it only matters for line ends other than
-    \\n.
+    """A text file's `newline`, which the file object doesn't tell. It only matters for line ends other than \\n.
 
     # Errors
-    `ValueError` when that can't be found out.
+    `ValueError` when the `newline` can't be found out.
     """
     if b"\r" not in os.pread(handle.fileno(), 1 << 20, 0):
         return None
-    # In a text file's order of references, its own line end comes between the encoding's name and what was read.
+    # Among a text file's references, its own line end comes between the encoding's name and the text that was read.
     texts = [r for r in gc.get_referents(handle) if isinstance(r, str)]
     if len(texts) == 2:
         return None
@@ -723,7 +722,7 @@ def _mapping_of(view: Any) -> Any:
 def _annotations(f: types.FunctionType) -> Any:
     try:
         return f.__annotations__
-    except Exception:  # a lazily evaluated annotation may name what isn't there
+    except Exception:  # a lazily evaluated annotation may use an undefined name
         return None
 
 
@@ -764,7 +763,7 @@ _ordinary_types: tuple[int, set[type]] = (-1, set())
 
 
 def _ordinary() -> set[type]:
-    """Types of modules whose instances need no recipe of ours, as far as they came up."""
+    """Libraries' types that came up so far and whose instances need no recipe of ours."""
     global _ordinary_types  # noqa: PLW0603 - libraries are loaded once for the process
     if _ordinary_types[0] != len(sys.modules):
         _ordinary_types = (len(sys.modules), set())
@@ -777,9 +776,9 @@ _library_cache: tuple[tuple[str, ...], list[tuple[Any, Rule]]] = ((), [])
 _modules_seen = -1
 
 
-#: Rules for types that can only be told by name: of a name, the beginning of its module's, and the rule.
+#: Rules for types that are told by name alone: a type's name -> (the beginning of its module's name, the rule).
 _by_name: dict[str, tuple[str, Rule]] = {}
-#: Modules of the standard library that there are rules for, once they are loaded.
+#: Modules of the standard library that have rules once they are loaded.
 _STANDARD = ("concurrent.futures", "argparse")
 
 
@@ -798,7 +797,7 @@ def library_rules() -> list[tuple[Any, Rule]]:
         return _library_cache[1]
     rules: list[tuple[Any, Rule]] = [(threading.Thread, Rules._thread)]
     for out in (sys.stdout, sys.stderr, *STREAMS.values()):
-        if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and as any other
+        if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and saved as any other object
             _RULES.setdefault(type(out), Rules._file)
     for adapter in loaded:
         _RULES.update(adapter.exact())
@@ -817,7 +816,7 @@ def library_rules() -> list[tuple[Any, Rule]]:
 #: Objects held by a module for the whole process: id -> (object, its place).
 _SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
 _SINGLE_TYPES: set[type] = set()
-#: The ids of those among them that cells may have changed, and no section of the process tells it.
+#: Ids of objects in `_SINGLETONS` that cells may have changed, without a section of the process that tells it.
 _STATEFUL: set[int] = set()
 
 
@@ -834,7 +833,7 @@ def _single(module: str, path: str) -> None:
         _keep_single(held, (module, path))
 
 
-#: Parts of the shell that cells hold: `old = sys.displayhook`. Their content is this process's.
+#: Parts of the shell that cells may hold: `old = sys.displayhook`. Their content belongs to the process.
 _OF_SHELL = (
     "displayhook",
     "display_pub",

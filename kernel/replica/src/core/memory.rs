@@ -1,7 +1,7 @@
 //! The place of the kernel's GPU memory, and its moves as leases come and go.
 //!
-//! [`Park`] decides; the shell carries its acts out by `hop gpu` as a child, so that no device file is ever opened here
-//! (docs/gpu-park.md).
+//! [`Park`] decides. The shell carries its acts out by a child process, `hop gpu`, so that the replica never opens a device
+//! file (docs/gpu-park.md).
 
 use super::lease::Lease;
 use super::wording;
@@ -15,20 +15,20 @@ use std::path::PathBuf;
 /// The place of the kernel's GPU memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Park {
-    /// On its GPUs, or there is none.
+    /// The memory is on the kernel's GPUs, or there is none.
     #[default]
     Home,
-    /// A running cell is being stopped, for its memory to be taken off.
+    /// A running cell is being stopped, for its memory to be taken off the GPUs.
     Stopping(Meanwhile),
-    /// The memory is being taken off. `wanted` means that a new lease waits for the end of that.
+    /// The memory is being taken off the GPUs. `wanted` means that a new lease waits until that has ended.
     Leaving { wanted: bool },
-    /// In host memory.
+    /// The memory is in host memory.
     Away,
-    /// Being brought back for a lease.
+    /// The memory is being brought back for a lease.
     Returning(Target),
 }
 
-/// The lease for which memory is brought back, as it stands by now.
+/// Present state of the lease for which memory is being brought back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
     Held,
@@ -40,20 +40,20 @@ pub(super) enum Target {
 /// Present state of the cell that is being stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meanwhile {
-    /// Runs, as far as is known.
+    /// The cell runs, as far as is known.
     Runs,
-    /// Has ended by itself.
+    /// The cell has ended by itself.
     Ended,
-    /// Has ended, and its lease is over.
+    /// The cell has ended, and its lease is over.
     Over,
-    /// Has ended, and another lease, or the same for another cell, waits for the end of this.
+    /// The cell has ended. Another lease, or the same lease for another cell, waits until the stop has ended.
     Wanted,
 }
 
 /// How taking the memory off ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Left {
-    /// Nothing was held.
+    /// The kernel held no GPU.
     Nothing,
     Parked,
     /// Some of the memory is in host memory, the rest still on the GPU. The text gives the reason.
@@ -74,7 +74,7 @@ pub enum Returned {
 pub(super) enum Act {
     Leave,
     Return,
-    /// Off by the driver alone, in the middle of a cell.
+    /// Take the memory off by the driver alone, in the middle of a cell.
     Stop,
     /// The cell stands still, and the GPUs hold none of its memory.
     Stopped,
@@ -218,7 +218,7 @@ impl Park {
                 vec![Act::Proceed]
             }
             (Returned::Back | Returned::Half(_), Target::Over) => self.leave(false),
-            // On the GPU of a lease that is over: off it, and onto the other's.
+            // The memory is on the GPU of a lease that is over. It leaves, and then goes to the other lease's GPU.
             (Returned::Back | Returned::Half(_), Target::Another) => self.leave(true),
             (Returned::StillAway(_), Target::Another) => self.go_back(),
             (Returned::StillAway(_), Target::Over) => {
@@ -237,7 +237,7 @@ impl Park {
         }
     }
 
-    /// Whether the memory is on its way off a GPU whose lease is over, or will be once it is back.
+    /// Whether the memory is on its way off a GPU, or has to leave again once it is back.
     pub(super) fn is_leaving(&self) -> bool {
         matches!(
             self,
@@ -265,23 +265,23 @@ fn proceed(wanted: bool) -> impl Iterator<Item = Act> {
 pub(super) struct Last {
     pub(super) id: LeaseId,
     pub(super) devices: Vec<PathBuf>,
-    /// The header of the cell for which the lease was granted: the user learns there of the memory's moves.
+    /// The header of the cell for which the lease was granted. The user reads of the memory's moves under that cell.
     pub(super) header: Bytes,
     pub(super) grace: Span,
 }
 
-/// The kernel's GPU memory and the leases that wait for its leaving.
+/// The kernel's GPU memory, and the leases that are given back once it has left.
 #[derive(Debug, Default)]
 pub(super) struct Gpu {
     pub(super) park: Park,
     pub(super) last: Option<Last>,
-    /// The lease to leave once that cell has ended.
+    /// A cell that should end since its lease is over, and that lease: it is left once the cell has ended.
     pub(super) after: Option<(CellId, LeaseId)>,
-    /// Leases that are over, and are given back once nothing leaves their GPUs any more.
+    /// Leases that are over. They are given back once no memory is on its way off a GPU.
     pub(super) leaving: Vec<LeaseId>,
-    /// The sentence to tell if the kernel is killed now.
+    /// The sentence that the user reads if the kernel is killed now.
     pub(super) doomed: Option<String>,
-    /// The lease that may stay with the kernel, by `hopd`'s word, if the kernel can't let go of its GPUs.
+    /// The lease that the kernel may keep if it can't let go of the lease's GPUs.
     pub(super) may_hold: Option<LeaseId>,
     /// Set while the kernel can't let go of its last lease's GPUs.
     pub(super) held: Option<StillHeld>,
@@ -292,9 +292,9 @@ pub(super) struct Gpu {
 pub(super) struct StillHeld {
     pub(super) lease: LeaseId,
     why: String,
-    /// The user was told of the lease's further fate.
+    /// The user was told whether the lease stays.
     told: bool,
-    /// Why it must go all the same; `None`: it stays, as far as is known.
+    /// The reason for which the lease must go all the same. `None` means that it stays, as far as is known.
     wanted: Option<String>,
 }
 
@@ -304,8 +304,8 @@ impl Gpu {
         self.after.as_ref().is_some_and(|(_, after)| *after == lease)
     }
 
-    /// The cell that should have ended stands still now, off the lease's GPUs: its end isn't waited for any more. Returns
-    /// whether that is so.
+    /// Stops waiting for the end of the lease's cell, which stands still now and is off the GPUs. Returns whether the cell
+    /// should have ended.
     pub(super) fn revoked_meanwhile(&mut self, lease: LeaseId) -> bool {
         let revoked = self.after.take_if(|(_, after)| *after == lease).is_some();
         if revoked {
@@ -329,11 +329,11 @@ impl Gpu {
 /// An errand of `hop gpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Errand {
-    /// Take the memory off, by whatever rung does.
+    /// Take the memory off by the first rung that works (docs/gpu-park.md, "The ladder").
     Leave,
     /// Take the memory off in the middle of a cell, by the driver alone. Memory that doesn't come off is put back.
     Stop,
-    /// The same at the end of a lease, for a cell that stood still and was on its way back.
+    /// As [`Self::Stop`], at the end of a lease whose cell stood still and was on its way back.
     StopAgain,
     /// Bring the memory back.
     Return,
@@ -345,19 +345,19 @@ pub enum ErrandEnd {
     Left(Left),
     Stopped(Left),
     Returned(Returned),
-    /// The driver can do nothing with the process any more, for this reason.
+    /// The driver can do nothing with the process any more. The text gives the reason.
     Broken(String),
 }
 
 impl Core {
-    /// Nothing runs on the lease any more: its GPUs are left.
+    /// Leaves the lease's GPUs, since no cell runs on the lease any more.
     pub(super) fn leave(&mut self, lease: LeaseId) {
         self.gpu.leaving.push(lease);
         let acts = self.gpu.park.lease_over();
         self.carry_out(acts);
     }
 
-    /// Tells `hopd` that nothing of the kernel leaves the lease's devices any more.
+    /// Tells `hopd` that no memory of the kernel is on its way off the lease's devices any more.
     pub(super) fn release_lease(&mut self, lease: LeaseId) {
         let (kernel, tenure) = self.office();
         self.tell_hopd(ToHopd::ReleaseLease {
@@ -367,7 +367,7 @@ impl Core {
         });
     }
 
-    /// The process ends between two cells, and with it its memory on the last lease's GPUs.
+    /// Gives back the last lease if the process ends between two cells: its memory on the GPUs ends with it.
     pub(super) fn leave_devices(&mut self) {
         self.gpu.held = None;
         if let Some(last) = self.gpu.last.take() {
@@ -375,18 +375,18 @@ impl Core {
         }
     }
 
-    /// A cell has ended: perhaps one whose lease was over before.
+    /// Leaves the GPUs of a lease that was over before its cell, which has ended now.
     pub(super) fn leave_after(&mut self, cell: &CellId) {
         if let Some((_, lease)) = self.gpu.after.take_if(|(after, _)| after == cell) {
             match &self.gpu.last {
-                // A block of the cell has a newer lease, on which all goes on.
+                // A block of the cell has a newer lease, and the kernel's memory belongs to that one.
                 Some(last) if last.id != lease => self.release_lease(lease),
                 _ => self.leave(lease),
             }
         }
     }
 
-    /// An errand has ended.
+    /// Handles the end of an errand.
     pub(super) fn errand_ended(&mut self, end: ErrandEnd) {
         let park = &mut self.gpu.park;
         let in_a_cell = matches!(self.lease, Lease::Stopping(..) | Lease::Standing(_));
@@ -421,7 +421,7 @@ impl Core {
                         .as_ref()
                         .map(|last| wording::parked_too_slowly(last.grace));
                     match self.lease {
-                        // The lease ended while the cell came back, still in its middle.
+                        // The lease ended while its stopped cell was on its way back.
                         Lease::Standing(_) => self.send_errand(Errand::StopAgain),
                         _ => self.send_errand(Errand::Leave),
                     }
@@ -440,7 +440,7 @@ impl Core {
         }
     }
 
-    /// Gives back the leases whose GPUs nothing of the kernel is on any more, and says so of the others.
+    /// Gives back the leases that are over. Tells `hopd` instead if the kernel can't let go of one, and may keep it.
     pub(super) fn release_left(&mut self) {
         for lease in std::mem::take(&mut self.gpu.leaving) {
             match &self.gpu.held {
@@ -458,7 +458,7 @@ impl Core {
         }
     }
 
-    /// The user wants the lease to go back: it isn't taken from the kernel, should that fail, and the user reads why.
+    /// The user wants to give the lease back. If that fails, the kernel keeps it, and the user reads why.
     pub(super) fn user_lets_go(&mut self, lease: LeaseId) {
         self.gpu.may_hold = Some(lease);
         if let Some(held) = &mut self.gpu.held {
@@ -466,7 +466,7 @@ impl Core {
         }
     }
 
-    /// A cell has ended, and may have let go of what the kernel holds on to.
+    /// Tries again to leave GPUs that the kernel held on to: the cell that has ended may have let go of them.
     pub(super) fn let_go_if_held(&mut self) {
         let held = self.gpu.held.as_ref().map(|held| held.lease);
         let idle = matches!(self.lease, Lease::None) && self.cells.running().is_none();
@@ -475,7 +475,8 @@ impl Core {
         }
     }
 
-    /// `hopd` decides on GPUs that the kernel can't let go of: the kernel keeps them (`wanted` none), or must leave.
+    /// Follows `hopd`'s decision on GPUs that the kernel can't let go of. `None` means that the kernel keeps them; otherwise
+    /// `wanted` says why it must leave.
     pub(super) fn held(&mut self, lease: LeaseId, wanted: Option<&str>, within: Span) {
         let Some(held) = self.gpu.held.as_mut().filter(|held| held.lease == lease) else {
             return;
@@ -505,7 +506,7 @@ impl Core {
         self.out.push(Output::Gpu(errand, devices.unwrap_or_default()));
     }
 
-    /// The lease is there and can't be used: it goes back, and the cell's user reads why.
+    /// Gives back a lease that was granted and can't be used. The cell's user reads why.
     fn give_up(&mut self, why: &str) {
         let (cell, lease) = match &self.lease {
             Lease::Standing(_) => return self.can_not_return(why),
@@ -519,7 +520,7 @@ impl Core {
 
     fn warn(&mut self, why: &str) {
         let last = self.gpu.last.as_ref().map(|last| last.id);
-        // The next cell came while the kernel tried to let go, and has the lease: nothing goes back.
+        // The next cell came while the kernel tried to let go, and has the same lease, so nothing goes back.
         if last.is_some() && last == self.lease.granted().map(|(lease, _)| lease) {
             return;
         }
