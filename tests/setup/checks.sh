@@ -176,7 +176,7 @@ python_jupyter() {
 }
 
 # A test ends after two minutes; what holds up the interpreter itself, or its end, isn't a test: after half an hour the
-# whole is ended, and each thread's stack is in the log. All tests take seven minutes beside other ones, on two slow cores more.
+# whole is ended, and each thread's stack is in the log. Beside other tests all of them take seven minutes, and more on slower cores.
 pytest_in() {
 	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 1800 \
 		"$1" -m pytest -q -o cache_dir="$cache" --timeout 120 "${@:3}" .)

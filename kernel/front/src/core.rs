@@ -15,7 +15,7 @@ use self::audience::Audience;
 use self::before::Before;
 pub use self::marks::Mark;
 use self::marks::{Idle, Marks};
-use self::requests::{Open, Requests, is_open, is_question};
+use self::requests::{Open, is_open, is_question};
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
@@ -87,7 +87,8 @@ pub struct Front {
     tenure: Tenure,
     /// Requests that have no reply, the oldest first.
     open: Vec<Open>,
-    requests: Requests,
+    /// Requests of a killed front wait for the replica's word: it may have them.
+    requests_wait: bool,
     /// Cells that have a reply, the oldest first.
     answered: Vec<Answered>,
     marks: Marks,
@@ -137,7 +138,7 @@ impl Front {
             launched: None,
             tenure: Tenure(0),
             open: Vec::new(),
-            requests: Requests::default(),
+            requests_wait: false,
             answered: Vec::new(),
             marks: Marks::default(),
             audience: Audience::default(),

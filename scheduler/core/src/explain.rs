@@ -165,8 +165,8 @@ impl Core {
         self.work.kernels.len()
     }
 
-    /// Sentences on why this cell (or the kernel's first waiting cell) waits, the most important first. For a cell that
-    /// doesn't wait, the sentences say what it does. `None` means that the kernel or the cell is unknown.
+    /// Sentences on why this cell (or the kernel's first waiting cell) waits, the most important first. If the cell
+    /// runs, the sentences describe its lease. `None` means that the kernel or the cell is unknown.
     pub fn explain(&self, kernel: &KernelId, cell: Option<&CellId>) -> Option<Vec<String>> {
         let k = self.find_kernel(kernel)?;
         let kernel = &self.work.kernels[k];

@@ -6,10 +6,10 @@
 
 use super::marks::{Idle, Mark};
 use super::requests::Open;
-use super::unseen::{Answer, Change};
+use super::unseen::{Answer, Change, state_in};
 use super::{Front, Waiting, Wire};
 use bytes::Bytes;
-use hop_protocol::jupyter::{Channel, Envelope};
+use hop_protocol::jupyter::Envelope;
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
@@ -25,7 +25,7 @@ const STATUS: usize = 64;
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) open: Open,
-    /// The reply, while it is on its way.
+    /// The reply with its number. `None` means that the reply has left.
     reply: Option<(Mark, Message)>,
     /// The replica is lost that could send again what a lost front has not delivered.
     is_ours: bool,
@@ -38,18 +38,14 @@ impl Answered {
         reply + self.open.message.as_ref().map_or(0, Message::size)
     }
 
+    /// A message has left. Returns whether it is a part of the answer.
     fn leaves(&mut self, mark: Mark) -> bool {
-        let (reply, idle) = (
-            self.reply.as_ref().is_some_and(|(m, _)| *m == mark),
-            self.open.idle,
-        );
-        if reply {
-            self.reply = None;
-        }
-        if idle == Idle::OnItsWay(mark) {
+        let reply = self.reply.take_if(|(m, _)| *m == mark).is_some();
+        let idle = self.open.idle == Idle::OnItsWay(mark);
+        if idle {
             self.open.idle = Idle::Left;
         }
-        reply || idle == Idle::OnItsWay(mark)
+        reply || idle
     }
 
     fn is_over(&self) -> bool {
@@ -99,9 +95,8 @@ impl Front {
         let Ok(envelope) = Envelope::parse(message) else {
             return;
         };
-        let is_idle =
-            envelope.content.len() < STATUS && envelope.content.windows(6).any(|w| w == b"\"idle\"");
-        if !is_idle || envelope.header().is_ok_and(|h| h.msg_type != "status") {
+        let says = |content: &Bytes| content.len() < STATUS && state_in(content).is_some_and(|s| s == "idle");
+        if !says(&envelope.content) || envelope.header().is_ok_and(|h| h.msg_type != "status") {
             return;
         }
         let Some(parent) = envelope.parent() else {
@@ -204,7 +199,7 @@ impl Front {
         }));
     }
 
-    /// What the earlier front still owed waits for its clients.
+    /// Keeps replies and `idle`s that the earlier front still owed, until their clients are here.
     pub(super) fn takes_on_debts(&mut self, at: Time) {
         for answered in &mut self.answered {
             let open = &mut answered.open;
@@ -220,7 +215,7 @@ impl Front {
             }
             if let Some((mark, reply)) = &answered.reply {
                 self.kept += reply.size();
-                let to = (Channel::Shell, open.identity.clone());
+                let to = (open.channel, open.identity.clone());
                 self.replies.entry(to).or_default().push(Waiting {
                     mark: Some(*mark),
                     message: reply.clone(),

@@ -59,12 +59,12 @@ impl Marks {
     }
 }
 
-/// The word that nothing more comes of a request.
+/// The word `idle`: nothing more comes of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
     /// The replica is to say it.
     Due,
     OnItsWay(Mark),
-    /// Its clients have it, or don't wait for it.
+    /// The clients have heard it, or don't wait for it.
     Left,
 }

@@ -56,12 +56,6 @@ pub(super) fn is_question(msg_type: &str) -> bool {
     )
 }
 
-/// Requests of a killed front wait for the replica's word: it may have them.
-#[derive(Debug, Default)]
-pub(super) struct Requests {
-    wait: bool,
-}
-
 impl Front {
     /// A request is open from now on, and goes to the replica unless it waits behind an earlier front's.
     pub(super) fn opens(
@@ -74,24 +68,25 @@ impl Front {
         let (channel, identity, message) = open;
         // A subshell's cell goes to the kernel at once.
         let asks = self.durable && header.subshell_id.is_none();
+        let is_cell = header.msg_type == "execute_request";
         let mut open = Open {
             id: header.msg_id.as_str().into(),
             channel,
             identity: identity.clone(),
             header: envelope.header,
-            is_cell: header.msg_type == "execute_request",
+            is_cell,
             message: Some(message.clone()),
             first: None,
             asks,
             may_have_begun: !asks,
             sent: false,
             runs: false,
-            idle: Idle::Due,
+            idle: if is_cell { Idle::Due } else { Idle::Left },
         };
         // A client may use an id again before its last reply is read.
         self.is_asked_again(&open.id);
         self.unseen.note(open.record(self.tenure));
-        if !self.requests.wait {
+        if !self.requests_wait {
             open.send(None, wire);
         }
         self.open.push(open);
@@ -118,7 +113,7 @@ impl Front {
             }
         }
         self.takes_on_debts(at);
-        self.requests.wait = !self.open.is_empty();
+        self.requests_wait = !self.open.is_empty();
     }
 
     /// An earlier front has recorded that nothing is left to do for a request.
@@ -181,7 +176,7 @@ impl Front {
         wire: &mut impl Wire,
     ) {
         self.tenure = tenure;
-        self.requests.wait = false;
+        self.requests_wait = false;
         let has = |id: &CellId| answered.is_none_or(|a| a.contains(id)) || in_flight.iter().any(|f| f.is(id));
         for open in &mut self.open {
             open.sent |= has(&open.id);
@@ -203,7 +198,7 @@ impl Front {
     /// others wait for this replica.
     pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
         let last = std::mem::replace(&mut self.tenure, tenure);
-        let waited = std::mem::take(&mut self.requests.wait);
+        let waited = std::mem::take(&mut self.requests_wait);
         self.marks.new_stream();
         self.owes_answers(at, wire);
         if !met && !waited {
@@ -268,8 +263,8 @@ impl Front {
         let of_it = |o: &mut Open| o.id.as_str() == msg_id;
         let open: Vec<Open> = self.open.extract_if(.., of_it).collect();
         for mut open in open {
-            // Clients wait for that of a cell alone, and nobody waits for a cell of an earlier server.
-            if !open.is_cell || self.before.has(&open.id) {
+            // Nobody waits for a cell of an earlier server.
+            if self.before.has(&open.id) {
                 open.idle = Idle::Left;
             }
             self.answers(open, (mark, reply), false);
@@ -362,30 +357,32 @@ impl Open {
         })
     }
 
+    /// An answered cell, of which its client may lack a part.
     pub(super) fn answered(answer: &Answer) -> Option<Self> {
-        Some(Self {
-            id: answer.cell.clone(),
-            channel: answer.channel,
-            identity: hex::decode(&answer.identity).ok()?.into(),
-            header: hex::decode(&answer.header).ok()?.into(),
-            is_cell: true,
-            message: None,
-            first: None,
-            asks: false,
-            may_have_begun: true,
-            sent: true,
-            runs: true,
-            idle: if answer.is_idle { Idle::Left } else { Idle::Due },
-        })
+        let (identity, header) = (
+            hex::decode(&answer.identity).ok()?,
+            hex::decode(&answer.header).ok()?,
+        );
+        let mut open = Self::taken((answer.channel, identity), answer.cell.clone(), header.into());
+        if answer.is_idle {
+            open.idle = Idle::Left;
+        }
+        Some(open)
     }
 
     fn from_flight(flight: InFlight) -> Option<Self> {
         let header: Header = serde_json::from_str(&flight.header).ok()?;
-        Some(Self {
-            id: header.msg_id.into(),
-            channel: Channel::Shell,
-            identity: hex::decode(flight.identity).ok()?.into(),
-            header: flight.header.into(),
+        let to = (Channel::Shell, hex::decode(flight.identity).ok()?);
+        Some(Self::taken(to, header.msg_id.into(), flight.header.into()))
+    }
+
+    /// A cell that an earlier front has taken, and whose request isn't here.
+    fn taken((channel, identity): (Channel, Vec<u8>), id: CellId, header: Bytes) -> Self {
+        Self {
+            id,
+            channel,
+            identity: identity.into(),
+            header,
             is_cell: true,
             message: None,
             first: None,
@@ -394,7 +391,7 @@ impl Open {
             sent: true,
             runs: true,
             idle: Idle::Due,
-        })
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use std::collections::{HashSet, VecDeque};
 /// Most bytes of outputs and code that are kept for one kernel. The oldest outputs are dropped first.
 const KEEP: usize = 8 << 20;
 
-/// Most cells that are kept for one kernel. The oldest are dropped first.
+/// Number of cells that are kept for one kernel. The oldest are dropped first.
 const CELLS_MAX: usize = 1000;
 
 /// Most bytes of a notebook's path. A page with a longer path is not served.
@@ -135,7 +135,7 @@ impl Unseen {
         page.map(|p| &*p.notebook)
     }
 
-    /// Keeps a cell that a page asks for. Pages that follow the cell's previous execution follow this one.
+    /// Keeps a cell that a page asks for. Pages that follow the cell's previous execution are moved to the new one.
     fn asked(&mut self, session: &str, mut cell: Cell) -> Vec<Told> {
         // Only the last execution of a cell is kept.
         for old in &mut self.cells {
@@ -320,15 +320,11 @@ impl Cell {
     }
 
     fn shows(&mut self, msg_type: String, content: &Bytes) {
-        #[derive(Deserialize)]
-        struct Status {
-            execution_state: String,
-        }
         if msg_type != "status" {
             self.outputs.take(msg_type, content);
-        } else if let Ok(Status { execution_state }) = serde_json::from_slice(content) {
-            self.is_busy |= execution_state == "busy";
-            self.is_idle |= execution_state == "idle";
+        } else if let Some(state) = state_in(content) {
+            self.is_busy |= state == "busy";
+            self.is_idle |= state == "idle";
         }
     }
 
@@ -344,6 +340,16 @@ impl Cell {
             "dropped": self.outputs.dropped(), "outputs": self.outputs.values(), "reply": self.reply_value(),
         }})
     }
+}
+
+/// The `execution_state` in the content of a `status`.
+pub(super) fn state_in(content: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Status {
+        execution_state: String,
+    }
+    let status: Status = serde_json::from_slice(content).ok()?;
+    Some(status.execution_state)
 }
 
 impl Front {
