@@ -1,10 +1,11 @@
 //! The native half of the in-kernel agent, loaded by `gresshopper.state.native` through ctypes.
 //!
-//! [`track`] asks Linux for written pages, [`walk`] reads a pickler's memo, the rest hands memory to the store and
-//! hashes it. Decisions are made elsewhere. All functions return a negative number on failure, and [`hop_error`] then
-//! gives the reason; none panics across the boundary.
+//! [`track`] asks Linux for written pages, [`walk`] reads a pickler's memo, [`audit`] listens to Python's audit events;
+//! the rest hands memory to the store and hashes it. Decisions are made elsewhere. All functions return a negative
+//! number on failure, and [`hop_error`] then gives the reason; none panics across the boundary.
 #![allow(unsafe_code)] // a C interface over the memory of another language's objects
 
+pub mod audit;
 pub mod track;
 pub mod walk;
 
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Version of this interface; `native.ABI` must be the same.
-pub const ABI: u32 = 3;
+pub const ABI: u32 = 5;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
@@ -364,25 +365,43 @@ pub unsafe extern "C" fn hop_track_scan(
 /// Addresses in a pickler's memo, sorted, without objects of the types in `harmless`; see [`walk::memo_ids`].
 ///
 /// # Safety
-/// The interpreter's lock must be held; `pickler` must be a C pickler of a Python whose layout was tested.
+/// The interpreter's lock must be held; `pickler` must be a C pickler of a Python whose layout was tested; `harmless` must be
+/// `count` types, and `notes` the addresses of `noted` objects that are alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hop_memo_ids(
     pickler: *const u8,
     harmless: *const usize,
     count: usize,
+    notes: *const usize,
+    noted: usize,
     out: *mut u64,
     cap: usize,
 ) -> i64 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        let (types, out) = unsafe {
+        let (types, notes, out) = unsafe {
             (
                 std::slice::from_raw_parts(harmless, count),
+                std::slice::from_raw_parts(notes, noted),
                 std::slice::from_raw_parts_mut(out, cap),
             )
         };
         // SAFETY: by this function's contract.
-        unsafe { walk::memo_ids(pickler, types, out) as i64 }
+        unsafe { walk::memo_ids(pickler, types, notes, out) as i64 }
+    })
+}
+
+/// As [`audit::listen`], with the kinds one a line. Returns 0, or a negative number with or without a Python exception.
+///
+/// # Safety
+/// `kinds` must be a string that ends in zero, `told` as [`audit::listen`] asks; the caller holds the interpreter's lock.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hop_audit(kinds: *const c_char, told: *mut std::ffi::c_void) -> i64 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let kinds = audit::Kinds::new(unsafe { CStr::from_ptr(kinds) }.to_bytes());
+        // SAFETY: by this function's contract.
+        unsafe { audit::listen(kinds, told) }.map_or(-1, i64::from)
     })
 }
 

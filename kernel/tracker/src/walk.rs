@@ -33,12 +33,12 @@ struct MemoEntry {
     value: isize,
 }
 
-/// Offsets of a type's flags and of its function that visits what an instance refers to, in bytes, on 64-bit machines.
+/// Offsets, in bytes, of a type's flags and of its function that visits an instance's references, on 64-bit machines.
 const TYPE_FLAGS: usize = 168;
 const TYPE_TRAVERSE: usize = 184;
 const TYPE_SUBCLASS: u64 = 1 << 31;
-/// Instances of these are visited: of `list`, `tuple` and `dict`.
-const CONTAINERS: u64 = (1 << 25) | (1 << 26) | (1 << 29);
+/// `Py_TPFLAGS_HAVE_GC`: instances can be visited, and a visit shows each reference once, as the collector needs it.
+const VISITED: u64 = 1 << 14;
 
 type Visit = unsafe extern "C" fn(*const Object, *mut c_void) -> c_int;
 type Traverse = unsafe extern "C" fn(*const Object, Visit, *mut c_void) -> c_int;
@@ -68,35 +68,39 @@ impl Memo {
     }
 }
 
-/// Objects that were made for a dump: the memo and other such objects alone refer to them. They are gone once the memo is,
-/// and what comes to lie at their address has nothing to do with the dump.
+/// Objects that were made for a dump: the memo, the dump's own notes and other such objects alone refer to them. They are
+/// gone once the dump is, and what comes to lie at their address has nothing to do with the dump.
 struct Made<'a> {
     memo: &'a Memo,
-    /// References from such objects, by object.
+    /// References from such objects and from the notes, by object.
     from_made: HashMap<usize, isize>,
     found: HashSet<usize>,
     left: Vec<*const Object>,
 }
 
 impl Made<'_> {
+    /// `notes` are the lists and dictionaries in which the dump keeps objects.
+    ///
     /// # Safety
-    /// The interpreter's lock is held, and the memo is a pickler's.
-    unsafe fn of(memo: &Memo, entries: &[MemoEntry]) -> HashSet<usize> {
+    /// The interpreter's lock is held, the memo is a pickler's, and the notes are objects that are alive.
+    unsafe fn of(memo: &Memo, entries: &[MemoEntry], notes: &[*const Object]) -> HashSet<usize> {
         let keys = entries.iter().map(|entry| entry.key).filter(|key| !key.is_null());
         // SAFETY: the memo holds a reference to each of its keys.
         let alone = keys.filter(|key| unsafe { (**key).references } == 1);
-        let left: Vec<*const Object> = alone.collect();
+        let mut left: Vec<*const Object> = alone.collect();
+        let found = left.iter().map(|key| *key as usize).collect();
+        left.extend(notes);
         let mut made = Made {
             memo,
             from_made: HashMap::new(),
-            found: left.iter().map(|key| *key as usize).collect(),
+            found,
             left,
         };
         while let Some(key) = made.left.pop() {
-            // SAFETY: the memo holds a reference to each of its keys, and visiting an object changes nothing.
+            // SAFETY: the memo holds its keys, the caller the notes, and these what they refer to. A visit changes nothing.
             unsafe {
                 let object = &*key;
-                if object.flags() & CONTAINERS == 0 {
+                if object.flags() & VISITED == 0 {
                     continue;
                 }
                 let traverse = object.kind.add(TYPE_TRAVERSE).cast::<Option<Traverse>>().read();
@@ -108,15 +112,19 @@ impl Made<'_> {
         made.found
     }
 
-    fn refers_to(&mut self, key: *const Object) {
-        if !self.memo.has(key) {
-            return;
+    /// # Safety
+    /// The object is alive.
+    unsafe fn refers_to(&mut self, object: *const Object) {
+        let from_memo = isize::from(self.memo.has(object));
+        // SAFETY: by this function's contract.
+        let (references, flags) = unsafe { ((*object).references, (*object).flags()) };
+        if from_memo == 0 && flags & VISITED == 0 {
+            return; // A number, say, that the memo doesn't hold: nothing is found through it.
         }
-        let counted = self.from_made.entry(key as usize).or_insert(0);
+        let counted = self.from_made.entry(object as usize).or_insert(0);
         *counted += 1;
-        // SAFETY: the memo holds a reference to each of its keys.
-        if unsafe { (*key).references } - *counted == 1 && self.found.insert(key as usize) {
-            self.left.push(key);
+        if references - *counted == from_memo && self.found.insert(object as usize) {
+            self.left.push(object);
         }
     }
 }
@@ -124,18 +132,19 @@ impl Made<'_> {
 /// # Safety
 /// `made` is a [`Made`].
 unsafe extern "C" fn visited(object: *const Object, made: *mut c_void) -> c_int {
-    // SAFETY: by this function's contract; nobody else uses it during a visit.
+    // SAFETY: by this function's contract; nobody else uses it during a visit, and what is visited is alive.
     unsafe { (*made.cast::<Made<'_>>()).refers_to(object) };
     0
 }
 
 /// Writes the sorted addresses of the objects in a pickler's memo to `out` and returns how many there are, which may
 /// be more than `out` holds (then nothing useful was written). Left out are instances of the types in `harmless`,
-/// classes, members of enumerations (whose metaclass is the last in `harmless`), and what was made for the dump.
+/// classes, members of enumerations (whose metaclass is the last in `harmless`), and what was made for the dump, though the
+/// dump's `notes` refer to it: the addresses of its lists and dictionaries.
 ///
 /// # Safety
-/// The interpreter's lock is held and `pickler` is a `_pickle.Pickler` (or of a subclass).
-pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) -> usize {
+/// The interpreter's lock is held, `pickler` is a `_pickle.Pickler` (or of a subclass), and `notes` are objects' addresses.
+pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], notes: &[usize], out: &mut [u64]) -> usize {
     let enum_meta = harmless.last();
     let mut kinds: Vec<usize> = harmless.to_vec();
     kinds.sort_unstable();
@@ -143,7 +152,8 @@ pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) 
     let (entries, made) = unsafe {
         let memo = &*(*pickler.cast::<Pickler>()).memo;
         let entries = std::slice::from_raw_parts(memo.table, memo.allocated);
-        (entries, Made::of(memo, entries))
+        let notes: Vec<*const Object> = notes.iter().map(|at| *at as *const Object).collect();
+        (entries, Made::of(memo, entries, &notes))
     };
     let mut n = 0;
     for entry in entries {

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from . import names
+from . import names, native
 
 #: Names through which a cell gets values different from run to run.
 BARRED_NAMES = frozenset(
@@ -176,7 +176,7 @@ class Effects:
     def start(self) -> None:
         """Watch from here."""
         if Effects._installed is None:
-            sys.addaudithook(_hook)
+            _listen()
         Effects._installed = self
         self._found, self._files = set(), {}
         self._handles = _handles()
@@ -244,6 +244,11 @@ def _by_kernel() -> bool:
     """Whether a thread of the kernel's own raised the event: it writes what was captured while the next cell runs."""
     thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined] # without a lock
     return thread is not None and thread.name.startswith(("gresshopper", "IPython"))
+
+
+def _listen() -> None:
+    if not native.hear(("open", *_EFFECTS), _hook):
+        sys.addaudithook(_hook)
 
 
 #: Whether an event of this name counts. An import raises thousands that don't.

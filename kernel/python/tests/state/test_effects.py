@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gresshopper.state import effects
+from gresshopper.state import effects, native
 
 
 @pytest.fixture
@@ -85,3 +87,78 @@ def test_a_file_that_a_library_in_c_leaves_open_counts(tmp_path: Path) -> None:
 def test_a_cell_that_names_a_mode_of_writing_is_not_run_again(source: str, barred: bool) -> None:
     why = effects.barred({"ok": True, "source": source, "effects": {"did": [], "read": {}}})
     assert why == ("its cell did what mustn't be done twice (open for writing)" if barred else None)
+
+
+def in_a_process(script: str) -> str:
+    """What a script writes in a Python of its own: a hook stays until the process ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{script}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(native.lib is None, reason="the native library isn't there")
+def test_events_that_do_not_count_cost_no_call_in_python() -> None:
+    """`copy.deepcopy` asks for the `id` of each object, and each is an event."""
+    script = """
+from gresshopper.state import effects
+heard = []
+effects._hook = lambda event, args: heard.append((event, args[:1]))
+effects.Effects().start()
+id(3), sys._getframe(), compile("1", "", "eval")
+open("/dev/null").close()
+print(heard)
+"""
+    assert in_a_process(script) == "[('open', ('/dev/null',))]"
+
+
+@pytest.mark.parametrize("library", ["given", "none"])
+def test_an_interrupt_in_the_hook_reaches_the_cell(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if library == "none":
+        monkeypatch.setenv("GRESSHOPPER_TRACKER", "none")
+    script = """
+from gresshopper.state import effects
+def interrupted(event, args):
+    if args[0] == "/dev/null":
+        raise KeyboardInterrupt
+effects._hook = interrupted
+effects.Effects().start()
+try:
+    open("/dev/null")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert in_a_process(script) == "interrupted"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python can't hide a call before 3.11")
+def test_a_profiler_of_the_users_does_not_see_the_hook() -> None:
+    script = """
+from gresshopper.state import effects
+effects.Effects().start()
+seen = []
+sys.setprofile(lambda frame, event, arg: seen.append(frame.f_code.co_filename))
+open("/dev/null").close()
+sys.setprofile(None)
+print([name for name in seen if "effects" in name])
+"""
+    assert in_a_process(script) == "[]"
+
+
+def test_another_interpreter_of_the_process_is_not_listened_to() -> None:
+    interpreters = pytest.importorskip("_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters")
+    script = f"""
+import {interpreters.__name__} as interpreters
+from gresshopper.state import effects
+heard = []
+effects._hook = lambda event, args: heard.append(args[:1])
+effects.Effects().start()
+interpreters.run_string(interpreters.create(), "open('/dev/null').close()")
+open("/dev/zero").close()
+print(heard)
+"""
+    assert "/dev/null" not in (told := in_a_process(script)) and "/dev/zero" in told
