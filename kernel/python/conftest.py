@@ -1,4 +1,4 @@
-"""Has the tests' own process end though a test that failed has left a thread of its own waiting."""
+"""Ends the tests' own process even if a failed test has left a waiting thread behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Python would join such a thread at its end, for ever, and no test's limit reaches that."""
+    """Python would join such a thread at its end, for ever, and no test's limit reaches the join."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
             thread.join(5)

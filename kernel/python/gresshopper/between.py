@@ -1,7 +1,7 @@
 """Work for the kernel's main thread, between cells.
 
-A cell may be asynchronous: then the event loop goes round while it waits, and whatever the loop runs would find the cell's
-variables half-changed. Work that is posted here waits until no cell runs.
+A cell may be asynchronous. Then the event loop goes round while the cell waits, and other work on the loop would find
+the cell's variables half-changed. Work posted here waits until no cell runs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Cells:
         return bool(self._running)
 
     def begins(self, info: Any) -> bool:
-        """A cell begins; whether none runs around it."""
+        """A cell begins. Returns whether no other cell runs around it."""
         if not in_main_thread():
             return True
         self._running.append(info)
         return len(self._running) == 1
 
     def over(self, result: Any) -> bool:
-        """A cell is over; whether none ran around it."""
+        """A cell is over. Returns whether no other cell ran around it."""
         if not self._running or not in_main_thread():
             return True
         info = getattr(result, "info", None)

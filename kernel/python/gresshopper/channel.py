@@ -81,7 +81,7 @@ class Channel:
         return self._ask(op, body, attachments)
 
     def notify(self, op: str, body: dict[str, Any], attachments: Sequence[Attachment] = ()) -> None:
-        """Tells the supervisor something that has no answer."""
+        """Sends the supervisor an event, which has no answer."""
         self.open()
         self._send({"op": op, "body": body}, attachments)
 

@@ -23,7 +23,8 @@ VARIABLE = "GRESSHOPPER_ASK"
 
 
 def line_magic(line: str) -> None:
-    """``%hop ARGUMENTS`` runs the command hop: ``%hop queue``, ``%hop explain notebook.ipynb``, ``%hop state save --to work``."""
+    """``%hop ARGUMENTS`` runs the command hop: ``%hop queue``, ``%hop explain notebook.ipynb``, ``%hop state save --to
+    work``."""
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
 
@@ -49,7 +50,7 @@ def line_magic(line: str) -> None:
 
 
 class _Posted:
-    """Work for the main thread, which waits for the command."""
+    """Work for the main thread, which is waiting for the command."""
 
     def __init__(self) -> None:
         self._work: collections.deque[Callable[[], None]] = collections.deque()
@@ -73,7 +74,7 @@ class _Posted:
 
 
 def _run(argv: list[str], env: dict[str, str], posted: _Posted) -> int:
-    """Runs the command to its end, passes on its output, and does the work that it asks for."""
+    """Runs the command to its end, passes on its output, and does the work that the command asks for."""
     process = subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -24,7 +24,7 @@ from gresshopper import channel, operations
 from gresshopper.operations import Call, Runner
 from gresshopper.wire import VERSION, Attachment, Frames, WireError
 
-#: Operations that only the supervisor may ask for.
+#: Operations for the supervisor alone.
 _SUPERVISORS = ("state.begin", "state.restore", "state.apply", "state.flush", "state.forget")
 #: Largest request of a command, in bytes.
 _LARGEST = 1 << 20
@@ -67,14 +67,14 @@ def _folders() -> Iterator[str]:
 
 
 class Door:
-    """A listening socket, and what a command is told of the process behind it."""
+    """A listening socket, and the facts for a command about the process behind it."""
 
     def __init__(self, path: str | None = None) -> None:
         self.path = path or os.path.join(directory(), f"process-{os.getpid()}.sock")
         self._pid = os.getpid()
-        #: The process follows another one, which runs the kernel's cells.
+        #: Whether the process follows another one, which runs the kernel's cells.
         self.standby = False
-        #: The word by which a command of `%hop` proves itself, and its runner.
+        #: The word that proves a command of `%hop`, and its runner.
         self._within: tuple[str, Runner] | None = None
         self._kernel = os.environ.get("GRESSHOPPER_KERNEL") if channel.is_here() else None
         unheard = f"{self.path}.new"
@@ -111,7 +111,8 @@ class Door:
 
     @contextlib.contextmanager
     def within(self, runner: Runner) -> Iterator[str]:
-        """Have `runner` do the work of the commands that say the word, which is returned: the cell waits for them."""
+        """Has `runner` do the work of commands with the right word, and returns the word. The cell waits for these
+        commands."""
         word = secrets.token_hex(16)
         self._within = word, runner
         try:
@@ -120,7 +121,7 @@ class Door:
             self._within = None
 
     def runner(self, word: Any) -> Runner | None:
-        """The runner for a command that says `word`. None: the operation's own."""
+        """The runner for a command with this word. None means that the operation's own runner is used."""
         word_and_runner = self._within
         return word_and_runner[1] if word_and_runner is not None and word_and_runner[0] == word else None
 
@@ -142,7 +143,7 @@ class _Asker:
         self._runner: Runner | None = None
 
     def serve(self) -> None:
-        """Answer until the command hangs up. Requests that have not begun are dropped then."""
+        """Answers until the command hangs up. Then drops the requests that have not begun."""
         try:
             if _uid(self._connection) in (0, os.getuid()):
                 self._converse()

@@ -52,8 +52,9 @@ def _open_door(ip: Any) -> None:
 
 
 def _reply_at_once(ip: Any) -> None:
-    """Don't sleep before each reply. ipykernel does, for half a millisecond, so that clients are likely to read a cell's
-    output before its reply (`Kernel._execute_sleep`). It has flushed that output before, and clients wait for `idle`.
+    """Don't sleep before each reply. ipykernel sleeps for half a millisecond, so that clients are likely to read a
+    cell's output before its reply (`Kernel._execute_sleep`). But it has flushed the output before, and clients wait for
+    `idle`.
     """
     kernel = getattr(ip, "kernel", None)
     sleep = getattr(type(kernel), "_execute_sleep", None)
@@ -67,7 +68,7 @@ def _reply_at_once(ip: Any) -> None:
 
 
 def _keep_state(ip: Any) -> None:
-    """Answer for the kernel's state, if its supervisor will ask."""
+    """Answers for the kernel's state, if its supervisor will ask."""
     seeded = bool(os.environ.pop(_HASH_SEED, None))
     if seeded:
         os.environ.pop("PYTHONHASHSEED", None)
@@ -85,7 +86,7 @@ def _keep_state(ip: Any) -> None:
 def _restore_path() -> None:
     ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     if channel.FD_VARIABLE not in os.environ:
-        # Loaded by hand, in a kernel that nobody supervises.
+        # The extension was loaded by hand, in a kernel without a supervisor.
         return
     if ours in sys.path:
         sys.path.remove(ours)

@@ -1,9 +1,9 @@
 """The lent GPUs' figures in the answer to ``usage_request``, beside ipykernel's of memory and processor.
 
-A client that knows of a lease asks with ``{"gpus": true}`` and finds a list ``gpus`` in the reply, an item for each device
-or MIG instance: ``name``, ``memory_used`` and ``memory_total`` in bytes, ``utilisation`` in percent; what a device doesn't
-say is ``None``. Without a driver there is no list. NVML holds device files open, so it is asked by a process of its own,
-``hop gpu status``, which is gone before the reply.
+If a client knows of a lease, it asks with ``{"gpus": true}`` and finds a list ``gpus`` in the reply, an item for each
+device or MIG instance. An item has ``name``, ``memory_used`` and ``memory_total`` in bytes, ``utilisation`` in percent;
+a value that the device doesn't tell is ``None``. Without a driver there is no list. NVML holds device files open, so it
+is asked by a process of its own, ``hop gpu status``, which is gone before the reply.
 """
 
 from __future__ import annotations

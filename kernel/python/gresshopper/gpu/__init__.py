@@ -106,7 +106,7 @@ def reading() -> Reading | None:
 
 
 def is_away() -> bool:
-    """Whether the driver alone holds what is on the device."""
+    """Whether only the driver holds the contents of the device."""
     return _Process.keeper is not None and _Process.keeper.is_away
 
 
@@ -123,7 +123,7 @@ class _Asked:
 
 
 class _Callable(ModuleType):
-    """A module that can be called: `gresshopper.gpu` is both."""
+    """A callable module: `gresshopper.gpu` is both module and function."""
 
     def __call__(self, n: int = 1, **asked: Any) -> _Asked | need.Need:
         """In a kernel of Gresshopper a lease (`gresshopper.need.gpu`), elsewhere the workstation's own GPU."""

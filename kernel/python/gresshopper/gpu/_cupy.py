@@ -60,7 +60,7 @@ class MemoryBlock:
             )
 
 
-#: The CUDA runtime's answer when it saw no device.
+#: The CUDA runtime's answer without a device in sight.
 _NO_DEVICE = 100
 
 

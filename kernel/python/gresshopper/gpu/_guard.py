@@ -37,7 +37,7 @@ def can_use_cuda(torch: Any) -> bool:
     return version is None or getattr(version, "cuda", None) is not None
 
 
-#: Questions of torch.cuda's that would ask the driver.
+#: Questions to torch.cuda that would reach the driver.
 _QUESTIONS = ("is_available", "device_count")
 
 
@@ -165,7 +165,7 @@ class Threads:
         self._ours = {thread.ident for thread in threading.enumerate()}
 
     def began_with(self, ours: Iterable[int | None]) -> None:
-        """Records the threads that existed before the user's code."""
+        """Records the threads from before the user's code."""
         self._ours = set(ours)
 
     def install(self) -> None:
@@ -213,7 +213,7 @@ _OVER = 0x02 | 0x10 | 0x20 | 0x4000
 
 
 def close_devices_in_children(prefix: str = "/dev/nvidia") -> None:
-    """Has forked children (DataLoader workers) let go of the devices that they inherit and can't use: CUDA doesn't
+    """Has forked children (DataLoader workers) let go of the devices that they inherit and can't use. CUDA doesn't
     survive a fork, and an open or mapped file in a child would hold the device after a park."""
     # Looked up before the fork: a child may find the loader's lock taken for ever.
     mmap = ctypes.CDLL(None, use_errno=True).mmap
@@ -234,7 +234,7 @@ def close_devices_in_children(prefix: str = "/dev/nvidia") -> None:
 
 
 def _mapped(prefix: str) -> list[tuple[int, int]]:
-    """Addresses and sizes of this process's mappings of files whose path begins so."""
+    """Addresses and sizes of this process's mappings of files whose path begins with this text."""
     found = []
     with open("/proc/self/maps") as lines:
         for line in lines:

@@ -1,4 +1,4 @@
-"""Page-locked host memory that is kept between parks.
+"""Page-locked host memory, kept between parks.
 
 Page-locking costs more than copying, so page-locked memory is reused. Kept memory counts against the seat; `trim`
 gives it back.
@@ -21,7 +21,7 @@ ALIGN = 4096
 ARENA = 4 << 30
 #: Linux's MADV_HUGEPAGE, which not each Python names.
 _HUGEPAGE = 14
-#: Bytes below which threads cost more than their work saves.
+#: Bytes below which threads cost more than they save.
 _PARALLEL = 64 << 20
 
 Pin = Callable[[int, int], None]
@@ -132,7 +132,7 @@ class Pool:
             arena.used = 0
 
     def trim(self) -> None:
-        """Gives what isn't in use back to the machine."""
+        """Gives unused memory back to the machine."""
         kept = []
         for arena in self._arenas:
             if arena.used:

@@ -39,7 +39,7 @@ SYNC_S = 10.0
 BACK_S = 60.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
 _UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}
-#: Frameworks that are only imported for a device.
+#: Frameworks imported only for a device.
 _DEVICE_ONLY = {"cupy", "pycuda"}
 
 
@@ -79,7 +79,7 @@ class Keeper:
         #: A state that the next cell needs.
         self.saved: Path | None = None
         self._cancelled = threading.Event()
-        #: Why the cell that is about to run must not.
+        #: Why the next cell must not run.
         self.refusal: GpuUnavailable | None = None
         self._unhooked: set[str] = set()
 
@@ -192,7 +192,7 @@ class Keeper:
         self._cell_uses = self.usable
 
     def raise_refusal(self) -> None:
-        """The first statement of a cell that was refused."""
+        """The first statement of a refused cell."""
         if self.refusal is not None:
             raise self.refusal
 
@@ -261,7 +261,7 @@ class Keeper:
 
     @property
     def is_away(self) -> bool:
-        """Whether the driver alone holds what is on the device."""
+        """Whether only the driver holds the contents of the device."""
         return self._off and not self.parked
 
     def reading(self) -> Reading:
@@ -354,7 +354,7 @@ class Keeper:
         self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules}
 
     def register(self) -> None:
-        """Answer `hop gpu` from now on. Each request has a thread, so that a copy-in calls off a copy-out."""
+        """Answers `hop gpu` from now on. Each request has a thread, so that a copy-in can call off a copy-out."""
         for name, work in self.requests().items():
             operations.register(f"gpu.{name}", partial(_refusing, work))
 

@@ -360,7 +360,7 @@ class Agent:
 
     def _take(self, waiting: list[Ran]) -> None:
         started = time.perf_counter()
-        sources = [self.shell.transform_cell(ran.raw) for ran in waiting]
+        sources = [self._source(ran) for ran in waiting]
         found = [names.names_of_source(source) for source in sources]
         together = names.Names(
             set().union(*(f.names for f in found)),
@@ -374,6 +374,16 @@ class Agent:
         for i, cell in enumerate(cells):
             self._note(delta if i + 1 == len(cells) else _NOTHING, cell)
         self._keep(delta, cells, waiting, "cells", started)
+
+    def _source(self, ran: Ran) -> str:
+        """The source that IPython made of a cell and ran, from its history where it is there: a user's transformer isn't called twice."""
+        history: Any = getattr(self.shell, "history_manager", None)
+        at = ran.count or 0
+        known = history is not None and 0 < at < min(len(history.input_hist_raw), len(history.input_hist_parsed))
+        if known and history.input_hist_raw[at] == ran.raw:
+            # The history takes the ends of lines away at the end.
+            return f"{history.input_hist_parsed[at]}\n"
+        return str(self.shell.transform_cell(ran.raw))
 
     def _displayed(self, names: set[str]) -> list[str]:
         """Names of the displayed values possibly reached by a cell through `_` and its like, or through `Out`."""

@@ -40,6 +40,8 @@ _FORK, _LOADS = 0.02, 3.0
 _DISK = 0.02
 #: Seconds from which on the actual time for content corrects the expected time.
 _LEARNT = 0.001
+#: Tells an object by its address. Each call of `id` is told to those who listen to Python's audit events, us among them.
+_place_of = object.__hash__
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
 
 
@@ -350,12 +352,20 @@ class Memories:
 class _Visible:
     """A look at the namespace: the user's variables, their places, and the moved ones."""
 
-    __slots__ = ("_namespace", "changed", "ids", "names", "shown")
+    __slots__ = ("_namespace", "changed", "ids", "names", "newer", "shown")
 
     def __init__(
-        self, namespace: dict[str, Any], names: list[str], ids: list[int], shown: set[str], changed: set[str]
+        self,
+        namespace: dict[str, Any],
+        names: list[str],
+        ids: list[int],
+        shown: set[str],
+        changed: set[str],
+        newer: list[str] | None,
     ) -> None:
         self._namespace, self.names, self.ids, self.shown, self.changed = namespace, names, ids, shown, changed
+        #: The user's variables that follow those of the look before, if that is all that distinguishes the two orders.
+        self.newer = newer
 
     def __contains__(self, name: str) -> bool:
         return name in self.shown
@@ -403,7 +413,7 @@ class Capture:
 
     def visible(self) -> _Visible:
         """The variables that are the user's."""
-        names, ids = list(self.namespace), list(map(id, self.namespace.values()))
+        names, ids = list(self.namespace), list(map(_place_of, self.namespace.values()))
         known = len(self._names)
         goes_on = names[:known] == self._names
         if goes_on:  # what is new comes last, unless something was deleted
@@ -413,9 +423,13 @@ class Capture:
         there = (name for name in changed if isinstance(name, str) and name in self.namespace)
         now = {name for name in there if not self._hidden(name, self.namespace[name])}
         shown, gone = self._shown, changed - now
-        if not (goes_on and now <= shown and gone.isdisjoint(shown)):
+        newer = None
+        if goes_on and gone.isdisjoint(shown):
+            newer = [name for name in names[known:] if name in now]
+            newer = newer if len(newer) == len(now - shown) else None
+        if newer != []:
             shown = (shown | now) - gone
-        return _Visible(self.namespace, names, ids, shown, changed)
+        return _Visible(self.namespace, names, ids, shown, changed, newer)
 
     def touched(self, found: naming.Names) -> set[int] | None:
         """Units within reach of code with these names; None means any."""
@@ -521,6 +535,8 @@ class Capture:
             self.session.check, self.session.kept = check, []
         if expected >= _LEARNT:
             self._pace = max(1.0, (self._pace + (time.perf_counter() - begun) / expected) / 2)
+        if visible.newer and self._ordered[0] is self._shown:
+            self._ordered = visible.shown, [*self._ordered[1], *visible.newer]
         self._names, self._ids, self._shown = visible.names, visible.ids, visible.shown
         if everything:
             self._process = {}
@@ -677,7 +693,7 @@ class Capture:
         places = {name: i for i, name in enumerate(self._names)}
         for name in names:
             if name in places and name in self.namespace:
-                self._ids[places[name]] = id(self.namespace[name])
+                self._ids[places[name]] = _place_of(self.namespace[name])
 
     def owner(self, member: str) -> Unit | None:
         """The unit of a member."""

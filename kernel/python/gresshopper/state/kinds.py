@@ -136,4 +136,14 @@ def harmless() -> frozenset[type]:
 
 
 def _find_harmless() -> set[type]:
-    return HARMLESS_TYPES.union(*(adapter.harmless() for adapter in adapters.loaded()))
+    found = HARMLESS_TYPES.union(*(adapter.harmless() for adapter in adapters.loaded()))
+    return found.union(_cython_functions())
+
+
+def _cython_functions() -> collections.abc.Iterator[type]:
+    """The types of functions that Cython compiled, which are found again by name: each release of Cython has its own."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("_cython_"):
+            kind = getattr(module, "cython_function_or_method", None)
+            if isinstance(kind, type):
+                yield kind

@@ -10,6 +10,7 @@ import array
 import bisect
 import copyreg
 import io
+import itertools
 import pickle
 import sys
 import threading
@@ -138,12 +139,13 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             orders = [order for made in native.memo_sets(pickler) for order in ordered(made)]
             if orders:
                 continue
+        ids = _linking(pickler, (lead, value, orders))
         return Dump(
             out.getvalue(),
             pickler.buffers,
             pickler.foreign,
-            _linking(pickler, (lead, value, orders)),
-            pickler.ranges,
+            ids,
+            _lasting(pickler, ids),
             pickler.classes,
             pickler.touches,
             pickler.dynamic,
@@ -167,11 +169,28 @@ def _linking(pickler: Any, ours: Iterable[Any]) -> Any:
     ids = native.memo_ids(pickler, harmless())
     if pickler.functions or pickler.linked:
         ids = array.array("Q", sorted(set(ids).union(map(id, pickler.functions), pickler.linked)))
-    for at in map(id, ours):
-        i = bisect.bisect_left(ids, at)
-        if i < len(ids) and ids[i] == at:
+    for at in (*map(id, ours), *pickler.unlinked):
+        i = _place(ids, at)
+        if i is not None:
             ids.pop(i)
     return ids
+
+
+def _lasting(pickler: Any, ids: Any) -> list[tuple[int, int]]:
+    """The memory that links groups. An array that links none takes its own memory out: other arrays have the memory of an
+    array that was made for the dump next."""
+    gone = {
+        (low, high)
+        for low, high, root in itertools.chain(*pickler.roots.kept())
+        if getattr(root, "base", root) is None and _place(ids, id(root)) is None
+    }
+    return [span for span in pickler.ranges if span not in gone] if gone else pickler.ranges
+
+
+def _place(ids: Any, at: int) -> int | None:
+    """Where a sorted array holds an address."""
+    i = bisect.bisect_left(ids, at)
+    return i if i < len(ids) and ids[i] == at else None
 
 
 class _Culprit(Exception):

@@ -6,6 +6,7 @@ again, paths first: modules beside the notebook can then be imported before any 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import array
 import builtins
 import contextlib
@@ -54,13 +55,30 @@ OWN_ENV = (
 )
 
 
+#: The environment as it was last read, as the process holds it and as a section.
+_environ_read: tuple[dict[Any, Any] | None, dict[str, str]] = (None, {})
+
+
 def _environ() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
+    global _environ_read  # noqa: PLW0603 - a process has one environment
+    held = getattr(os.environ, "_data", None)  # without decoding all of it again
+    if held is None or held != _environ_read[0]:
+        found = {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
+        _environ_read = (None if held is None else dict(held), found)
+    return _environ_read[1]
+
+
+#: The last state of the random numbers, and its section.
+_random_read: tuple[Any, Any] = (None, None)
 
 
 def _random() -> Any:
-    version, numbers, gauss = random.getstate()
-    return version, array.array("I", numbers).tobytes(), gauss
+    global _random_read  # noqa: PLW0603 - a process has one such state
+    state = random.getstate()
+    if state != _random_read[0]:
+        version, numbers, gauss = state
+        _random_read = state, (version, array.array("I", numbers).tobytes(), gauss)
+    return _random_read[1]
 
 
 def _set_random(state: Any) -> None:
@@ -146,13 +164,14 @@ def _hung_in() -> dict[str, str]:
         _by_notebook(found, f"gc.callbacks[{i}]", callback)
     for i, finder in enumerate(sys.meta_path):
         _by_notebook(found, f"sys.meta_path[{i}]", finder)
-    for number in _SIGNALS:
-        _by_notebook(found, f"the handler of {number.name}", signal.getsignal(number))
+    for number, where in _SIGNALS:
+        _by_notebook(found, where, _signal.getsignal(number))
     for cls, how in list(copyreg.dispatch_table.items()):
-        _by_notebook(found, f"copyreg.dispatch_table[{cls.__qualname__}]", how)
-    for name, value in vars(builtins).items():
-        ours = name in _BUILTINS or name == "_" or (name[:2] == "__" and not settings.is_mine(value))
-        if not ours:
+        if _is_by_notebook(how):
+            found[f"copyreg.dispatch_table[{cls.__qualname__}]"] = _called(how)
+    for name in vars(builtins).keys() - _BUILTINS:
+        value = vars(builtins)[name]
+        if name[:2] != "__" or settings.is_mine(value):
             found[f"builtins.{name}"] = type(value).__name__
     for name, limit in _limits().items():
         if _LIMITS.get(name) not in (None, limit):
@@ -179,9 +198,17 @@ def _limits() -> dict[str, tuple[int, int]]:
 _LIMITS = _limits()
 
 
+def _is_by_notebook(value: Any) -> bool:
+    return getattr(value, "__module__", None) == "__main__" or type(value).__module__ == "__main__"
+
+
+def _called(value: Any) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
-    if getattr(value, "__module__", None) == "__main__" or type(value).__module__ == "__main__":
-        found[where] = str(getattr(value, "__qualname__", type(value).__qualname__))
+    if _is_by_notebook(value):
+        found[where] = _called(value)
 
 
 #: What is larger isn't compared.
@@ -305,8 +332,10 @@ _BUILTINS = frozenset(dir(builtins)) | {
     "display",
     "execfile",
     "runfile",
+    "_",
 }
-_SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
+#: Numbers of signals, and how their handlers are called: `signal.getsignal` makes an enumeration's value of each.
+_SIGNALS = [(int(s), f"the handler of {s.name}") for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
 def _cwd() -> str:

@@ -6,6 +6,7 @@ A `Writer` makes records; a journal keeps them: a log of this process's own (`Fi
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -177,7 +178,8 @@ class Writer:
         given = hidden[name] if name in hidden else getattr(self._shell.displayhook, name, None)
         if given is not value or not isinstance(out, dict):
             return 0
-        return next((n for n in list(reversed(out))[:100] if isinstance(n, int) and out[n] is value), 0)
+        last = itertools.islice(reversed(out), 100)
+        return next((n for n in last if isinstance(n, int) and out[n] is value), 0)
 
     def _order(self, full: bool) -> tuple[int, list[str]] | None:
         """The order of the variables as a difference to the last record: the number of unmoved ones, and the
@@ -185,6 +187,9 @@ class Writer:
         now = self._capture.order()
         if now is self._ordered and not full:
             return None
+        if not full and now[: len(self._ordered)] == self._ordered:  # what is new comes last, nearly always
+            kept, self._ordered = len(self._ordered), now
+            return None if kept == len(now) else (kept, now[kept:])
         there = frozenset(now)
         before = [] if full else [name for name in self._ordered if name in there]
         same = not full and len(before) == len(self._ordered) and before == now

@@ -73,7 +73,7 @@ class Rules(Writing):
             if t in _ATTRIBUTED:
                 return self._attributes(obj)
             if t in _LEAVING:
-                return self._left_out(obj, t)
+                return self.with_left_out(obj, t)
             if not self.bad and t not in _SINGLE_TYPES:
                 self.plainly.add(t)
             return NotImplemented
@@ -83,12 +83,12 @@ class Rules(Writing):
             return self._function(obj)
         if isinstance(obj, type):
             return self._class(obj)
+        held = _SINGLETONS.get(id(obj)) if t in _SINGLE_TYPES else None
+        if held is not None and held[0] is obj:
+            return self._by_place(obj)
         rule = _RULES.get(t)
         if rule is not None:
             return rule(self, obj)
-        held = _SINGLETONS.get(id(obj))
-        if held is not None and held[0] is obj:
-            return _by_place(obj)
         if t in self.ordinary:
             self.seen.add(t)
             return NotImplemented
@@ -121,7 +121,7 @@ class Rules(Writing):
             if _may_be_single(t):
                 _find_singles(t)
                 if id(obj) in _SINGLETONS:
-                    return _by_place(obj)
+                    return self._by_place(obj)
             if not ruled and not issubclass(t, (dict, TypeVar)):
                 self.ordinary.add(t)
                 if _has_plain_state(t):
@@ -131,12 +131,19 @@ class Rules(Writing):
         elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self.suspects.append(obj)
         plain, itself = self._made(t)
-        reduced = self._attributes(obj) if plain else self._left_out(obj, t)
+        reduced = self._attributes(obj) if plain else self.with_left_out(obj, t)
         if reduced is NotImplemented and itself:
             reduced = obj.__reduce_ex__(5)
         if reduced is not NotImplemented:
             return _bare(reduced) if itself else reduced
         return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _by_place(self, obj: Any) -> tuple[Any, ...]:
+        where = _SINGLETONS[id(obj)][1]
+        if id(obj) not in _STATEFUL:
+            self.unlinked.add(id(obj))  # each group finds the very object again
+            return recipes.module_value, where
+        return recipes.module_value, where, singles.state_of(obj), None, None, recipes.set_single
 
     def _made(self, t: type) -> tuple[bool, bool]:
         found = self.made.get(t)
@@ -154,9 +161,8 @@ class Rules(Writing):
             return NotImplemented
         return _sharing(obj)
 
-    def _left_out(self, obj: Any, t: Any) -> Any:
-        """Writes an instance with the notebook's attributes that its library's pickling leaves out: `frame.note`, or the
-        attributes of a notebook's subclass of `Counter`."""
+    def with_left_out(self, obj: Any, t: Any) -> Any:
+        """As `Writing.with_left_out`: `frame.note`, or the attributes of a notebook's subclass of `Counter`."""
         own = self.session.by_value(t)
         attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ != 0 else {}
         if not own and settings.attributes.isdisjoint(attrs):
@@ -388,7 +394,11 @@ class Rules(Writing):
 
     def _generator(self, made: Any) -> Any:
         found = iterators.generator(made, importable, self.notes.append)
-        return self.lose(made, CANT["generator"]) if found is None else found
+        if found is None:
+            return self.lose(made, CANT["generator"])
+        if found[0] is recipes.generator:
+            self.unlinked.add(id(found[1][0]))  # a library's function, or made for the dump
+        return found
 
     def _iterator(self, made: Any) -> Any:
         return iterators.iterator(made, self.notes.append)
@@ -603,13 +613,6 @@ def _find_singles(t: type) -> None:
     for value, where in singles.find(t):
         _keep_single(value, where)
         _STATEFUL.add(id(value))
-
-
-def _by_place(obj: Any) -> tuple[Any, ...]:
-    where = _SINGLETONS[id(obj)][1]
-    if id(obj) not in _STATEFUL:
-        return recipes.module_value, where
-    return recipes.module_value, where, singles.state_of(obj), None, None, recipes.set_single
 
 
 def _quietly(cls: type, reduced: Any) -> Any:

@@ -44,6 +44,10 @@ class Roots:
             one[0] < high and low < one[1] for one in self._over
         )
 
+    def kept(self) -> tuple[list[tuple[int, int, Any]], list[tuple[int, int, Any]]]:
+        """The lists of all remembered memory."""
+        return self._apart, self._over
+
     def near(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
         """Remembered memory overlapping with this range, the larger first."""
         i = max(0, bisect.bisect_right(self._lows, low) - 1)
@@ -82,8 +86,21 @@ class Writing:
         self.frames: dict[int, Any] = {}  # such a plain array -> what its memory belongs to, if not to an array
         self.functions: list[Any] = []
         self.linked: set[int] = set()
+        #: Objects that link no groups, though several hold them: nothing of them is the notebook's.
+        self.unlinked: set[int] = set()
         self.made: dict[type, tuple[bool, bool]] = {}  # of a type: plain attributes, a `__new__` of its own
         self.suspects: list[Any] = []
+
+    def holding(self) -> list[Any]:
+        """The lists and dictionaries in which a dump that is done keeps objects, among them some that it made."""
+        self.last = None
+        kept = [self.buffers, self.storages, self.detached, self.scopes, self.plain, self.frames, self.functions]
+        scopes_copied = getattr(self, "globals_ref", {})  # cloudpickle's
+        return [*kept, scopes_copied, self.suspects, *self.roots.kept()]
+
+    def with_left_out(self, obj: Any, t: Any) -> Any:
+        """How an instance is written with the notebook's attributes that its library's pickling leaves out."""
+        raise NotImplementedError
 
     def lose(self, obj: Any, why: str) -> Any:
         what = a_kind(kind_of(obj))

@@ -920,6 +920,63 @@ case(
     needs=NP,
 )
 case(
+    "numpy/the global random state in a frozen distribution",
+    "import numpy as np\nfrom scipy import stats\nd = stats.norm(1, 2)\nu = stats.uniform()",
+    check="np.random.seed(5)\na = float(d.rvs())\nnp.random.seed(5)\n"
+    "out = a, float(np.random.normal(1, 2)), d.random_state is u.random_state is np.random.mtrand._rand",
+    needs="scipy",
+)
+case(
+    "numpy/the global random state in a list",
+    "import numpy as np\nr = [np.random.mtrand._rand]",
+    "np.random.seed(4)\nr[0].rand()",
+    check="a = r[0].rand()\nnp.random.seed(4)\nout = a, r[0].rand(), np.random.rand()",
+    needs=NP,
+)
+case(
+    "sklearn/the global random state in an estimator",
+    "import numpy as np\nfrom sklearn.neural_network import MLPClassifier\n"
+    "m = MLPClassifier((3,), max_iter=2).fit([[0.], [1.]], [0, 1])",
+    check="np.random.seed(5)\na = m._random_state.rand()\nnp.random.seed(5)\nout = a == np.random.rand()",
+    needs="sklearn",
+)
+case(
+    "torch/the default generator in a list",
+    "import torch\ng = [torch.default_generator]\ntorch.manual_seed(3)",
+    "torch.rand(1)",
+    check="a = float(torch.rand(1))\ntorch.manual_seed(4)\n"
+    "out = a, float(torch.rand(1, generator=g[0])), g[0] is torch.default_generator",
+    needs=TORCH,
+)
+case(
+    "pandas/frames that share kinds, zones and notes",
+    "import pandas as pd\nf = pd.DataFrame({'t': pd.date_range('2020', periods=2, tz='Europe/Berlin'),"
+    " 'i': pd.array([1, None], dtype='Int64'), 'p': pd.period_range('2020', periods=2, freq='M')})\n"
+    "g = f.copy()\nf.attrs['unit'] = 'K'\nl = [1]\nf.note = l\nf.flags.allows_duplicate_labels = False",
+    "f.loc[0, 'i'] = 5",
+    "g['x'] = 2",
+    check="l.append(2)\nout = (f.to_csv(), g.to_csv(), f.dtypes.astype(str).tolist(), f.attrs, f.note,"
+    " f.flags.allows_duplicate_labels, f._metadata is pd.DataFrame._metadata, g.t.dt.tz is not None, f.i.dtype == g.i.dtype)",
+    needs=PD,
+)
+case(
+    "pandas/a subclass with metadata",
+    "import pandas as pd\nclass F(pd.DataFrame):\n    _metadata = ['unit']\n    @property\n    def _constructor(self): return F\n"
+    "f = F({'a': [1]})\nf.unit = 'K'",
+    "F._metadata.append('made')\nf.made = 3",
+    check="h = f.copy()\nout = h.unit, h.made, type(h) is F, f._metadata is F._metadata, f.a.tolist()",
+    needs=PD,
+)
+case(
+    "numpy/structured arrays that share a kind",
+    "import numpy as np\nk = np.dtype([('a', 'i4'), ('b', 'f8')], align=True)\nx = np.zeros(2, k)\ny = np.rec.array(x)\n"
+    "z = np.zeros(1, np.dtype([(('title', 'm'), 'i4')], metadata={'unit': 'K'}))",
+    "x['a'] = 3",
+    check="x['b'][0] = 2\nout = (x.tolist(), y.a.tolist(), x.dtype == k, k.isalignedstruct, k.fields['b'][1],"
+    " type(y).__name__, z['title'].tolist(), dict(z.dtype.metadata))",
+    needs=NP,
+)
+case(
     "numpy/print options",
     "import numpy as np\nnp.set_printoptions(precision=2)",
     check="out = repr(np.array([1.23456]))",
@@ -1310,6 +1367,29 @@ case(
     "matplotlib/rc",
     M + "plt.rcParams['lines.linewidth'] = 7",
     check="out = plt.rcParams['lines.linewidth']",
+    needs="matplotlib",
+)
+case(
+    "matplotlib/figures that share matplotlib's own paths and colours",
+    M
+    + "f, a = plt.subplots()\ng, b = plt.subplots()\nfor ax in a, b:\n    s = ax.scatter([1], [2], c=[3], cmap='RdBu')\n"
+    "    ax.errorbar([1, 2], [2, 3], 1, fmt='o-')\n    ax.figure.colorbar(ax.imshow([[1, 2]], cmap='viridis'))",
+    "a.set_title('one')",
+    "b.set_title('other')",
+    check="import io, hashlib\nfrom matplotlib.markers import MarkerStyle\nout = []\nfor made in f, g:\n    to = io.BytesIO()\n"
+    "    made.savefig(to, format='raw')\n    out.append(hashlib.sha1(to.getvalue()).hexdigest())\n"
+    "tick = a.xaxis.get_major_ticks()[0].tick1line\ntick.set_marker('_')\n"
+    "out += [a.get_title(), b.get_title(), s in b.collections, plt.get_cmap('viridis')(0.5), plt.get_fignums(),"
+    " tick.get_marker(), float(MarkerStyle('|').get_path().vertices.sum())]",
+    needs="matplotlib",
+)
+case(
+    "matplotlib/paths",
+    M + "from matplotlib.markers import MarkerStyle\nfrom matplotlib.path import Path\nc = Path.unit_circle()\n"
+    "m = [MarkerStyle('o'), MarkerStyle('|'), MarkerStyle('+')]\np = Path([[0, 0], [1, 1]])\nq = p",
+    "p.vertices[0] = 5",
+    check="out = (c.readonly, c.vertices.sum(), c.codes.tolist(), [one.get_path().vertices.tolist() for one in m],"
+    " q is p, q.vertices.tolist(), c.vertices.flags.writeable)",
     needs="matplotlib",
 )
 case(

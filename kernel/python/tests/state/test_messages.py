@@ -76,6 +76,21 @@ def test_cells_within_cells_are_not_told(start: Callable[..., Kernel]) -> None:
     assert [said["msg_id"] for said, _ in kernel.of("cell")] == [number]
 
 
+def test_a_capture_calls_no_transformer_of_the_users(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(
+        "seen = []\ndef see(lines):\n    seen.append(lines[0])\n    return [line.replace('EURO', '1.5') for line in lines]\n"
+        "get_ipython().input_transformers_cleanup.append(see)"
+    )
+    kernel.run("price = EURO")
+    # The cell that counts isn't captured yet.
+    said = kernel.printed("print(seen.count(seen[0]) - seen.count(seen[-1]), price)")
+    assert said == "0 1.5\n"
+    cells = [json.loads(text)["cell"] for _, text, _ in kernel.records()]
+    assert "price = 1.5\n" in [cell["source"] for cell in cells if cell]
+
+
 def test_aborted_and_silent_requests_are_not_told(start: Callable[..., Kernel]) -> None:
     kernel = start()
     kernel.begin()

@@ -1,4 +1,5 @@
-"""A capture keeps nothing alive: what the user deletes is gone at once, not with the next sweep for cycles."""
+"""A capture is not noticed: it keeps nothing alive (what the user deletes is gone at once, not with the next sweep for
+cycles), and warns of nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gresshopper.state import pickling
 
 from harness import Kernel
 
@@ -67,3 +69,9 @@ def test_looking_at_a_figure_takes_nothing_from_it(tmp_path: Path) -> None:
     assert not kernel.capture.run(None).changed
     assert repr(kernel.ns["ax"].callbacks._cid_gen) == before
     assert kernel.run("plt.close('all')")
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_warning_is_for_a_broadcast_array() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert not pickling.dump(pickling.Session({}), [numpy.broadcast_arrays([1, 2], [[1], [2]])]).gone

@@ -18,8 +18,9 @@ def ipython() -> dict[str, Any]:
     """How the shell shows results and errors, and the notebook's magics, aliases and formatters."""
     shell = get_shell()
     text = shell.display_formatter.formatters["text/plain"]
-    magics = shell.magics_manager.magics
-    reloader = _reloader(shell)
+    manager = shell.magics_manager
+    magics = [(kind, name, f) for kind, by_name in manager.magics.items() for name, f in by_name.items()]
+    reloader = _reloader(manager)
     return {
         "shown": shell.ast_node_interactivity,
         "automagic": shell.automagic,
@@ -31,16 +32,10 @@ def ipython() -> dict[str, Any]:
             for cls, how in formatter.type_printers.items()
             if type(how) is types.FunctionType and how.__globals__ is shell.user_ns
         ],
-        "magics": [
-            (kind, name, f)
-            for kind, by_name in magics.items()
-            for name, f in by_name.items()
-            if _by_notebook(f, shell)
-        ],
+        "magics": [magic for magic in magics if _by_notebook(magic[2], shell)],
         "aliases": [
             (kind, name, f.magic_name, f.magic_kind, f.magic_params)
-            for kind, by_name in magics.items()
-            for name, f in by_name.items()
+            for kind, name, f in magics
             if type(f).__name__ == "MagicAlias" and (name, f.magic_name) not in _ALIASES
         ],
         "called": [
@@ -50,10 +45,10 @@ def ipython() -> dict[str, Any]:
             if _by_notebook(f, shell)
         ],
         "transformers": {name: [f for f in getattr(shell, name) if _by_notebook(f, shell)] for name in _TRANSFORMERS},
-        "commands": [pair for pair in shell.alias_manager.aliases if pair not in _commands(shell)],
+        "commands": _commands(shell.alias_manager),
         "extensions": sorted(_extensions(shell)),
-        "held": _held(shell),
-        "registered": _registered(shell),
+        "held": _held(manager),
+        "registered": _registered(manager),
         "handled": [error.__name__ for error in shell.custom_exceptions],
         "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
     }
@@ -85,8 +80,10 @@ def get_shell() -> Any:
     return shell
 
 
-def _commands(shell: Any) -> list[tuple[str, str]]:
-    return list(shell.alias_manager.default_aliases)
+def _commands(manager: Any) -> list[tuple[str, str]]:
+    """The notebook's aliases of shell commands."""
+    by_default = manager.default_aliases
+    return [pair for pair in manager.aliases if pair not in by_default]
 
 
 def _extensions(shell: Any) -> set[str]:
@@ -97,20 +94,20 @@ def _extensions(shell: Any) -> set[str]:
     }
 
 
-def _reloader(shell: Any) -> Any:
-    return getattr(shell.magics_manager.registry.get("AutoreloadMagics"), "_reloader", None)
+def _reloader(manager: Any) -> Any:
+    return getattr(manager.registry.get("AutoreloadMagics"), "_reloader", None)
 
 
-def _registered(shell: Any) -> list[str]:
+def _registered(manager: Any) -> list[str]:
     """The notebook's own classes of magics."""
-    return sorted(cls for cls, held in shell.magics_manager.registry.items() if type(held).__module__ == MAIN)
+    return sorted(cls for cls, held in manager.registry.items() if type(held).__module__ == MAIN)
 
 
-def _held(shell: Any) -> dict[str, str]:
+def _held(manager: Any) -> dict[str, str]:
     """What the magics of the user's own extensions keep for themselves, as far as it is plain."""
     return {
         f"{cls}.{name}": repr(value)[:200]
-        for cls, held in shell.magics_manager.registry.items()
+        for cls, held in manager.registry.items()
         if own_module(sys.modules.get(type(held).__module__))
         for name, value in vars(held).items()
         if type(value) in _PLAIN and not name.startswith(_OF_TRAITS) and name not in _OF_MAGICS
@@ -154,12 +151,12 @@ def set_ipython(state: dict[str, Any]) -> None:
         shell.magics_manager.register_alias(name, target, kind, params)
     for name, command in state["commands"]:
         shell.alias_manager.define_alias(name, command)
-    reloader = _reloader(shell)
+    reloader = _reloader(shell.magics_manager)
     for name, value in (state["reloader"] or {}).items() if reloader is not None else ():
         setattr(reloader, name, value)
-    here = _held(shell)
+    here = _held(shell.magics_manager)
     missing = sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what)
-    missing += [name for name in state.get("registered", ()) if name not in _registered(shell)]
+    missing += [name for name in state.get("registered", ()) if name not in _registered(shell.magics_manager)]
     told = [f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again"] if missing else []
     if state.get("handled") and not shell.custom_exceptions:
         told.append(f"the handler of {', '.join(state['handled'])}: the notebook set this, run its cell again")

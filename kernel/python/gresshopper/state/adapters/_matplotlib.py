@@ -9,6 +9,7 @@ import itertools
 import operator
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..writing import Writing
 from . import Adapter, Rule, Section
 from ._defaults import Defaults, are_others
 from ._ipython import get_shell
+from ._shared import is_writeable
 
 # --- writing ---
 
@@ -25,6 +27,8 @@ from ._ipython import get_shell
 def _figure(dump: Writing, figure: Any) -> Any:
     manager = getattr(figure.canvas, "manager", None)
     registry = getattr(figure.canvas, "callbacks", None)
+    # Artists hold the very lists of `rcParams`.
+    dump.unlinked.update(id(one) for one in dict.values(sys.modules["matplotlib"].rcParams) if type(one) is list)
     connected = [f for by in getattr(registry, "callbacks", {}).values() for f in by.values()]
     if any(getattr(f() if callable(f) else None, "__module__", "") == MAIN for f in connected):
         dump.notes.append("what was connected to a figure's events isn't connected any more")
@@ -33,6 +37,27 @@ def _figure(dump: Writing, figure: Any) -> Any:
     plain: Any = figure.__reduce_ex__(5)
     state = (plain[2], manager.num)
     return plain[0], plain[1], state, None, None, set_figure
+
+
+def _path(dump: Writing, path: Any) -> Any:
+    """A path that matplotlib keeps for all figures once it was asked for, such as a circle, would link them."""
+    if path.readonly:
+        dump.unlinked.update(map(id, (path, vars(path), *vars(path).values())))
+    elif path.codes is not None and not is_writeable(path.codes):  # such a circle's, of a marker
+        dump.unlinked.add(id(path.codes))
+    return NotImplemented
+
+
+def _colormap(dump: Writing, made: Any) -> Any:
+    """A colormap, whose colours are often a table of matplotlib's."""
+    own = getattr(sys.modules["matplotlib"], "colormaps", None)
+    if own is None or made.name not in getattr(own, "_builtin_cmaps", ()):
+        return NotImplemented
+    for name in ("colors", "_segmentdata"):
+        table = vars(made).get(name)
+        if table is not None and table is vars(own._cmaps[made.name]).get(name):
+            dump.unlinked.update(map(id, (table, *(table.values() if type(table) is dict else table))))
+    return NotImplemented
 
 
 def _region(dump: Writing, region: Any) -> Any:
@@ -102,21 +127,30 @@ def _place_in_cycle(cycle: Any) -> tuple[list[Any], int] | None:
 # --- loading ---
 
 
+#: The figures that came back last under a number.
+_came: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
 @recipes.recipe
 def set_figure(made: Any, state: tuple[Any, Any]) -> None:
-    """A figure's state, under its former number if free."""
+    """A figure's state, under its former number unless the notebook has made another figure of that number since. A
+    standby that follows has the figure of the record before under this number."""
     from matplotlib._pylab_helpers import Gcf
 
     made.__setstate__(state[0])
     _is_not_drawn(made)
-    manager = getattr(made.canvas, "manager", None)
-    if manager is None or manager.num == state[1] or state[1] in Gcf.figs:
+    manager, number = getattr(made.canvas, "manager", None), state[1]
+    if manager is None:
+        return
+    there = Gcf.figs.get(number, manager)
+    if there is not manager and there.canvas.figure is not _came.get(number):
         return
     if Gcf.figs.get(manager.num) is manager:
         del Gcf.figs[manager.num]
-    manager.num = state[1]
-    Gcf.figs[state[1]] = manager
-    vars(made)["_number" if "_number" in vars(made) else "number"] = state[1]
+    manager.num = number
+    Gcf.figs[number] = manager
+    vars(made)["_number" if "_number" in vars(made) else "number"] = number
+    _came[number] = made
 
 
 def _is_not_drawn(figure: Any) -> None:
@@ -305,23 +339,54 @@ def _exact() -> dict[type, Rule]:
     plot_args = getattr(sys.modules.get("matplotlib.axes._base"), "_process_plot_var_args", None)
     if plot_args is not None:
         rules[plot_args] = _plot_args
+    path = getattr(sys.modules.get("matplotlib.path"), "Path", None)
+    if path is not None:
+        rules[path] = _path
     return rules
 
 
 def _bases() -> list[tuple[Any, Rule]]:
-    figures: Any = sys.modules.get("matplotlib.figure")
-    return [(figures.Figure, _figure)] if figures is not None and hasattr(figures, "Figure") else []
+    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
+    colormap = getattr(sys.modules.get("matplotlib.colors"), "Colormap", None)
+    rules: list[tuple[Any, Rule]] = [(figure, _figure), (colormap, _colormap)]
+    return [(kind, rule) for kind, rule in rules if kind is not None]
 
 
 def _know() -> None:
     _matplotlib_defaults(sys.modules["matplotlib"])
 
 
+#: Paths that `MarkerStyle` has for all its instances.
+_MARKERS_PATHS = [
+    "triangle_path",
+    "triangle_path_u",
+    "triangle_path_d",
+    "triangle_path_l",
+    "triangle_path_r",
+    "line_marker_path",
+    "tickhoriz_path",
+    "tickvert_path",
+    "tri_path",
+    "caret_path",
+    "caret_path_base",
+    "plus_path",
+    "x_path",
+    "plus_filled_path",
+    "plus_filled_path_t",
+    "x_filled_path",
+    "x_filled_path_t",
+]
 ADAPTER = Adapter(
     modules=("matplotlib", "matplotlib.figure"),
     exact=_exact,
     bases=_bases,
-    singles=(("matplotlib", "rcParams"),),
+    singles=(
+        ("matplotlib", "rcParams"),
+        ("matplotlib.markers", "_empty_path"),
+        ("matplotlib.transforms", "IdentityTransform._mtx"),
+        ("matplotlib.collections", "Collection._transforms"),
+        *(("matplotlib.markers", f"MarkerStyle._{path}") for path in _MARKERS_PATHS),
+    ),
     # Not each version of matplotlib names its type.
     by_name={"BufferRegion": _region},
     sections={

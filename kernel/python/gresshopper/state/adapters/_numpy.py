@@ -18,7 +18,7 @@ from ..lost import Lost
 from ..session import NotHereError
 from ..writing import INBAND, Writing
 from . import Adapter, Rule, Section
-from ._shared import bytes_storage, data_of, extent_of, find_root, is_dense, storage_nbytes, storage_of
+from ._shared import bytes_storage, data_of, extent_of, find_root, is_dense, is_writeable, storage_nbytes, storage_of
 
 # --- writing ---
 
@@ -98,7 +98,7 @@ def _np_view(dump: Writing, a: Any, root: Any) -> Any:
     offset = data_of(a) - data_of(root)
     if not (root.flags.c_contiguous or root.flags.f_contiguous) or offset < 0:
         return _np_copy(dump, a, "a view of memory with gaps is saved as a copy")
-    return np_view, (root, offset, a.shape, a.strides, a.dtype, bool(a.flags.writeable))
+    return np_view, (root, offset, a.shape, a.strides, a.dtype, is_writeable(a))
 
 
 def _np_copy(dump: Writing, a: Any, note: str | None) -> Any:
@@ -108,7 +108,7 @@ def _np_copy(dump: Writing, a: Any, note: str | None) -> Any:
     fresh = a.copy(order="C")
     if a.dtype == object:
         return _np_objects(dump, fresh)
-    return _np_own(dump, fresh, bool(a.flags.writeable))
+    return _np_own(dump, fresh, is_writeable(a))
 
 
 def _np_root(dump: Writing, a: Any) -> Any:
@@ -118,7 +118,7 @@ def _np_root(dump: Writing, a: Any) -> Any:
         over = find_root(dump, data_of(a), a.nbytes)
         if over is not None:
             return _np_over_root(dump, a, over)
-    return _np_own(dump, a, bool(a.flags.writeable))
+    return _np_own(dump, a, is_writeable(a))
 
 
 def _np_own(dump: Writing, a: Any, writeable: bool) -> Any:
@@ -127,10 +127,9 @@ def _np_own(dump: Writing, a: Any, writeable: bool) -> Any:
     if not dense and not is_dense(a):
         return _np_copy(dump, a, None)
     address = data_of(a)
-    if nbytes:
+    if nbytes and id(a) not in dump.detached:
         dump.ranges.append((address, address + nbytes))
-        if id(a) not in dump.detached:
-            dump.roots.add(address, address + nbytes, a)
+        dump.roots.add(address, address + nbytes, a)
     if nbytes < INBAND and dense:
         order = "C" if a.flags.c_contiguous else "F"
         return np_small, (a.tobytes(order), a.dtype, a.shape, order, writeable)
@@ -153,7 +152,7 @@ def _np_objects(dump: Writing, a: Any) -> Any:
         items = dump.add_buffer(data_of(a), a.nbytes, a, flat)
     else:
         items = flat.tolist()
-    state = (items, bool(a.flags.writeable))
+    state = (items, is_writeable(a))
     return np_objects, (a.shape, order), state, None, None, set_np_objects
 
 
@@ -169,7 +168,7 @@ def _np_foreign(dump: Writing, a: Any, base: Any) -> Any:
     owner = _foreign_owner(dump, base)
     if owner is not None and a.dtype != object:
         offset = data_of(a) - native.address(memoryview(owner))
-        return np_over, (owner, offset, a.shape, a.strides, a.dtype, bool(a.flags.writeable))
+        return np_over, (owner, offset, a.shape, a.strides, a.dtype, is_writeable(a))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(base, torch.Tensor) and base.device.type == "cpu":
         storage = storage_of(dump, base)
@@ -182,7 +181,7 @@ def _np_foreign(dump: Writing, a: Any, base: Any) -> Any:
         return _np_over_root(dump, a, over)
     if not (a.flags.c_contiguous or a.flags.f_contiguous):
         return _np_copy(dump, a, "a view of foreign memory is saved as a copy")
-    return _np_own(dump, a, bool(a.flags.writeable))
+    return _np_own(dump, a, is_writeable(a))
 
 
 def _np_over_root(dump: Writing, a: Any, over: Any) -> Any:
@@ -194,7 +193,7 @@ def _np_over_root(dump: Writing, a: Any, over: Any) -> Any:
         a.shape,
         a.strides,
         a.dtype,
-        bool(a.flags.writeable),
+        is_writeable(a),
     )
 
 
@@ -225,6 +224,12 @@ def _npz(dump: Writing, archive: Any) -> Any:
     limits = {"max_header_size": archive.max_header_size} if hasattr(archive, "max_header_size") else {}
     how = (bool(archive.allow_pickle), archive.pickle_kwargs, limits)
     return np_npz_over, (type(archive), held, own is not None, *how)
+
+
+def _np_dtype(dump: Writing, dtype: Any) -> Any:
+    """A kind with fields. Its pickling hands out the kind's own table, which would link all arrays of the kind."""
+    make, args, state = dtype.__reduce__()
+    return make, args, tuple(dict(part) if type(part) is dict else part for part in state)
 
 
 def _np_generator(dump: Writing, made: Any) -> Any:
@@ -548,6 +553,9 @@ def _exact() -> dict[type, Rule]:
     if not hasattr(np, "ndarray") or not hasattr(np, "ma"):  # half imported
         return {}
     rules: dict[type, Rule] = {np.ndarray: _ndarray, np.void: _np_void, np.record: _np_void}
+    void = type(np.dtype("V1"))
+    if void is not np.dtype:  # each kind has a type of its own
+        rules[void] = _np_dtype
     generators: Any = sys.modules.get("numpy.random")
     if generators is not None and hasattr(generators, "Generator"):
         rules[generators.Generator] = _np_generator

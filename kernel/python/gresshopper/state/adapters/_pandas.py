@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import sys
 import warnings
@@ -53,6 +54,32 @@ def _pd_index(dump: Writing, index: Any) -> Any:
             looked_up = len(index) <= LOOKED_UP and _looked_up(index)
             return (pd_index, (reduced[0], *made)) if looked_up else (reduced[0], made)
     return reduced
+
+
+def _pd_frame(dump: Writing, frame: Any) -> Any:
+    """A frame or series without `_metadata`, which pandas' pickling takes along: a list of the class, which would link
+    all frames of the notebook. Without it the class's own is found again, as before."""
+    t = type(frame)
+    if dump.session.by_value(t) or t in copyreg.dispatch_table:  # its class is written too, or it has another way
+        return NotImplemented
+    dump.seen.add(t)
+    reduced = dump.with_left_out(frame, t)
+    if reduced is NotImplemented:
+        reduced = frame.__reduce_ex__(5)
+    state = reduced[2] if type(reduced) is tuple and len(reduced) > 2 else None
+    state = state[0] if type(state) is tuple else state
+    if type(state) is dict and state.get("_metadata") is t._metadata:
+        del state["_metadata"]  # of a dictionary that was made for the pickling
+    return reduced
+
+
+def _pd_plain_dtype(dump: Writing, dtype: Any) -> Any:
+    return type(dtype), ()
+
+
+def _pd_zone(dump: Writing, zone: Any) -> Any:
+    dump.unlinked.add(id(zone))  # there is one of each in the process, and nobody changes it
+    return NotImplemented
 
 
 #: Size from which an index keeps a table after a lookup, counted by its `memory_usage`.
@@ -181,10 +208,8 @@ def set_accessors(state: list[tuple[str, str, Any]]) -> None:
             getattr(pd.api.extensions, f"register_{of}_accessor")(name)(accessor)
 
 
-def _exact() -> dict[type, Rule]:
+def _copies_on_write() -> dict[type, Rule]:
     """Copy-on-write pandas: its managers and reference counts. Older ones need none of that."""
-    if not hasattr(sys.modules["pandas"], "Index"):  # half imported
-        return {}
     try:
         from pandas._libs.internals import BlockValuesRefs
         from pandas.core.internals import BlockManager, SingleBlockManager
@@ -193,16 +218,52 @@ def _exact() -> dict[type, Rule]:
     return {BlockValuesRefs: _pd_refs, BlockManager: _pd_manager, SingleBlockManager: _pd_manager}
 
 
+def _exact() -> dict[type, Rule]:
+    pd: Any = sys.modules["pandas"]
+    if not hasattr(pd, "Index"):  # half imported
+        return {}
+    rules = _copies_on_write()
+    if hasattr(pd, "DataFrame") and hasattr(pd, "Series"):
+        rules |= {pd.DataFrame: _pd_frame, pd.Series: _pd_frame}
+    return rules | dict.fromkeys(_plain_dtypes(), _pd_plain_dtype)
+
+
+def _plain_dtypes() -> set[type]:
+    """Kinds of values without parameters, such as `Int64`."""
+    homes = map(sys.modules.get, ("pandas.core.dtypes.dtypes", "pandas.core.arrays.masked"))
+    found = (getattr(home, "BaseMaskedDtype", None) for home in homes)
+    return {t for base in found if base is not None for t in _below(base)}
+
+
+def _below(base: type) -> set[type]:
+    """The classes of pandas below one."""
+    below: list[type] = type.__subclasses__(base)
+    own = (t for t in below if t.__module__.partition(".")[0] == "pandas")
+    return set(own).union(*map(_below, below))
+
+
 def _bases() -> list[tuple[Any, Rule]]:
     pd: Any = sys.modules["pandas"]
     if not hasattr(pd, "Index"):
         return []
-    return [(pd.Index, _pd_index if _exact() else _pd_looked_up)]
+    rules: list[tuple[Any, Rule]] = [(pd.Index, _pd_index if _copies_on_write() else _pd_looked_up)]
+    zones: Any = sys.modules.get("pytz.tzinfo")
+    if zones is not None and hasattr(zones, "BaseTzInfo"):
+        rules.append((zones.BaseTzInfo, _pd_zone))
+    if hasattr(pd, "DataFrame") and hasattr(pd, "Series"):  # a library's frames, as geopandas'
+        rules += [(pd.DataFrame, _pd_frame), (pd.Series, _pd_frame)]
+    return rules
 
 
 def _harmless() -> set[type]:
     pd: Any = sys.modules["pandas"]
-    return {pd.Timestamp, pd.Timedelta, pd.Period, type(pd.NaT), type(getattr(pd, "NA", None))}
+    kinds: Any = sys.modules.get("pandas.core.dtypes.dtypes")
+    offsets: Any = sys.modules.get("pandas._libs.tslibs.offsets")
+    found = {pd.Timestamp, pd.Timedelta, pd.Period, type(pd.NaT), type(getattr(pd, "NA", None)), *_plain_dtypes()}
+    found.update(getattr(kinds, name) for name in ("PeriodDtype", "DatetimeTZDtype") if hasattr(kinds, name))
+    if hasattr(offsets, "BaseOffset"):
+        found |= _below(offsets.BaseOffset)
+    return found
 
 
 ADAPTER = Adapter(

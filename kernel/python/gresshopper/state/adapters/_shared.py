@@ -26,6 +26,15 @@ def find_root(dump: Writing, address: int, nbytes: int) -> Any | None:
     return None
 
 
+def is_writeable(a: Any) -> bool:
+    """Whether an array can be written. `flags.writeable` warns the user of what became of a broadcast array."""
+    return bool(a.flags.num & _WRITEABLE)
+
+
+#: `NPY_ARRAY_WRITEABLE`.
+_WRITEABLE = 0x0400
+
+
 def data_of(a: Any) -> int:
     """The address of an array's first element."""
     return native.array_data(a)
