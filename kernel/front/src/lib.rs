@@ -19,3 +19,4 @@ pub mod owner;
 mod rekey;
 pub mod run;
 mod sockets;
+mod welcome;

@@ -1,5 +1,6 @@
 //! The front's main loop: one task owns sockets and processes, and never waits for a client or a replica.
-//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this module carries the decisions out.
+//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this module carries the decisions
+//! out.
 
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
@@ -17,6 +18,7 @@ use crate::orphans;
 use crate::owner::{Said, Start, Wish, say};
 use crate::rekey::Rekey;
 use crate::sockets::{Sockets, bind};
+use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
@@ -53,15 +55,15 @@ const ENDING: Duration = Duration::from_secs(8);
 /// Time for a connected kernel to be saved. The front then ends, and the replica goes on with the save by itself.
 const PARTING: Duration = Duration::from_secs(40);
 
-/// Time after which a disconnected client counts as gone, if no message is due to it.
+/// Time after which a disconnected client counts as gone, if no message is due to the client.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
-/// Time after which a disconnected client counts as gone, if messages are due to it.
+/// Time after which a disconnected client counts as gone, if messages are due to the client.
 const CREDITOR_GONE: Duration = Duration::from_secs(3600);
 
-/// Most frames of the replica that are taken at once, before the main loop looks at its other inputs.
+/// Most frames of the replica in one go, before the main loop looks at its other inputs.
 const BATCH: usize = 64;
 
-/// Time for which acknowledgements to the replica are gathered.
+/// Time for gathering acknowledgements to the replica.
 const ACK_AFTER: Duration = Duration::from_millis(20);
 
 /// Time for a leaving replica to exit, before its step is ended.
@@ -83,13 +85,13 @@ struct Main {
     sockets: Sockets,
     delivered: Delivered,
     heirs: Heirs,
-    /// The replica that may connect. `None` means that a replica is being started.
+    /// The replica permitted to connect. `None` means that a replica is being started.
     expected: Option<Incarnation>,
     /// Frames of the replica, with the number of its connection.
     frames: Option<(u64, mpsc::Receiver<Frame>)>,
     /// The last hello of the replica.
     hello: Option<Hello>,
-    /// The replica of this stream has been connected to this front.
+    /// This stream's replica has been connected to this front.
     met: bool,
     process: Option<Child>,
     /// Readers of the last output of earlier sruns ([`launch::detach`]).
@@ -101,7 +103,7 @@ struct Main {
     /// The search for seats of more replicas.
     growing: Option<tokio::task::JoinHandle<()>>,
     grown: mpsc::UnboundedSender<Note>,
-    /// Takes the news of what the kernel's seat waits for.
+    /// Takes the reasons for the wait of the kernel's seat.
     seat_waits: mpsc::UnboundedSender<SeatWaits>,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
@@ -117,7 +119,7 @@ struct Main {
     left: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
-    /// The sentence that tells the user what became of the notebook's earlier kernel.
+    /// The sentence for the user on the fate of the notebook's earlier kernel.
     sentence: Option<String>,
     /// The connection to `hopd` while the kernel hibernates.
     listener: Option<Listener>,
@@ -220,8 +222,8 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     Ok(!died)
 }
 
-/// Closes a kernel whose lost front has left no folder. Otherwise `hopd` would list the kernel for a day, and the notebook's
-/// next opening would bring back a kernel that its user has ended.
+/// Closes a kernel whose lost front has left no folder. Otherwise `hopd` would list the kernel for a day, and the
+/// notebook's next opening would bring back a kernel that its user has ended.
 async fn close_in_its_place(start: &Start) -> Result<bool> {
     if !start.launch.local {
         launch::close(start.kernel.clone()).await;
@@ -230,7 +232,7 @@ async fn close_in_its_place(start: &Start) -> Result<bool> {
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
     let states = states(start).map(|states| states.kernel);
     for folder in [Some(dir), states].into_iter().flatten() {
-        // The lost front may already have removed it.
+        // The lost front may already have removed the folder.
         let _ = std::fs::remove_dir_all(&folder);
     }
     Ok(true)
@@ -246,10 +248,12 @@ struct Opened {
     delivered: Delivered,
 }
 
-/// Opens the clients' sockets and the replica's port. Writes the replica's port down, and tells the owner the clients' ports.
+/// Opens the clients' sockets and the replica's port. Writes the replica's port down, and tells the owner the clients'
+/// ports.
 async fn open(start: &mut Start) -> Result<Opened> {
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
-    // A front that ended while the kernel's first seat waited left nothing to take over, so this front begins anew.
+    // A front that ended during the wait for the kernel's first seat left nothing to take over, so this front begins
+    // anew.
     start.resume &= FrontFile::is_in(&dir);
     (start.launch.replicas, start.launch.hot_standby) = launch::replicas(start, &dir);
     let (tx, clients) = mpsc::channel(1024);
@@ -312,7 +316,7 @@ struct Claimed {
     owned: Option<Owned>,
     /// An earlier server and front of the kernel are gone, and the kernel may have run on.
     left: bool,
-    /// The sentence that tells the user what became of the notebook's earlier kernel, if that doesn't run on.
+    /// The sentence for the user on the fate of the notebook's earlier kernel, if that kernel doesn't run on.
     sentence: Option<String>,
 }
 
@@ -370,14 +374,14 @@ fn claimed(mut start: Start) -> Claimed {
     }
 }
 
-/// Whether the kernel's last front was lost. A front that ends in order removes its folder, and so does a replica that waits
-/// in vain for a front.
+/// Whether the kernel's last front was lost. A front removes its folder at an orderly end; so does a replica after a
+/// vain wait for a front.
 fn was_left(kernel: &KernelId) -> bool {
     let file = kernel_dir(kernel).and_then(|dir| FrontFile::read(&dir).ok());
     file.is_some_and(|file| file.kernel == *kernel && file.state.is_some())
 }
 
-/// The folders of a kernel that keeps a log. `None` means that the kernel keeps none.
+/// The folders of a kernel with a log. `None` means a kernel without a log.
 fn states(start: &Start) -> Option<States> {
     // Other kernels can't be saved.
     if start.launch.durable == Durable::No || !start.launch.is_ipykernel() {
@@ -452,7 +456,8 @@ impl Main {
         Ok(died)
     }
 
-    /// Closes the replica's connection once everything is written. The replica ends when its last message has been taken.
+    /// Closes the replica's connection after all frames are written. The replica ends when its last message has been
+    /// taken.
     async fn hang_up(&mut self, replicas: &mut mpsc::Receiver<ReplicaConnection>) {
         if self.sockets.out.take().is_none() {
             return;
@@ -473,10 +478,10 @@ impl Main {
         if self.close && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
-        // The notebook's next opening finds a kernel that may still run, as this one did.
+        // The notebook's next opening finds a kernel that may still run, as this opening did.
         let lives = self.left && !self.close;
-        // A saved kernel keeps its state; its next front makes a new folder with new keys. A replica that still saves the
-        // kernel finds no front, and goes on by itself.
+        // A saved kernel keeps its state; its next front makes a new folder with new keys. A replica that is still
+        // saving the kernel finds no front, and goes on by itself.
         if !lives {
             let _ = std::fs::remove_dir_all(&self.dir);
         }
@@ -520,8 +525,8 @@ impl Main {
         }
     }
 
-    /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to exit:
-    /// a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
+    /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to
+    /// exit: a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
     fn end_old(&self, old: Option<Tenure>, leaves: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
@@ -565,8 +570,8 @@ impl Main {
         });
     }
 
-    /// Tells clients once what became of the notebook's earlier kernel, and what its last cell showed without a front. The
-    /// kernel's replica is started by this front, or was elected by the kernel's group while the kernel had no front.
+    /// Tells clients once the fate of the notebook's earlier kernel, and the outputs of its last cell without a front.
+    /// This front has started the kernel's replica, or the kernel's group has elected it while the kernel had no front.
     fn tell_it_is_back(&mut self) {
         if let Some(sentence) = self.sentence.take() {
             let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
@@ -575,7 +580,7 @@ impl Main {
         }
     }
 
-    /// Tells clients what the kernel's seat waits for, unless that wait is over by now.
+    /// Tells clients why the kernel's seat waits, unless that wait is over by now.
     fn seat_waits(&mut self, seat: SeatWaits) {
         if self.life.is_starting() {
             self.front.seat_waits(seat, now(), &mut self.sockets);
@@ -650,7 +655,8 @@ impl Main {
         }
     }
 
-    /// Whether the kernel's group has elected this replica. The group may elect the same replica again, for a later tenure.
+    /// Whether the kernel's group has elected this replica. The group may elect the same replica again, for a later
+    /// tenure.
     fn is_elected(&self, hello: &Hello) -> bool {
         let new = Some(hello.incarnation) != self.expected || hello.front_epoch == 0;
         new && !hello.standby
@@ -720,7 +726,7 @@ impl Main {
         }
         self.live(Input::Started { tenure });
         if let Some((hello, answer)) = self.moving.take_asking(incarnation) {
-            // The replica may have lost its connection; it then connects again.
+            // The replica may have lost its connection, and then connects again.
             let _ = answer.send(self.welcome(Hello { tenure, ..hello }));
         }
         if let Some((hello, answer)) = self.elected.take_if(|(h, _)| h.tenure == tenure) {
@@ -737,7 +743,8 @@ impl Main {
 
     fn on_client(&mut self, channel: Channel, event: Event) {
         match event {
-            // A server shuts down its kernels at its end, so later messages must not end a kernel that is being saved.
+            // A server shuts down its kernels at its end, so later messages must not end a kernel in the middle of its
+            // save.
             Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
                 self.note_shutdown(&message);
@@ -850,19 +857,14 @@ impl Main {
     }
 
     fn welcome(&mut self, hello: Hello) -> Welcome {
-        let no = |reason: &str| Welcome::No {
-            version: VERSION,
-            reason: reason.to_owned(),
+        let awaited = Awaited {
+            kernel: &self.start.kernel,
+            incarnation: self.expected,
+            tenure: self.states.as_ref().map(|_| self.front.tenure()),
         };
-        if hello.version != VERSION {
-            return no("front and replica are of different releases: install the same on both");
-        }
-        if hello.kernel != self.start.kernel || Some(hello.incarnation) != self.expected {
-            return no("another replica has taken its place");
-        }
-        // This is an earlier process of the replica, unaware that its tenure is over.
-        if self.states.is_some() && hello.tenure < self.front.tenure() {
-            return no("its tenure is over");
+        let answer = awaited.answer(&hello, self.start.epoch, self.delivered.taken());
+        if matches!(answer, Welcome::No { .. }) {
+            return answer;
         }
         let new = hello.front_epoch != self.start.epoch;
         if new && self.start.resume && !self.met {
@@ -873,17 +875,8 @@ impl Main {
                 &mut self.sockets,
             );
         }
-        let taken = self.delivered.taken();
-        // The items that an earlier front took and didn't finish, unless they have come again. The connection may have broken
-        // since they were asked for.
-        let (upto, again) = (taken.upto(), taken.again());
         self.hello = Some(hello);
-        Welcome::Yes {
-            version: VERSION,
-            epoch: self.start.epoch,
-            taken: upto,
-            again,
-        }
+        answer
     }
 
     fn on_replica(&mut self, frame: Frame) {
@@ -920,7 +913,7 @@ impl Main {
         }
     }
 
-    /// Handles the replica's notes that concern a move.
+    /// Handles the replica's notes about a move.
     fn of_move(&mut self, item: &Item) {
         match item {
             Item::Note(Note::MoveAsked { seat, member }) => {
@@ -947,7 +940,7 @@ impl Main {
 
     // After each input.
 
-    /// Notes what was delivered, and acts upon the kernel's end.
+    /// Notes the deliveries, and acts upon the kernel's end.
     fn settle(&mut self) {
         if self.parting && self.life.is_asleep() {
             self.over_at = Some(Instant::now());
@@ -956,7 +949,8 @@ impl Main {
         let left = self.sockets.take_left();
         let mut done = self.front.have_left(&left);
         done.append(&mut self.sockets.take_finished());
-        // Recorded before the deliveries are noted: an item that isn't noted as delivered comes again, to the next front.
+        // Recorded before the deliveries are noted: an item that isn't noted as delivered comes again, to the next
+        // front.
         self.record();
         if !done.is_empty() {
             self.delivered.done(&done);
@@ -1039,8 +1033,8 @@ impl Main {
         self.over_at = Some(Instant::now() + patience);
     }
 
-    /// Ends the kernel if an earlier front was lost while ending it. The replica connects to this front as to any other, and
-    /// is told of the end.
+    /// Ends the kernel if an earlier front was lost while ending it. The replica connects to this front as to any
+    /// other, and is told of the end.
     fn end_in_its_place(&mut self) {
         if self.start.close {
             self.end();
@@ -1115,7 +1109,8 @@ impl Main {
         }
     }
 
-    /// The pid of a local replica that an earlier front has started, while it has no connection: it is no child of ours.
+    /// The pid of a local replica of an earlier front, while the replica has no connection. The replica is no child of
+    /// this process.
     fn strange_local_replica(&self) -> Option<u32> {
         let strange = self.start.launch.local && self.process.is_none() && self.sockets.out.is_none();
         self.hello.as_ref().filter(|_| strange).map(|h| h.pid)
