@@ -38,8 +38,8 @@ def abandoned(cluster: Cluster) -> float:
     with notebook(cluster, "carol") as carol:
         carol.execute("x = 1")
         assert cluster.pids(r"hop-replica run", "carol")
-        os.kill(carol.process.pid, signal.SIGKILL)
-        for pid in cluster.pids(r"hop-front", "carol"):
+        # The front first: it ends its kernel when its client is gone.
+        for pid in [*cluster.pids(r"hop-front", "carol"), carol.process.pid]:
             os.kill(pid, signal.SIGKILL)
         return time.monotonic()
 
@@ -302,5 +302,6 @@ def test_a_replica_without_a_front_ends_itself_within_a_minute(cluster: Cluster,
     """It takes a minute, and its empty seat one more, so it happens beside the other tests."""
     gone = lambda: not cluster.pids(r"hop-replica run|ipykernel", "carol")  # noqa: E731
     until("no process of the kernel is left", gone, max(5.0, abandoned + 75 - time.monotonic()))
+    until("hopd knows nothing of it", lambda: cluster.hop("kernels", user="carol")["rows"] == [], 5)
     over = lambda: not cluster.run("root", "squeue", "-h", "-u", "carol")  # noqa: E731
     until("the empty seat has ended too", over, max(5.0, abandoned + 180 - time.monotonic()))

@@ -64,7 +64,7 @@ pub struct Welcome {
     pub operator: bool,
 }
 
-/// Everything that flows to `hopd` after the hello. `id` is echoed in the answer; 0 where none is wanted.
+/// All messages to `hopd` after the hello. The answer repeats `id`; 0 means that no answer is wanted.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ToHopd {
     pub id: u64,
@@ -140,8 +140,8 @@ pub enum Request {
         ended: Timestamp,
         outcome: Outcome,
     },
-    /// The kernel doesn't want its lease any longer. After [`Event::Revoked`]: nothing of the kernel is on the devices
-    /// any more, and they may be taken back.
+    /// The kernel doesn't want its lease any longer. After [`Event::Revoked`]: no memory of the kernel is on the
+    /// devices any more, and they may be taken back.
     ReleaseLease {
         kernel: KernelId,
         tenure: Tenure,
@@ -155,8 +155,8 @@ pub enum Request {
         lease: LeaseId,
         why: String,
     },
-    /// Answers [`Event::Park`]: the cell stands still, nothing of the kernel is on the lease's GPUs, and it goes on with
-    /// the next lease that it is granted. The lease is over with that; the cell waits.
+    /// Answers [`Event::Park`]: the cell stands still, nothing of the kernel is on the lease's GPUs, and it goes on
+    /// with the next lease that it is granted. The lease is over with that; the cell waits.
     CellParked {
         kernel: KernelId,
         tenure: Tenure,
@@ -190,9 +190,15 @@ pub enum Request {
         incarnation: Incarnation,
         reason: String,
     },
-    /// The kernel's state is saved whole and its replicas end: asked for by [`Event::Hibernate`], or of the kernel's own
-    /// accord.
+    /// The kernel's state is saved whole and its replicas end: asked for by [`Event::Hibernate`], or of the kernel's
+    /// own accord.
     Hibernated {
+        kernel: KernelId,
+        tenure: Tenure,
+    },
+    /// The executor closes its kernel in the front's place: front and client are gone, and no notebook leads back to the
+    /// kernel.
+    KernelEnded {
         kernel: KernelId,
         tenure: Tenure,
     },
@@ -211,14 +217,14 @@ pub enum Request {
         lease: LeaseId,
         handover: Handover,
     },
-    /// The lease never started, and nothing is held. `device_lost` means that this pilot can't lend the slot again.
+    /// The lease never started, and holds nothing. `device_lost` means that this pilot can't lend the slot again.
     LeaseFailed {
         lease: LeaseId,
         reason: String,
         device_lost: bool,
     },
-    /// Slurm or the plugin keeps this GPU, so it can't be lent. `lost` means that its pilot can never lend it again,
-    /// and is to be replaced.
+    /// Slurm or the plugin keeps this GPU, so it can't be lent. `lost` means that the GPU's pilot can never lend it
+    /// again, and is to be replaced.
     SlotBlocked {
         index: GpuIndex,
         reason: String,
@@ -251,7 +257,7 @@ pub enum Request {
         kernel: KernelId,
         /// `None` lets `hopd` choose the node.
         to: Option<NodeName>,
-        /// Moves the kernel even if it holds uncapturable objects, which are lost.
+        /// Moves the kernel even if it holds uncapturable objects. These objects are lost.
         force: bool,
     },
     Hibernate {
@@ -316,7 +322,7 @@ pub enum Response {
     Refused(Refusal),
 }
 
-/// Why a request was not done. `Display` of each is what the user reads.
+/// Why a request was not done. `Display` gives the user's text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {

@@ -10,9 +10,9 @@ use hop_words::text::acts;
 const NAME_LIMIT: usize = 200;
 /// Above the numbers of all processes: `hopd` gives them one by one.
 const INCARNATION_LIMIT: u32 = 1 << 31;
-/// Most memory that one process may ask for, in MiB.
+/// Most memory for one process, in MiB.
 const MEM_LIMIT: u64 = 1 << 40;
-/// Most nodes that one placement may ask to avoid.
+/// Most nodes for one placement to avoid.
 const AVOID_LIMIT: usize = 64;
 /// Most reasons against a kernel's move that are kept, and the characters of each.
 const BOUND_REASONS: usize = 16;
@@ -57,6 +57,7 @@ impl Sender {
             | Request::MigrationDone { .. }
             | Request::MigrationFailed { .. }
             | Request::Hibernated { .. }
+            | Request::KernelEnded { .. }
             | Request::HibernateRefused { .. } => Self::Replica,
             Request::AgentUp(_)
             | Request::LeaseStarted { .. }

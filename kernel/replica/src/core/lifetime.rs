@@ -1,6 +1,7 @@
-//! The beginning and the end of a kernel: it comes up, gets its state, is ended or dies.
+//! The beginning and the end of a kernel: its start, its state, its end or death.
 
 use super::{Core, Exit, Hopd, Output, Phase, START};
+use hop_api::message::Request as ToHopd;
 use hop_protocol::message::{Note, Over};
 use hop_words::time::Span;
 
@@ -68,6 +69,8 @@ impl Core {
         if self.comes_back() && self.is_found_again() {
             return self.go_to_sleep(reason);
         }
+        let (kernel, tenure) = self.office();
+        self.tell_hopd(ToHopd::KernelEnded { kernel, tenure });
         self.phase = Phase::Over;
         self.out.push(Output::KillKernel);
         self.disband();
@@ -99,8 +102,8 @@ impl Core {
         self.say_over(over);
     }
 
-    /// Whether the end of a process says that its kernel can't start: the process ended by itself before it was heard, and the
-    /// kernel has no state. A process that somebody killed, or that was heard, would come up another time.
+    /// Whether the end of a process says that its kernel can't start: the process ended by itself before it was heard,
+    /// and the kernel has no state. A process killed by somebody, or once heard, would come up another time.
     fn fails_to_start(&self, exit: &Exit) -> bool {
         matches!(self.phase, Phase::Starting { .. }) && !exit.killed && !self.has_state()
     }

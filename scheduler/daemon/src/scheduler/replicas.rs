@@ -37,7 +37,7 @@ impl Scheduler {
         self.pool_lends(&up.pool.clone().unwrap_or_else(|| self.default_pool()))
     }
 
-    /// Registers a replica whose seat is its user's.
+    /// Registers a replica in a seat of its user's.
     pub(super) fn admit_replica(
         &mut self,
         conn: ConnId,
@@ -180,8 +180,8 @@ impl Scheduler {
         .collect()
     }
 
-    /// Forgets the executors that this new replica replaces. Deposed ones are replaced in the core by the new one's report,
-    /// and stay on their connections: they hear what becomes of their leases, and that their tenure is over.
+    /// Forgets the executors that this new replica replaces. The new replica's report replaces deposed executors in the
+    /// core. They stay on their connections, and hear the fate of their leases and the end of their tenure.
     fn supersede(&mut self, new: &ReplicaId, up: &ReplicaUp) {
         for id in self.registry.deposed_by(new, up) {
             info!(replica = %id, by = %new, "an executor is deposed");
@@ -249,8 +249,8 @@ impl Scheduler {
         self.replica_away(id);
     }
 
-    /// Ends the wait for replicas that held leases under an earlier `hopd`. A replica that is back but waits for
-    /// Slurm's word on its seat is looked at again.
+    /// Ends the wait for replicas with leases under an earlier `hopd`. If a replica is back but waits for Slurm's word
+    /// on its seat, it is looked at again.
     pub(super) fn grace_over(&mut self) {
         let mut again = false;
         for view in self.core.leases() {
@@ -431,6 +431,10 @@ impl Scheduler {
             Request::Hibernated { kernel, tenure } => {
                 self.speaks_for(conn, &kernel, tenure)?;
                 self.hibernated(kernel);
+            }
+            Request::KernelEnded { kernel, tenure } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                self.todo.push_back(Input::CloseKernel { kernel });
             }
             Request::HibernateRefused {
                 kernel,

@@ -700,7 +700,8 @@ fn an_orphan_that_nobody_finds_again_ends() {
     world.input(Input::KernelUp { pid: 7 });
     world.answer(1, json!({}));
     let reason = "nobody is there".into();
-    assert_eq!(world.input(Input::Orphaned { reason }), ["kill", "leave"]);
+    let out = world.input(Input::Orphaned { reason });
+    assert_eq!(out, ["hopd: kernel-ended", "kill", "leave"]);
 }
 
 #[test]

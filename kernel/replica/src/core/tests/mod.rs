@@ -453,6 +453,7 @@ fn of_hopd(request: &ToHopd) -> String {
             )
         }
         ToHopd::Hibernated { .. } => "hibernated".into(),
+        ToHopd::KernelEnded { .. } => "kernel-ended".into(),
         ToHopd::MigrationFailed {
             incarnation, reason, ..
         } => format!("not moved {incarnation} {reason}"),

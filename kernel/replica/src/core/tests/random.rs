@@ -14,7 +14,8 @@ enum Step {
     },
     /// The kernel begins the oldest cell that it has.
     Begin,
-    /// The oldest cell that the kernel has ran well to its end, and its reply is being made. It may be captured already.
+    /// The oldest cell that the kernel has ran well to its end, and its reply is being made. It may be captured
+    /// already.
     End {
         whole: bool,
     },

@@ -272,6 +272,27 @@ async fn its_waiting_cells_are_refused_when_a_kernel_hibernates() {
 }
 
 #[tokio::test]
+async fn of_a_kernel_that_its_executor_ended_nothing_is_known() {
+    let mut lived = Lived::with(captured(1, 2, "n0"));
+    let ended = |tenure| Request::KernelEnded {
+        kernel: kernel(),
+        tenure: Tenure(tenure),
+    };
+    lived.house.scheduler.closed(lived.front.0);
+    let answer = lived.replica(ended(1));
+    assert!(
+        matches!(answer, Response::Refused(Refusal::Superseded { .. })),
+        "{answer:?}"
+    );
+    assert_eq!(lived.rows().len(), 1, "a deposed executor ends no kernel");
+    assert!(done(&lived.replica(ended(2))));
+    lived.house.scheduler.closed(lived.replica.0);
+    lived.house.scheduler.settle();
+    assert!(lived.rows().is_empty());
+    assert!(lived.house.scheduler.owner_of(&kernel()).is_none());
+}
+
+#[tokio::test]
 async fn a_kernel_that_can_not_be_saved_does_not_hibernate() {
     let mut lived = Lived::with(ReplicaUp {
         captured: false,
