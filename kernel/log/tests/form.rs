@@ -1,9 +1,7 @@
 //! The serialised form: a golden text of each entry, and what is refused.
 
-mod common;
-
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use hop_log::{Entry, Form, FormError, State};
 use proptest::prelude::*;
 

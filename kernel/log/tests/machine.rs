@@ -1,9 +1,7 @@
 //! What each entry does, and what is refused: tables over the state machine.
 
-mod common;
-
+use crate::common::*;
 use bytes::Bytes;
-use common::*;
 use hop_log::{
     CellNumber, Effect, End, Fate, Generation, Ledger, Office, Payload, Record, RecordNumber, Refusal,
     Sequence, State,

@@ -1,8 +1,6 @@
 //! Whatever entries come in whatever order: the state stays sane, and what is promised only moves forward.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hop_log::{Effect, Entry, Form, Index, State};
 use hop_words::id::{Incarnation, Tenure};
 use proptest::prelude::*;

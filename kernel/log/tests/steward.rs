@@ -1,8 +1,6 @@
 //! The leader's duties, as a table: a kernel's log, the leader's view, and the next deed.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use hop_log::Entry;
 use hop_log::steward::{Deed, View, next};
 use hop_words::id::{Incarnation, Tenure};

@@ -1,13 +1,11 @@
 //! Replicas go to where they will find GPUs before anybody waits, and only then.
 
-mod world;
-
+use crate::world::{World, facts};
 use hop_core::config::{Config, Migrate, PoolConfig, Scale};
 use hop_core::{Input, Output};
 use hop_words::id::KernelId;
 use hop_words::need::Need;
 use hop_words::time::Span;
-use world::{World, facts};
 
 /// Three nodes of two GPUs.
 fn three_nodes(ahead: bool) -> World {

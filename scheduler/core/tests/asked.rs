@@ -1,14 +1,12 @@
 //! Moves that somebody asks for, kernels that policy leaves where they are, and kernels that sleep.
 
-mod world;
-
+use crate::world::{World, facts};
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_core::reason::{MoveRefused, RefusedBecause};
 use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, SeatUp, Standby, Withdrawal};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use hop_words::time::Span;
-use world::{World, facts};
 
 /// Moves for cells that wait, and none ahead of them.
 fn for_who_waits() -> Option<Migrate> {

@@ -1,13 +1,11 @@
 //! Two people who want the only GPU all the time: an honest one with one kernel, and one with eight cells at a time who goes
 //! round fair share.
 
-mod world;
-
+use crate::world::World;
 use hop_core::config::{Config, PoolConfig};
 use hop_words::id::{CellId, KernelId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
-use world::World;
 
 const AT_A_TIME: usize = 8;
 

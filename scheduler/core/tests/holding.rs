@@ -1,7 +1,6 @@
 //! Kernels that can't let go of their GPUs: they keep them while nobody waits, and are warned once somebody does.
 
-mod world;
-
+use crate::world::{World, facts};
 use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig, Scale};
 use hop_core::reason::{RefusedBecause, Wanted};
 use hop_core::{Core, Input, Output, Record};
@@ -9,7 +8,6 @@ use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::Span;
-use world::World;
 
 const LINGER: Span = Span::from_secs(2);
 const GRACE: Span = Span::from_secs(2);
@@ -290,7 +288,7 @@ fn a_cell_elsewhere_gets_the_pilot_of_who_only_holds_on() {
     let mut pool = pool();
     pool.max_pilots = 1;
     let (mut w, _, k) = holding_in(World::new(1, Config::default(), pool), 1);
-    w.tell(Input::Node(world::facts("n1")));
+    w.tell(Input::Node(facts("n1")));
     let other = w.kernel("o", "bob", &["n1"], 1);
     let (_, out) = w.submit(&other, Need::gpus(1));
     assert!(

@@ -1,14 +1,12 @@
 //! Kernels on their way to another node.
 
-mod world;
-
+use crate::world::World;
 use hop_core::Output;
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_words::id::{CellId, KernelId};
 use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::Span;
-use world::World;
 
 /// Two nodes of one GPU. `comes` has had an hour of service and waits on `n0` behind a cell that may never end, so the
 /// kernel is on its way to the free GPU of `n1`.

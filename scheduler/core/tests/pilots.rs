@@ -1,13 +1,11 @@
 //! Pilots that are asked for and don't come: nobody is left waiting for them.
 
-mod world;
-
+use crate::world::{World, facts};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
 use hop_core::{Input, Output};
 use hop_words::id::{JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use hop_words::time::Span;
-use world::{World, facts};
 
 /// Nodes of two GPUs: one or more of the pool's own, and two that boot.
 fn world(own: u32, right_size: bool) -> World {

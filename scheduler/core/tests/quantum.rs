@@ -1,8 +1,7 @@
 //! A cell that has outrun its quantum while another waits: who is asked, what follows from either answer, and that
 //! nothing else does.
 
-mod world;
-
+use crate::world::World;
 use hop_core::config::{Config, PoolConfig, Quantum};
 use hop_core::journal::Phase;
 use hop_core::reason::{Reason, RefusedBecause};
@@ -11,7 +10,6 @@ use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
-use world::World;
 
 const HOUR: Span = Span::from_secs(3600);
 

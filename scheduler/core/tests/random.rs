@@ -1,13 +1,11 @@
 //! Whatever happens in whatever order: the state stays sane, no GPU is lent twice, nobody starves.
 
-mod world;
-
+use crate::world::World;
 use hop_core::Config;
 use hop_core::config::{Migrate, PoolConfig, Quantum, Scale};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use proptest::prelude::*;
-use world::World;
 
 fn pool() -> PoolConfig {
     let mut pool = PoolConfig::fixed("main", 0, 4, 8);

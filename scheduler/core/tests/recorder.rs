@@ -1,7 +1,6 @@
 //! What the core says to one input at a time, and that it says nothing else.
 
-mod world;
-
+use crate::world::World;
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::reason::{Reason, RefusedBecause};
 use hop_core::{Core, Input, LiveLease, Output, Record, Submit};
@@ -9,7 +8,6 @@ use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
-use world::World;
 
 fn pool() -> PoolConfig {
     PoolConfig::fixed("main", 0, 2, 8)

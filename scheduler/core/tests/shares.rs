@@ -1,7 +1,6 @@
 //! Fair share and GPU-minutes: what leases used, and what Slurm says of people's own jobs, each counted once.
 
-mod world;
-
+use crate::world::World;
 use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
 use hop_core::journal::Entry;
 use hop_core::reason::RefusedBecause;
@@ -9,7 +8,6 @@ use hop_core::{Core, Input, Output};
 use hop_words::id::KernelId;
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
-use world::World;
 
 const HOUR: f64 = 3600.0;
 

@@ -1,7 +1,6 @@
 //! Nobody is forgotten: whatever runs for a month, and whatever keeps coming, a cell that waits is served.
 
-mod world;
-
+use crate::world::World;
 use hop_core::Input;
 use hop_core::config::{Config, Limit, LimitOf, Limits, Migrate, PoolConfig};
 use hop_words::id::{CellId, KernelId};
@@ -9,7 +8,6 @@ use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use world::World;
 
 const NODES: usize = 6;
 const GPUS: u16 = 4;

@@ -1,11 +1,10 @@
 //! A log of one kernel for tests: every entry is applied with its outcome asserted, and the state checked afterwards.
 
 #![allow(
-    dead_code,
     unreachable_pub,
     missing_debug_implementations,
     clippy::unwrap_used,
-    reason = "each test uses a part of it"
+    reason = "one program of tests"
 )]
 
 use bytes::Bytes;

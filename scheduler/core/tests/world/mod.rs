@@ -6,7 +6,7 @@
     unreachable_pub,
     clippy::unwrap_used,
     clippy::new_without_default,
-    reason = "each test uses a part of it; benches use it too"
+    reason = "benches and examples use a part of it"
 )]
 
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};

@@ -1,0 +1,16 @@
+//! The policy's tests as one program: each program would compile and link the core's generic code anew, ten seconds.
+//! A new file runs once it has its line here.
+
+mod ahead;
+mod asked;
+mod gaming;
+mod holding;
+mod model;
+mod moving;
+mod pilots;
+mod quantum;
+mod random;
+mod recorder;
+mod shares;
+mod starvation;
+mod world;
