@@ -19,7 +19,7 @@ const { hub, user, notebook, shot, release } = options;
 const patience = Number(options.timeout ?? 300) * 1000;
 
 const browser = await chromium.launch({
-  executablePath: "/usr/bin/chromium",
+  executablePath: "/usr/bin/chromium-headless-shell",
   args: [
     "--no-sandbox",
     "--disable-gpu",

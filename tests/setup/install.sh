@@ -50,7 +50,7 @@ python3-sklearn /usr/lib/python3/dist-packages/sklearn
 python3-matplotlib /usr/lib/python3/dist-packages/matplotlib
 python3-torch /usr/lib/python3/dist-packages/torch
 r-cran-irkernel /usr/share/jupyter/kernels/ir/kernel.json
-chromium chromium
+chromium-headless-shell chromium-headless-shell
 nodejs node
 npm npm
 shellcheck shellcheck

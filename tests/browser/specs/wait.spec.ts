@@ -67,7 +67,7 @@ test("badge", async ({ site, alice, bob }) => {
   await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /^Ran .*, waited .* s, on /);
 });
 
-test("position", LAB, async ({ site, alice, bob }) => {
+test("position", OLDEST, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.open("second.ipynb", notebook(["%%gpu 1\n1"]));
   await bob.run(0);
@@ -139,7 +139,7 @@ test("hopd stopped", LAB, async ({ site, bob }) => {
   await expect(bob.waitLine(0)).toHaveCount(0);
 });
 
-test("slurmctld hangs", LAB, async ({ site, bob }) => {
+test("slurmctld hangs", OLDEST, async ({ site, bob }) => {
   await bob.open("hung.ipynb", notebook(["1", "%%gpu 1\nprint('there', 'again')", "import os\nos.getc"]));
   await bob.run(0);
   await bob.hasRun(0);
@@ -241,7 +241,7 @@ test("revoked", OLDEST, async ({ site, alice }) => {
   await expect(alice.cell(1)).toContainText("again one", { timeout: 120_000 });
 });
 
-test("kernel out of memory", LAB, async ({ site, bob }) => {
+test("kernel out of memory", OLDEST, async ({ site, bob }) => {
   site.as("bob", "hop", "kernelspec", "install", "--user", "--mem", "512", "--name", "small");
   const greedy = "%%gpu 1\nbig = [bytes(b'1' * (1 << 20)) for _ in range(2000)]";
   await bob.open("greedy.ipynb", notebook(["x = 41", greedy, "print('x is', x)"], "small"));

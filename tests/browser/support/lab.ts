@@ -1,5 +1,6 @@
 /** A person at JupyterLab or Notebook 7: what the tests do and see there. */
 import { type Browser, expect, type Locator, type Page, type TestInfo } from "@playwright/test";
+import { signIn } from "./hub";
 import { ENVIRONMENT, type Site, type User } from "./site";
 
 export const KERNEL = "gresshopper-python3";
@@ -51,13 +52,7 @@ export class Person {
 
   /** Opens a browser window of that person's own and signs in. */
   static async signIn(site: Site, browser: Browser, user: User): Promise<Person> {
-    const context = await browser.newContext({ reducedMotion: "reduce" });
-    const person = new Person(site, user, await context.newPage());
-    await person.page.goto(`${site.url}/hub/login`);
-    await person.page.fill("#username_input", user);
-    await person.page.fill("#password_input", site.password(user));
-    await person.page.click("#login_submit");
-    return person;
+    return new Person(site, user, await signIn(site, browser, user));
   }
 
   /** Signs in, and waits until the person's server is there. */

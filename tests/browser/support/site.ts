@@ -89,6 +89,13 @@ export class Site {
     fs.mkdirSync(settings, { recursive: true });
     const overrides = { "@jupyterlab/apputils-extension:notification": { fetchNews: "false" } };
     fs.writeFileSync(path.join(settings, "overrides.json"), JSON.stringify(overrides));
+    // Without what a server does at each page for half a second: it asks yarn whether to build, and lists export formats.
+    const page = {
+      buildAvailable: false,
+      buildCheck: false,
+      disabledExtensions: { "@jupyterlab/notebook-extension:export": true },
+    };
+    fs.writeFileSync(path.join(settings, "page_config.json"), JSON.stringify(page));
   }
 
   // The Hub.
