@@ -1,11 +1,14 @@
 """Brings dev clusters up once for the whole run, and takes them down again.
 
 With `HOP_E2E_KEEP=1` they stay up. The next run installs its own build there, and ends what ran of the one before.
+Runs beside each other, with clusters of their own, share the files of tests by `HOP_E2E_SHARED`, a folder: a run takes
+the next file that none has taken, so that all end at about the same time.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,29 @@ from harness import Cluster, no_process_spins
 
 BASE = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e")
 INDEX = int(os.environ.get("HOP_E2E_INDEX", "8"))
+SHARED = os.environ.get("HOP_E2E_SHARED")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with many tests come first where files are shared: a long one must not be the last."""
+    if SHARED:
+        tests = Counter(item.path for item in items)
+        items.sort(key=lambda item: -tests[item.path])
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Passes over a test whose file another run has taken."""
+    return None if SHARED is None or is_ours(Path(SHARED) / item.path.name) else True
+
+
+def is_ours(claim: Path) -> bool:
+    """A second try of a run has what its first try took."""
+    try:
+        with claim.open("x") as new:
+            new.write(BASE)
+    except FileExistsError:
+        return claim.read_text() == BASE
+    return True
 
 
 def deployed(made: Cluster) -> Iterator[Cluster]:

@@ -28,15 +28,25 @@ class Failed(Exception):
 
 
 def until(what: str, true: Callable[[], Any], timeout: float = 20.0, every: float = 0.05) -> Any:
-    """Wait until `true()` is truthy and return it; fail with `what` after `timeout` seconds."""
+    """Wait until `true()` is truthy and return it; fail with `what` after `timeout` seconds.
+
+    The pauses are four times as long as the look, at least: a look that starts programs would take the cores of what is
+    waited for.
+    """
     end = time.monotonic() + timeout
     while True:
+        begun = time.monotonic()
         got = true()
         if got:
             return got
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             raise Failed(f"after {timeout:.0f} s still not so: {what}")
-        time.sleep(every)
+        time.sleep(max(every, 4 * min(now - begun, LONGEST_LOOK)))
+
+
+#: Seconds of a look, beyond which the pause doesn't grow.
+LONGEST_LOOK = 0.1
 
 
 class Cluster:

@@ -228,6 +228,7 @@ def test_another_directory_in_the_place_of_its_own_ends_hopd_and_no_lease(small:
     state, aside = small.base / "state/hopd", small.base / "state/hopd.aside"
     cell = alice.submit("%%gpu 1\nimport time\ntime.sleep(12)\nprint('through', x)")["cell"]
     lease = until("the cell has its lease", small.leases_live, 30)
+    until("the lease has begun", lambda: small.steps("alice"), 30)
     state.rename(aside)
     try:
         until("hopd has ended", lambda: not small.pids(r"opt/bin/hopd"), 10)

@@ -308,10 +308,9 @@ def test_a_need_that_nothing_could_ever_serve_fails_at_once_with_what_there_is(c
         ("1 --cpus 900", "900 cores on one node"),
     ):
         book = runs.write("n.ipynb", f"%%gpu {need}\nprint('never')")
-        start = time.monotonic()
         _, err = runs.run(str(book), "--keep", "0", status=1)
         assert said in err
-        assert time.monotonic() - start < 30
+        assert "wait" not in err, "it was refused, and never queued"
 
 
 def test_it_runs_in_a_batch_job_too(cluster: Cluster) -> None:

@@ -56,7 +56,8 @@ skip() {
 	printf 'not run         %s: %s\n' "$1" "$2" >>"$summary"
 }
 
-# Runs functions beside each other, and shows what each of them wrote when it has ended: most of their time they wait.
+# Runs functions, each with its arguments in one word, beside each other, and shows what each of them wrote when it has
+# ended: most of their time they wait.
 beside() {
 	local lane lanes=()
 	printf '\n== beside each other, each shown when it has ended: %s\n' "$*" >&2
@@ -65,7 +66,7 @@ beside() {
 	for lane in "$@"; do
 		(
 			trap 'exit 130' INT
-			"$lane" </dev/null >"$scratch/$lane.log" 2>&1
+			$lane </dev/null >"$scratch/$lane.log" 2>&1
 			cat "$scratch/$lane.log" >&2
 		) &
 		lanes+=($!)
@@ -161,7 +162,9 @@ rust() {
 	step "documentation's tests" cargo test --quiet --locked --workspace --doc
 }
 
+# Where the browser tests run too, these run beside them: alone, the kernel's tests leave one of two cores idle.
 python() {
+	[[ " $groups " != *" browser "* ]] || return 0
 	step "build" build || return
 	beside python_kernel python_jupyter
 }
@@ -175,10 +178,10 @@ python_jupyter() {
 	step "notebooks, killed and restored" again pytest_in "$dev/user/bin/python" tests/notebooks
 }
 
-# A test ends after two minutes; what holds up the interpreter itself, or its end, isn't a test: after half an hour the
-# whole is ended, and each thread's stack is in the log. Beside other tests all of them take seven minutes, and more on slower cores.
+# A test ends after two minutes; what holds up the interpreter itself, or its end, isn't a test: after three quarters of an
+# hour the whole is ended, and each thread's stack is in the log. Beside browsers all take twenty minutes of slow cores.
 pytest_in() {
-	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 1800 \
+	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 2700 \
 		"$1" -m pytest -q -o cache_dir="$cache" --timeout 120 "${@:3}" .)
 }
 
@@ -202,19 +205,12 @@ browser() {
 	lab
 	step "types of the browser tests" "$dev/lab/node_modules/.bin/tsc" -p tests/browser
 	step "lanes of the browser tests" tests/setup/lanes.py
-	local environment lanes=()
+	local environment index=14 lanes=()
 	for environment in ${BROWSER_ENVIRONMENTS:-hub hub5}; do
-		lanes+=("browser_$environment")
+		lanes+=("browser_in $environment $((index++))")
 	done
+	[[ " $groups " != *" python "* ]] || lanes+=(python_kernel python_jupyter)
 	beside "${lanes[@]}"
-}
-
-browser_hub() {
-	browser_in hub 14
-}
-
-browser_hub5() {
-	browser_in hub5 15
 }
 
 # browser_in ENVIRONMENT INDEX: a cluster, a Hub and a folder of results of its own.
@@ -225,7 +221,7 @@ browser_in() {
 
 # A real cluster on a busy machine: a test that failed gets a second try, and is reported as flaky then.
 playwright() {
-	(cd tests/browser && timeout --foreground --signal INT --kill-after 120 1800 node_modules/.bin/playwright test --retries 1)
+	(cd tests/browser && timeout --foreground --signal INT --kill-after 120 2700 node_modules/.bin/playwright test --retries 1)
 }
 
 cluster() {
@@ -243,22 +239,24 @@ cluster() {
 		cargo nextest run --locked --workspace --run-ignored only -j 1 --no-fail-fast --retries 1 -E "$filter)"
 }
 
-# Everything on the host's own variant; on the others a cell's way, and on 24.11 what step managers are for; the plugin on
-# each. The lanes take about as long as each other, and each has clusters of its own, by index.
+# Everything on the host's own variant, by four runs that share the files of tests; on the others a cell's way, and on
+# 24.11 what step managers are for; the plugin on each. Each lane has clusters of its own, by index. A lane waits for most
+# of its time; all together keep two cores busy. A host has 56 numbers for fake GPUs: eight for each of these lanes, four
+# for the plugin's.
 e2e() {
 	step "build" build || return
 	variants "end to end"
 	step "build of what is deployed" deployables || return
-	beside e2e_losses e2e_rest e2e_others plugin tried
+	mkdir "$scratch/shared"
+	beside "e2e_shared "{1,2,3,4} e2e_others plugin tried
 }
 
-# What people install and try, one after another: most of it waits. The killings follow, for this lane to take as long as
-# the others.
+# What people install and try, one after another: most of it waits. Bursts have a cluster of their own.
 tried() {
 	packaged
 	demo
+	HOP_E2E_SCALE_INDEX=14 e2e_on "${runnable[0]}" "bursts" 14 "$bursts"
 	chaos
-	e2e_on "${runnable[0]}" "killings" 13 "${killings[@]}"
 }
 
 packages() {
@@ -274,7 +272,7 @@ packaged() {
 	step "packages" packages_built || return
 	for variant in "${runnable[@]}"; do
 		[ "$variant" != v2 ] || [ "${runnable[0]}" = v2 ] || continue
-		OUT=$scratch/packages HOP_PACKAGES_INDEX=13 \
+		OUT=$scratch/packages HOP_PACKAGES_INDEX=14 \
 			step "install.md on $variant: install, lease, upgrade, remove" twice ended packaging/try "$variant"
 	done
 }
@@ -293,8 +291,8 @@ demo() {
 
 # A short run of `make chaos`.
 chaos() {
-	CARGO_TARGET_DIR=$(deployed_on "${runnable[0]}") HOP_E2E_VARIANT=${runnable[0]} HOP_E2E_INDEX=13 \
-		HOP_E2E_BASE=/srv/gresshopper-chaos-13 \
+	CARGO_TARGET_DIR=$(deployed_on "${runnable[0]}") HOP_E2E_VARIANT=${runnable[0]} HOP_E2E_INDEX=14 \
+		HOP_E2E_BASE=/srv/gresshopper-chaos-14 \
 		step "two minutes of chaos" twice ended "$dev/hub/bin/python" tests/e2e/chaos.py --seed 1 --minutes 2
 }
 
@@ -307,19 +305,10 @@ fidelity() {
 	step "nbclient's and papermill's own tests" "$dev/hub/bin/python" tests/fidelity/suites.py "$target"
 }
 
-# What is lost, or moves; and what other lanes have time for.
-losses=(tests/e2e/test_{durable,moves,replicas}.py)
-killings=(tests/e2e/test_chaos.py)
-comings=(tests/e2e/test_{hibernate,scale}.py)
-plain_clients=(tests/e2e/test_plain_clients.py)
-
-e2e_losses() {
-	e2e_on "${runnable[0]}" "losses and moves" 8 "${losses[@]}"
-}
-
-e2e_rest() {
-	local elsewhere=("${losses[@]}" "${killings[@]}" "${comings[@]}" "${plain_clients[@]}")
-	e2e_on "${runnable[0]}" "all else" 9 tests/e2e "${elsewhere[@]/#/--ignore=}"
+bursts=tests/e2e/test_scale.py
+e2e_shared() {
+	HOP_E2E_SHARED=$scratch/shared \
+		e2e_on "${runnable[0]}" "all, run $1 of four" "$((7 + $1))" tests/e2e "--ignore=$bursts"
 }
 
 e2e_others() {
@@ -327,20 +316,18 @@ e2e_others() {
 	for variant in "${runnable[@]:1}"; do
 		tests=(tests/e2e/test_lease.py)
 		[ "$variant" != trixie ] || tests+=(tests/e2e/test_chaos.py::test_slurmctld_away_for_20_s)
-		e2e_on "$variant" "a cell's way" 10 "${tests[@]}"
+		e2e_on "$variant" "a cell's way" 12 "${tests[@]}"
 	done
 	for variant in "${runnable[@]:2}"; do
-		step "the plugin on $variant" plugin_on "$variant" 11
+		step "the plugin on $variant" plugin_on "$variant" 12
 	done
-	e2e_on "${runnable[0]}" "hibernation and bursts" 10 "${comings[@]}"
 }
 
 plugin() {
 	local variant
 	for variant in "${runnable[@]:0:2}"; do
-		step "the plugin on $variant" plugin_on "$variant" 12
+		step "the plugin on $variant" plugin_on "$variant" 13
 	done
-	e2e_on "${runnable[0]}" "plain clients" 12 "${plain_clients[@]}"
 }
 
 # The target folder with the binaries for a variant.
