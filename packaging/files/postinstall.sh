@@ -11,6 +11,10 @@ fi
 install -d -o gresshopper -g "$(id -g gresshopper)" -m 755 /var/lib/gresshopper /var/lib/gresshopper/agent
 install -d -o gresshopper -g "$(id -g gresshopper)" -m 700 /var/lib/gresshopper/hopd
 install -d -m 755 /run/gresshopper /etc/gresshopper
+# A user's kernel can't write here what it compiled, and would compile all again at each start.
+for python in /usr/bin/python3.[0-9] /usr/bin/python3.[0-9][0-9]; do
+	[ ! -x "$python" ] || "$python" -m compileall -q /opt/gresshopper/python >/dev/null 2>&1 || true
+done
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
 	systemctl try-restart hopd.service hop-gpu-helper.service || true

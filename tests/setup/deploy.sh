@@ -99,14 +99,22 @@ install_files() {
 	cp "$here"/docs/*.md "$base/opt/share/doc/"
 	# For kernels of environments that have none.
 	ship cloudpickle "$base/opt/python/gresshopper/shipped"
+	compile_for_kernels
 	rm -rf "$base/opt/jupyter"
 	# From a copy: a build leaves its traces beside the source.
 	source=$(mktemp -d)
 	(cd "$here/jupyterhub-spawner" && cp -r --parents pyproject.toml gresshopper_jupyter jupyter-config lab/install.json "$source/")
-	"${HUB_PYTHON:-/opt/gresshopper-dev/hub/bin/python}" -m pip install -q --no-deps --no-build-isolation --no-compile \
+	"${HUB_PYTHON:-/opt/gresshopper-dev/hub/bin/python}" -m pip install -q --no-deps --no-build-isolation \
 		--disable-pip-version-check --root-user-action=ignore --target "$base/opt/jupyter" "$source"
 	rm -rf "$source"
 	chmod -R a+rX "$base/opt"
+}
+
+# A user's kernel can't write there what it compiled, and would compile all again at each start.
+compile_for_kernels() {
+	for python in /opt/gresshopper-dev/user/bin/python "${HUB_PYTHON:-/opt/gresshopper-dev/hub/bin/python}"; do
+		[ ! -x "$python" ] || "$python" -m compileall -q "$base/opt/python/gresshopper"
+	done
 }
 
 # ship PACKAGE FOLDER: a package of the hub's environment, where it has that.
