@@ -3,8 +3,8 @@
 Six notebooks of one user, each of a few cells, drawn by seed, whose work goes on on two threads and is a fixed number
 of hashes. Three ways of running them, in turn, with think time between the cells and without:
 
-- leases: each notebook's kernel lives in a seat with a single core; a cell is `%%cpu --cpus 1` and runs on that core
-  and the lease's, so only one cell runs at a time and the kernels of the others wait.
+- leases: each notebook's kernel lives in a seat with a single core; a cell is `%%cpu --cpus 1` and runs on the seat's
+  core and the lease's. So only one cell runs at a time, and the other kernels wait.
 - OS: plain ipykernels with free use of both cores.
 - partitioned: plain ipykernels, each in a CPU cgroup with a quota of a sixth of the machine.
 

@@ -6,8 +6,9 @@ GPU. Each remaining session has a real kernel, opened beforehand in the order of
 trace's times through the real hopd, agents and lease steps of Slurm. Cells sleep, to spare this machine's cores; only
 the GPU's device file is a fake.
 
-The hour runs in three ways. `one_off` has one replica, which stays where it is; `one_on` has one, which policy moves;
-`three` has three replicas. The pool's `takes_s` and `margin_s` are 1 and 0, as time is short here. Pilots stay.
+The hour runs in three ways. The kernel of `one_off` has one replica, which stays on its node. In `one_on` policy moves
+the single replica; in `three` the kernel has three replicas. The pool's `takes_s` and `margin_s` are 1 and 0, as time
+is short here. Pilots stay.
 
 The simulator then gets the same sessions, with this run's latencies from hopd's log: from a lease's order to its start,
 from the order of its end to the end, from a submission to its arrival at hopd with the time from the grant to the
