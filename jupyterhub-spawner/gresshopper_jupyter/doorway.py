@@ -86,7 +86,7 @@ def _descriptor(inodes: set[int]) -> tuple[int, int] | None:
 
 
 def share(port: int) -> socket.socket | None:
-    """A copy of our socket that listens on that port; None where the kernel gives no copies."""
+    """A copy of this user's socket listening on that port; None if the kernel gives no copies."""
     found = _descriptor({listener.inode for listener in listeners(port) if listener.uid == os.getuid()})
     if found is None:
         return None

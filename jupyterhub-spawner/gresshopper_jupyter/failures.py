@@ -1,4 +1,4 @@
-"""Failures of a server's start, in words for its user. The party at fault decides what the hub's log says."""
+"""Failures of a server's start, in words for its user. The party at fault decides the words in the hub's log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Failure(_SpawnException):  # type: ignore[misc, unused-ignore]
         if log:
             shown += f'</p><pre class="text-start" style="text-align: left">{html.escape(log)}</pre><p>'
         super().__init__(sentence, reason=reason, message_html=shown, status_code=status_code)
-        # Attributes that the pages of JupyterHub 5 and 6 look for.
+        # JupyterHub 5 and 6 show these attributes on their pages.
         self.jupyterhub_message = sentence
         self.jupyterhub_html_message = shown
 

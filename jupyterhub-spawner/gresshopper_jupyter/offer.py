@@ -1,8 +1,8 @@
 """Choices that Slurm grants a user for a server: accounts, QOS, partitions with their bounds, reservations.
 
 An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, its last answer stands, marked as
-old. The answer fills the form, and the user's choice is checked against the same data; what these don't allow is asked
-again, since an administrator may have allowed it meanwhile.
+old. The answer fills the form, and the user's choice is checked against the same data. If the data forbid a choice,
+Slurm is asked again, since an administrator may have allowed the choice meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FRESH_S = 60.0
 SURE_S = 5.0
 #: Nobody waits longer for the form because of the number of free GPUs.
 HOP_S = 3.0
-#: Fields that a site may ask of its users, in the form's order.
+#: Fields for the user, in the form's order.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
 
 

@@ -1,9 +1,9 @@
 """A site's offers on the spawn page, and the user's choice: kubespawner's shape, checked. Pure.
 
-A profile is `{"slug", "display_name", "description", "default", "groups", "override", "profile_options"}`. An option of a
-profile is `{"display_name", "choices": {slug: {"display_name", "default", "override"}}, "unlisted_choice": {"enabled",
-"display_name", "validation_regex", "validation_message", "override"}}`; `{value}` in the latter's override is what the
-user wrote. An override sets traits of the spawner.
+A profile is `{"slug", "display_name", "description", "default", "groups", "override", "profile_options"}`. An option of
+a profile is `{"display_name", "choices": {slug: {"display_name", "default", "override"}}, "unlisted_choice":
+{"enabled", "display_name", "validation_regex", "validation_message", "override"}}`; `{value}` in the latter's override
+is what the user wrote. An override sets traits of the spawner.
 
 A choice is a flat dictionary, the same from form, link and API: `{"profile": slug, OPTION: CHOICE,
 "OPTION--unlisted-choice": TEXT, FIELD: VALUE}`.
@@ -19,9 +19,9 @@ from .failures import refused
 
 Profile = Mapping[str, Any]
 UNLISTED = "--unlisted-choice"
-#: Value of a choice by the free text beside it.
+#: The choice's value if the user writes a free text beside it.
 OTHER = "unlisted-choice"
-#: Traits that become shell or programs: no text of users is taken for these.
+#: Traits that become shell or programs: users' text is never taken for these.
 _NO_TEXT = frozenset({"prologue", "epilogue", "cmd", "args", "node_python", "environment"})
 
 

@@ -10,7 +10,7 @@ PREFIX = "/opt/gresshopper"
 
 
 class NotInstalled(RuntimeError):
-    """A program of ours is nowhere on this host. The text is for the user."""
+    """A program of Gresshopper's is nowhere on this host. The text is for the user."""
 
 
 def find_program(name: str, named: str = "") -> str:

@@ -1,6 +1,6 @@
 """The kernel provisioner: starts ``hop-front`` for a kernel, and again after a kill.
 
-jupyter_client sees a process that lives as long as the kernel. This process stands for the front, which binds the five
+jupyter_client sees a process as long as the kernel lives. This process stands for the front, which binds the five
 sockets; the kernel itself is elsewhere. A killed front is replaced on the same ports: clients notice nothing. A dead
 kernel is reported as dead: Jupyter restarts it.
 """
@@ -39,7 +39,7 @@ _END = 12.0
 #: How long a kernel may take to be saved.
 _SAVED = 45.0
 
-#: How long another front may take to close a kernel in place of one that was lost while it did so.
+#: Most time for another front to close a kernel whose closing front was lost.
 _CLOSED = 15.0
 
 #: How many times a front is followed by another within a minute.
@@ -79,7 +79,7 @@ class Front:
         self._closing = False
         self._saved = False
         self._was_up = False
-        # The front records here which outputs pages may lack: the front after it reads the records.
+        # The front records here which outputs pages may lack; the next front reads the records.
         self._heirs = os.memfd_create("hop-front")
         start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs}"
         self._process = self._spawn(resume=False)
@@ -144,9 +144,9 @@ class Front:
         self._over.wait(_CLOSED + 1)
 
     def hibernate(self) -> None:
-        """Has the kernel saved, and waits until its front has ended. A kernel that can't be found again ends."""
+        """Has the kernel saved, and waits until its front has ended. A kernel that no opening could find again ends."""
         self.release()
-        # Its end isn't the kernel's, however the server goes on.
+        # The front's end isn't the kernel's, however the server goes on.
         self._saved = True
         pipe = self._process.stdin
         with self._lock, contextlib.suppress(OSError, ValueError):
@@ -197,7 +197,7 @@ class Front:
         self._finish(code if code else 0)
 
     def _close_in_its_place(self) -> None:
-        """The front was lost while it closed the kernel: another one goes on with that alone."""
+        """The front was lost during the close of the kernel: another front only finishes the close."""
         start = {**self._start, "epoch": self._start["epoch"] + 1, "resume": True, "close": True}
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(
@@ -248,7 +248,7 @@ class Front:
 def _close_pipes(process: subprocess.Popen[str]) -> None:
     """Of a process that has ended. Python closes them by itself, with a warning that some clients take for an error."""
     for pipe in (process.stdin, process.stdout):
-        # Input that the process never read is lost.
+        # The process never read this input: it is lost.
         with contextlib.suppress(OSError):
             if pipe is not None:
                 pipe.close()
@@ -294,7 +294,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     _front: Front | None = None
     _died_of = ""
-    #: The kernel's id for `hop`, where it isn't Jupyter's.
+    #: The kernel's id for `hop`, if it isn't Jupyter's.
     _kernel = ""
     #: True if an earlier kernel ran, and its user asks for a restart.
     _fresh = False
@@ -437,7 +437,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
 
 def _count(text: str | None) -> int | None:
-    """A number of replicas from the environment. hop-front says which ones a kernel can have."""
+    """A number of replicas from the environment. hop-front says which numbers a kernel can have."""
     return int(text) if text and text.isdecimal() else None
 
 

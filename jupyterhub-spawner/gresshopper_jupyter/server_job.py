@@ -1,8 +1,8 @@
 """Runs as the user: submits the single-user server's job, is the job's program, and reports on the job.
 
-`submit` reads a JSON request on standard input, keeps its secrets (the hub's API token, the key of internal SSL) in
-a file of mode 0600, and calls sbatch. The job's script calls `run FILE`: it reads and removes that file, starts the
-server on a port, and reports the port once the listening socket is the user's own (`doorway`). The hub asks with
+`submit` reads a JSON request on standard input, keeps its secrets (the hub's API token, the key of internal SSL) in a
+file of mode 0600, and calls sbatch. The job's script calls `run FILE`. This command reads and removes the file, starts
+the server on a port, and reports the port once the listening socket is the user's own (`doorway`). The hub asks with
 `port NAME` and `tail PATH`. All files lie in the user's home, which the hub's host and the nodes share.
 """
 
@@ -75,8 +75,8 @@ def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without the leavings of another job's or an admin shell's Slurm settings, and without the folders
-    on the hub's PATH that this user may not look into.
+    """Our environment without leftover Slurm settings of another job or an admin's shell, and without the folders on
+    the hub's PATH closed to this user.
     """
     drop = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "SLURM_CONF"}
@@ -256,7 +256,7 @@ class Launcher:
         status = process.wait()
         if held is not None and not self._told_to_go and tell_ended():
             doorway.refuse_all(held, HOLD_S, lambda: self._told_to_go)
-        # Slurm calls a job failed by its script's status.
+        # For Slurm, the script's status decides whether a job failed.
         return status if status >= 0 else 128 - status
 
     def _terminate(self, *_: Any) -> None:

@@ -22,7 +22,7 @@ from .server_job import ENDED
 COMMAND_TIMEOUT_S = 30.0
 #: How long a server may take to accept a connection.
 ANSWER_S = 5.0
-#: The comment is its owner's to write: no more of it is asked for than tells ours.
+#: The job's owner may write any comment: no more of it is asked for than the length of ours.
 _FIELDS = f"%i|%T|%r|%S|%N|%{len(ENDED) + 1}k"
 
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
@@ -55,8 +55,8 @@ class Job:
 
 
 def parse_jobs(text: str, mark: str) -> dict[str, Job]:
-    """The jobs in squeue's output, by id. A comment that is not ours means nothing: one with a line that looks like
-    another job's lacks the mark of this question."""
+    """The jobs in squeue's output, by id. A foreign comment means nothing: if a line of it looks like another job's,
+    the line lacks this question's mark."""
     jobs = {}
     for line in text.splitlines():
         fields = line.split("|", 6)
@@ -68,7 +68,7 @@ def parse_jobs(text: str, mark: str) -> dict[str, Job]:
 
 
 async def _jobs(*which: str, **how: Any) -> dict[str, Job]:
-    """The jobs that squeue shows for these options."""
+    """The jobs from squeue with these options."""
     mark = secrets.token_hex(8)
     return parse_jobs(await run(["squeue", "-h", *which, "-t", "all", "-o", f"{mark}|{_FIELDS}"], **how), mark)
 
@@ -122,7 +122,7 @@ async def run(
         patience_s = patience_s or COMMAND_TIMEOUT_S
         out, err = await asyncio.wait_for(process.communicate(stdin), patience_s)
     except asyncio.TimeoutError:
-        # sudo may be root's by now, and what it started holds our pipes after sudo's death: neither is waited for.
+        # sudo may be root's by now, and its child holds our pipes after sudo's death: this code waits for neither.
         with contextlib.suppress(ProcessLookupError, PermissionError, asyncio.TimeoutError):
             process.kill()
             await asyncio.wait_for(process.wait(), 1)
@@ -194,7 +194,7 @@ async def is_silent(node: str) -> bool:
 
 
 async def node_address(node: str) -> str:
-    """The address under which Slurm itself reaches a node."""
+    """Slurm's own address of a node."""
     text = await run(["scontrol", "show", "node", "-o", node])
     match = re.search(r"\bNodeAddr=(\S+)", text)
     if not match:

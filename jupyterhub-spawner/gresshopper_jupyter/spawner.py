@@ -43,9 +43,9 @@ from .slurm import (
 
 ANSWER_AGE_S = 10.0
 STARTING_AGE_S = 0.4
-#: A job may wait for hours: it is looked at less and less often, up to this.
+#: A job may wait for hours: looks at it become rarer and rarer, up to this pause.
 WAITING_AGE_S = 3.0
-#: For a job that only its user sees, each look is a command of theirs (sudo).
+#: If only its user sees a job, each look is a command of the user's (sudo).
 HIDDEN_AGE_S = 3.0
 
 # Slurm's reason words, as a person at the spawn page would say them.
@@ -157,7 +157,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     _name = ""
     _log = ""
     _certs = AnyTrait(None, allow_none=True)
-    #: The job in its user's view, where the hub doesn't see it.
+    #: The job in its user's view, if the hub doesn't see the job.
     _seen: Job | None = None
     _seen_at = float("-inf")
     #: Since when the server hasn't answered.
@@ -205,7 +205,8 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return GresshopperSpawner.render_form if self.profile_list or self.form_fields else ""
 
     async def _of_groups(self) -> dict[str, Any]:
-        """What the hub will set by the user's groups at the start: its own rule, onto a stand-in for this spawner."""
+        """The settings that the hub will set by the user's groups at the start: the hub's own rule, applied to a
+        stand-in for this spawner."""
         made: dict[str, Any] = {}
         every = self.group_overrides
         stand_in = SimpleNamespace(
@@ -218,7 +219,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return made
 
     def _setting(self, name: str, *over: Mapping[str, Any]) -> Any:
-        """A setting as it will be at the start: by the first of these that names it, else the site's."""
+        """A setting at the coming start: from the first of these that names the setting, else the site's."""
         value = ChainMap(*map(dict, over), {name: getattr(self, name)})[name]
         return value(self) if callable(value) else value
 
@@ -288,7 +289,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     @property
     def _held(self) -> Spawner:
-        """The hub's own spawner: this one, or the one around it (wrapspawner)."""
+        """The spawner known to the hub: this spawner, or its wrapper (wrapspawner)."""
         return getattr(self.user, "spawners", {}).get(self.name) or self
 
     async def choose(self, chosen: dict[str, Any], starts: bool = False) -> dict[str, Any]:
@@ -349,7 +350,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         home = os.path.expanduser(f"~{self.user.name}")
         env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "SLURM_CONF", "PYTHONPATH")}
         env.update({"USER": self.user.name, "LOGNAME": self.user.name})
-        # A user whom only the nodes know: what the prefix runs there finds the home.
+        # If only the nodes know this user, the path isn't absolute: commands behind the prefix find the home.
         if os.path.isabs(home):
             env["HOME"] = home
         return await run(
@@ -397,7 +398,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
-        # JupyterHub's own overrides are applied so too: a dictionary adds to what is there.
+        # JupyterHub applies its own overrides in the same way: a dictionary adds to the present one.
         self._apply_overrides(await self.choose(self.user_options or {}, starts=True))
         await self.submit()
         self.log.info("server of %s is job %s", self._log_name, self.job_id)
@@ -470,8 +471,8 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return 0 if job.state in ("COMPLETED", "CANCELLED", "GONE") else 1
 
     async def _is_lost(self, node: str) -> bool:
-        """Whether the server is lost with its node, for whose return Slurm waits. Two witnesses are asked: the server, and
-        Slurm's controller. A single silent witness may be behind a broken network.
+        """Whether the server is lost with its node, for whose return Slurm waits. Two witnesses are asked: the server,
+        and Slurm's controller. A single silent witness may be behind a broken network.
         """
         server = self.server
         if not (self.lost_node_s and server and server.port) or await answers(server.ip, server.port):
@@ -482,7 +483,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         waited = now - since >= self.lost_node_s
         try:
             lost = waited and await is_silent(node)
-            # Not at each poll: of a node that it calls silent, scancel asks for half a minute.
+            # Not at each poll: for a node that Slurm calls silent, scancel takes half a minute.
             if first or (waited and not lost):
                 await call_node_of(self.job_id, self.user.name, self.as_user())
         except SlurmError as error:

@@ -1,9 +1,8 @@
 """Runs a whole notebook with nbclient, for ``hop run``, which plans and tells people (``hop/src/run``).
 
 Standard input is an end of a socket pair; both sides write a JSON object a line. ``hop`` says ``open`` (which notebook,
-where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side says
-``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and
-``refused``.
+where to), ``go``, ``cell`` (how to run the cell in question), ``stop`` and ``end``; this side says ``opened``,
+``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and ``refused``.
 
 After a failure the kernel may be kept for a while, with its variables. A record names the place, and the next ``hop run
 --resume`` connects there and goes on. The process ends after its kernel.
@@ -155,7 +154,7 @@ def inject(nb: Any, parameters: dict[str, Any]) -> list[str]:
 
 
 def _whole(nb: Any) -> Any:
-    """The notebook with all that each cell must have. nbformat only warns of what is missing.
+    """The notebook with all required fields of each cell. nbformat only warns of missing fields.
 
     Raises ValueError where a cell's kind or text is missing: nobody could say what is to be run.
     """
@@ -170,7 +169,7 @@ def _whole(nb: Any) -> Any:
         metadata = cell.get("metadata")
         metadata = metadata if isinstance(metadata, dict) else nbformat.NotebookNode()
         if not isinstance(metadata.get("tags", []), list):
-            # nbclient looks for tags without a look at what is there.
+            # nbclient looks for tags without checking whether they exist.
             del metadata["tags"]
         cell["metadata"] = metadata
         if cell["cell_type"] == "code":
@@ -383,7 +382,7 @@ class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
         return super().process_message(msg, cell, cell_index)
 
     def died_of(self) -> str:
-        """Why the kernel died, where its provisioner knows."""
+        """Why the kernel died, if its provisioner knows."""
         return str(getattr(self._provisioner, "died_of", "") or "")
 
 
@@ -435,7 +434,7 @@ class Outcome:
 
 
 class Runner:
-    """An output notebook, the kernel, and the successive runs there."""
+    """An output notebook, its kernel, and the successive runs."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
@@ -607,7 +606,7 @@ class Runner:
         client.on_cell_executed = executed
 
     async def _unless_stopped(self, link: Link, work: Awaitable[Any]) -> bool:
-        """Awaits it, unless the link says stop first."""
+        """Awaits the work, unless the link says stop first."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(link.stopped.wait())
         await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -716,7 +715,7 @@ class Runner:
             await client._async_cleanup_kernel()
 
     async def _keep(self, link: Link, outcome: Outcome, until: float, room: str) -> Link | None:
-        """Waits with the kernel for the run that goes on. None: nobody came, or the kernel ended."""
+        """Waits with the kernel for the run that goes on. None means that no run came, or the kernel ended."""
         came: asyncio.Queue[Link] = asyncio.Queue()
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

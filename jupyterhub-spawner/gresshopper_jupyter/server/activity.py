@@ -1,8 +1,8 @@
 """Tells JupyterHub that the server is in use while a cell runs or waits for its GPU.
 
-Jupyter Server counts messages through it as activity. A cell that computes in silence for an hour, or waits for its
-lease, sends none, and an idle culler would end the server in the middle of the cell. Jupyter Server takes the newest of
-all settings with names ending in ``_last_activity``, ours among them.
+Jupyter Server counts only messages through the server as activity. A cell that computes in silence for an hour, or
+waits for its lease, sends none: an idle culler would end the server in the middle of the cell. Jupyter Server takes the
+newest of all settings with names ending in ``_last_activity``, ours among them.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Explanation(_Handler):
         self.finish({"sentences": [sentence for sentence in sentences if sentence]})
 
 
-#: The columns of `hop kernels` that are read.
+#: The columns read from `hop kernels`.
 _KNOWN = "kernelid,name,state,time,node,mem,replicas,captured,reason"
 #: Actions of a single command. A long action is only asked for: the panel shows its progress.
 _COMMANDS = {

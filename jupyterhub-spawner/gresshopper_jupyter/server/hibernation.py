@@ -1,6 +1,7 @@
 """A server at its end saves its kernels: the same notebooks' next opening goes on with their variables.
 
-Jupyter Server shuts all kernels down at its end, in the same way as a user shuts down one. So they are saved first.
+Jupyter Server shuts all kernels down at its end, in the same way as a user shuts down a kernel. So the kernels are
+saved first.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Kernel:
     memory_mib: float | None = None
     limit_mib: float | None = None
     cpu_percent: float | None = None
-    #: What its lent GPUs do now, and their memory; all of the lease's together.
+    #: Present use of the lease's GPUs, and of their memory; all of the lease's GPUs together.
     gpu_percent: float | None = None
     gpu_memory_mib: float | None = None
     gpu_total_mib: float | None = None

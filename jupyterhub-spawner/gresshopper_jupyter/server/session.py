@@ -1,4 +1,4 @@
-"""The server's own Slurm job: when it ends, and more time for it."""
+"""The server's own Slurm job: its end, and requests for more time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Session:
         return job if job.isdigit() else ""
 
     async def end(self, max_age_s: float = AGE_S) -> float | None:
-        """When Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
+        """The time at which Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
         job = self._job
         if not job:
             return None

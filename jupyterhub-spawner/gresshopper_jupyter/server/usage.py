@@ -1,6 +1,6 @@
-"""Use of memory, processor and GPUs by kernels, by ``usage_request`` on their control channels: the kernel itself answers
-from its node, also in the middle of a cell. A kernel that doesn't know the request (ipykernel does) has no figures. A kernel
-with a lease is asked for its GPUs as well (`gresshopper.usage` there).
+"""Use of memory, processor and GPUs by kernels, by ``usage_request`` on their control channels: the kernel itself
+answers from its node, also in the middle of a cell. A kernel that doesn't know the request (ipykernel does) has no
+figures. A kernel with a lease is asked for its GPUs as well (`gresshopper.usage` there).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEOUT_S = 1.0
 class Gpus:
     """All GPUs of a lease together. A figure is known of all if each GPU says its own."""
 
-    #: The mean of the devices': the share of the last moment in which they computed.
+    #: The mean over the devices: the share of the last moment in which a device computed.
     percent: float | None
     memory_mib: float | None
     total_mib: float | None
@@ -42,7 +42,7 @@ class Usage:
         self._clients: dict[str, Any] = {}
 
     async def of(self, kernels: Iterable[tuple[str, Any]], with_gpus: Set[str]) -> dict[str, Used]:
-        """By the kernels' ids, of which some have GPUs. Connections to others are closed."""
+        """Usage by the kernels' ids, given which of them have GPUs. Closes connections to other kernels."""
         wanted = dict(kernels)
         for gone in self._clients.keys() - wanted.keys():
             self._clients.pop(gone).stop_channels()
