@@ -199,7 +199,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     args.output.write(&VIEW, &records, context)
 }
 
-/// The query, and what is sorted out here.
+/// The query, and the filters applied here.
 struct Wanted {
     query: AcctQuery,
     states: Vec<String>,

@@ -1,8 +1,8 @@
 //! The kernel that `hop state` or `hop gpu` asks: the surrounding, the named or the only kernel.
 //!
-//! A kernel is found by its connection file in Jupyter's runtime folder, by its process's door, or by `hopd`. The notebook's
-//! name is that of the Jupyter session, as the kernel's process was told it, or `hopd`'s. Its process is reached at the door on
-//! this machine, or through the user's seats ([`crate::relay`]).
+//! A kernel is found by its connection file in Jupyter's runtime folder, by its process's door, or by `hopd`. The
+//! notebook's name is the Jupyter session's, as told to the kernel's process, or `hopd`'s. The kernel's process is
+//! reached at the door on this machine, or through the user's seats ([`crate::relay`]).
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -22,9 +22,10 @@ use std::time::Duration;
 
 /// Set in the processes of a kernel of ours.
 const OWN: &str = "GRESSHOPPER_KERNEL";
-/// Set by `%hop` in a notebook: the process of the kernel, whose cell waits for this command, and the word that says so.
+/// Set by `%hop` in a notebook: the kernel's process, and the word that proves that the kernel's cell waits for this
+/// command.
 const ASK: &str = "GRESSHOPPER_ASK";
-/// How long a kernel's process may take to say what it is.
+/// Most time for a kernel's process to say hello.
 const HELLO: Duration = Duration::from_secs(5);
 /// How long a kernel may take to accept a connection, to count as alive.
 const ALIVE: Duration = Duration::from_millis(500);
@@ -125,8 +126,8 @@ pub(crate) struct Reached {
     pub(crate) here: bool,
 }
 
-/// Opens the door of the kernel's process for work between its cells. `python` is the folder of our package, for a kernel
-/// that hasn't loaded it.
+/// Opens the door of the kernel's process for work between its cells. `python` is the folder of our package, for a
+/// kernel that hasn't loaded it.
 pub(crate) fn door(kernel: &Kernel, python: Option<&Path>, context: &Context<'_>) -> Result<Door, Failure> {
     match kernel.own {
         true => own_door(kernel, context),
@@ -196,7 +197,7 @@ fn on_any_node(context: &Context<'_>) -> Vec<Kernel> {
     .collect()
 }
 
-/// The door of the kernel around this process, whose cell waits for this process.
+/// The door of the kernel around this process. The kernel's cell waits for this process.
 fn own_door(kernel: &Kernel, context: &Context<'_>) -> Result<Door, Failure> {
     let uid = rustix::process::geteuid().as_raw();
     let asked = (context.env)(ASK).unwrap_or_default();
@@ -229,7 +230,7 @@ fn out_of_reach(kernel: &Kernel, silent: Option<Pid>, seats: &str, python: Optio
 }
 
 /// Finds the kernel meant by `which`: by a connection file, by an id or an id's beginning, or by a notebook's name.
-/// Without `which`: the kernel around this process, else the only running kernel.
+/// Without `which`, finds the kernel around this process, else the only running kernel.
 pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -> Result<Kernel, Failure> {
     if let Some(file) = which.map(Path::new).filter(|p| is_connection_file(p)) {
         return Ok(of_file(file, &HashMap::new(), None));
@@ -274,7 +275,7 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
     }
 }
 
-/// Whether a kernel's id begins with the word, or its notebook has that name.
+/// Whether a kernel's id begins with the word, or its notebook has the word as name.
 fn is_called(kernel: &Kernel, word: &str) -> bool {
     let base = Path::new(word).file_name().and_then(|n| n.to_str());
     kernel.id.starts_with(word) || (base.is_some() && kernel.name.as_deref() == base)

@@ -18,9 +18,9 @@ pub(crate) struct Context<'a> {
     pub(crate) zone: TimeZone,
     pub(crate) env: fn(&str) -> Option<String>,
     pub(crate) is_root: bool,
-    /// The name of the user with this name or uid, if the system knows such a user.
+    /// The name of the user with this name or uid, if the system knows the user.
     pub(crate) user: fn(&str) -> Option<String>,
-    /// The site's configuration, where it can be read.
+    /// The site's configuration, if it can be read.
     pub(crate) config: Option<Config>,
     /// Columns of the terminal behind `out`, if any.
     pub(crate) columns: Option<usize>,

@@ -1,9 +1,9 @@
 //! `hop doctor`: finds faults of an installation, and says how to mend them.
 //!
 //! [`facts`] looks at this host, at Slurm and at `hopd`; [`checks`] judges what was seen and is pure. With `--nodes`
-//! the same runs on each node of the pools, as a step in the node's pilot or as a separate job, and each node is handed
-//! a MUNGE credential of this host and hands a credential back. Then a job there leases a GPU for a second ([`lease`]).
-//! Nothing is changed.
+//! the same runs on each node of the pools, as a step in the node's pilot or as a separate job. Each node gets a MUNGE
+//! credential of this host and hands a credential back. Then a job there leases a GPU for a second ([`lease`]). Nothing
+//! is changed.
 
 mod checks;
 mod facts;

@@ -531,7 +531,7 @@ fn write_passed_over(passed: &hop_gpu::ladder::PassedOver, context: &mut Context
     Ok(())
 }
 
-/// Says on a terminal what is being done.
+/// Says on a terminal which call is under way.
 fn progress(call: Call) {
     if !std::io::stderr().is_terminal() {
         return;
@@ -604,7 +604,7 @@ fn places(site: &Site, devices: &[Named]) -> Result<Vec<Place>, Failure> {
     devices.iter().map(find).collect()
 }
 
-/// Writes the report; what wasn't reached is a failure.
+/// Writes the report; a missed goal is a failure.
 fn finish(
     report: &Report,
     wanted: &Outcome,

@@ -1,5 +1,5 @@
-//! Rung (d) for a notebook's kernel: the state engine (`hop state`) saves, the agent inside starts the interpreter again
-//! in its own place, and the next cell restores.
+//! Rung (d) for a notebook's kernel: the state engine (`hop state`) saves, the agent inside starts the interpreter
+//! again in its own place, and the next cell restores.
 
 use hop_gpu::Pid;
 use hop_gpu::inspect::Site;
@@ -87,7 +87,7 @@ impl Kernels<'_> {
         self.site.sources.procs.uids(pid).ok().map(|uids| uids.real)
     }
 
-    /// The connection file in a kernel's arguments. Only of one's own: a state is its owner's.
+    /// The connection file in the arguments of a kernel of this user's. A state is only its owner's.
     fn connection_file(&self, pid: Pid) -> Option<String> {
         if self.uid(pid)? != rustix::process::geteuid().as_raw() {
             return None;

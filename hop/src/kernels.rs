@@ -165,7 +165,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// What came of kernels that were watched.
 pub(crate) struct Watched<T> {
     pub(crate) settled: Vec<(KernelId, T)>,
-    /// Kernels that had not finished in the end.
+    /// Kernels unfinished in the end.
     pub(crate) left: Vec<KernelId>,
 }
 

@@ -1,5 +1,5 @@
-//! `hop open`: a notebook in the user's Jupyter server, which JupyterHub starts if need be. The Hub itself is asked for the
-//! user's name, the server's state and its address.
+//! `hop open`: a notebook in the user's Jupyter server, which JupyterHub starts if need be. The Hub itself is asked for
+//! the user's name, the server's state and its address.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -27,7 +27,7 @@ of a page that signs you in and starts the server.";
 const TOKEN: &str = "JUPYTERHUB_API_TOKEN";
 const TOKEN_FILE: &str = ".config/gresshopper/hub-token";
 
-/// How long one answer of the Hub may take.
+/// Most time for one answer of the Hub.
 const ANSWERS: Duration = Duration::from_secs(30);
 
 /// Open a notebook in your Jupyter server
@@ -132,7 +132,7 @@ fn page(server: &Url, path: Option<&Path>) -> Url {
     parts.fold(with(lab, "tree"), |url, part| with(url, &part))
 }
 
-/// The address with one more part in its path.
+/// The address with another part in its path.
 fn with(mut url: Url, part: &str) -> Url {
     if let Ok(mut parts) = url.path_segments_mut() {
         parts.pop_if_empty().push(part);
@@ -302,7 +302,8 @@ mod tests {
     use std::io::{BufRead, BufReader, Read};
     use std::net::TcpListener;
 
-    /// A stand-in for the Hub at the process boundary: one answer for each request, in their order. Returns the requests.
+    /// A stand-in for the Hub at the process boundary: one answer for each request, in their order. Returns the
+    /// requests.
     fn hub(answers: Vec<(&'static str, &'static str)>) -> (Url, std::thread::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/jupyter/", listener.local_addr().unwrap());

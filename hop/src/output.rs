@@ -1,9 +1,9 @@
 //! All formats for a record type: table, `-p`/`-P`, JSON.
 //!
 //! A command describes its record once, as a list of [`Field`]s. The rules are sacct's: names in any case,
-//! `--format=a,b%30,c%-20` or `all`, right-aligned unless the width is negative, cells cut with `+`, headers as the field is
-//! named. JSON is `{"version": "v1", "command": ..., "rows": [...]}` with times and lengths in seconds; its keys are
-//! never changed within a version, only added to.
+//! `--format=a,b%30,c%-20` or `all`, right-aligned unless the width is negative, cells cut with `+`, headers as the
+//! field is named. JSON is `{"version": "v1", "command": ..., "rows": [...]}` with times and lengths in seconds; its
+//! keys are never changed within a version, only added to.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -20,7 +20,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 /// The formats of `--json=`.
 const JSON_VERSIONS: [&str; 1] = ["v1"];
 
-/// Writes text without characters that act on a terminal, but for the ends of lines: others have chosen names and reasons.
+/// Writes text without characters that act on a terminal, but for the ends of lines: others have chosen names and
+/// reasons.
 pub(crate) struct Plain<W>(pub(crate) W);
 
 impl<W: Write> Write for Plain<W> {
@@ -206,7 +207,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Answers `--helpformat` and `--json=list`, which need no records. True: done.
+    /// Answers `--helpformat` and `--json=list`, which need no records. True if one of them was given.
     pub(crate) fn answered<R>(&self, view: &View<R>, context: &mut Context<'_>) -> Result<bool, Failure> {
         if self.helpformat {
             for field in view.fields {

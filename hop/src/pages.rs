@@ -177,7 +177,7 @@ fn fault(shown: &Shown) -> Option<String> {
     unknown_word(&shown.words).or_else(|| unknown_field(&shown.words))
 }
 
-/// The first command or option that doesn't exist.
+/// The first unknown command or option.
 fn unknown_word(words: &[String]) -> Option<String> {
     let mut cli = Cli::command();
     cli.build();

@@ -1,8 +1,8 @@
 //! `hop plugin`: the one line of plugstack.conf.
 //!
-//! Each new slurmstepd reads plugstack.conf anew, so a change counts from the next step on. Steps that run keep
-//! the plugin that they have loaded: taking the line out while leases live lets these end in order, and only new
-//! leases are not handed over (the agent then reports them as failed).
+//! Each new slurmstepd reads plugstack.conf anew, so a change counts from the next step on. Running steps keep their
+//! loaded plugin. If the line is removed while leases live, these leases end in order; only new leases are not handed
+//! over (the agent then reports them as failed).
 
 use crate::context::Context;
 use crate::failure::Failure;

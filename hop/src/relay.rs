@@ -27,12 +27,12 @@ pub(crate) enum RelayError {
 }
 
 /// Opens the door of the process that runs the cells of kernel `id`, or of the only kernel whose messages are signed by
-/// `key`: a notebook that is opened anew goes on with a kernel of another id.
+/// `key`. A notebook opened anew goes on with a kernel of another id.
 pub(crate) fn door(id: &str, key: Option<&str>, deadline: Duration) -> Result<Door, RelayError> {
     let dir = seats_dir().filter(|dir| dir.is_dir()).ok_or(RelayError::NoSeat)?;
     let book = Book::open(&dir)?;
     let kernel = in_home(id, key);
-    // The door speaks to a plain socket, and a thread carries what is said there.
+    // The door speaks to a plain socket, and a thread carries the bytes to the seat and back.
     let (ours, theirs) = StdStream::pair()?;
     theirs.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -70,7 +70,7 @@ fn in_home(id: &str, key: Option<&str>) -> KernelId {
     signed.unwrap_or(kernel)
 }
 
-/// The only kernel of those in `dir` whose messages are signed by this key. A site may give all kernels the same.
+/// The only kernel in `dir` whose messages are signed by this key. A site may give all kernels the same key.
 fn signed_by(key: &str, dir: &Path) -> Option<KernelId> {
     let kernels = fs::read_dir(dir).ok()?;
     let files = kernels.filter_map(|entry| FrontFile::read(&entry.ok()?.path()).ok());

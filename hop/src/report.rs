@@ -1,6 +1,6 @@
 //! `hop report`: usage and waits in sums, by day or by whom. Slurm's `sreport` is the model.
 //!
-//! The rows are those of `hop acct`, asked for day by day: one answer of `hopd` is bounded.
+//! The rows are those of `hop acct`, requested day by day, because one answer of `hopd` is bounded.
 
 use crate::context::Context;
 use crate::failure::Failure;

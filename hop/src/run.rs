@@ -235,8 +235,8 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     session.end(over?)
 }
 
-/// Reaches the process that runs the cells: an earlier run's with its kept kernel, or a new process. The flag says
-/// whether the run may have to wait for another run's end.
+/// Reaches the process that runs the cells: an earlier run's process with its kept kernel, or a new process. The flag
+/// says whether the run may have to wait for another run's end.
 async fn reach(args: &Args, record: &Path, context: &mut Context<'_>) -> Result<(Link, bool), Failure> {
     let kept = worker::kept(record).filter(|_| !args.dry_run);
     if let Some(kept) = &kept {
@@ -783,7 +783,7 @@ impl<'a, 'c> Session<'a, 'c> {
     }
 }
 
-/// The cells in their order, with what each needs.
+/// The cells in their order, each with its need.
 fn todo(args: &Args, opened: &Opened) -> Vec<Todo> {
     let needs: Vec<Need> = opened.cells.iter().map(|c| need_of(c, &opened.need)).collect();
     let none_asks = needs.iter().all(|n| n.gpus == 0);
@@ -807,7 +807,7 @@ fn todo(args: &Args, opened: &Opened) -> Vec<Todo> {
         .collect()
 }
 
-/// The need as the replica will read it. An unreadable need fails when the cell runs.
+/// The need as the replica will read it. An unreadable need fails at the start of its cell.
 fn need_of(cell: &worker::BookCell, default: &Need) -> Need {
     let metadata = serde_json::json!({"gresshopper": {"need": cell.need}}).to_string();
     let read = need::of_cell(&cell.source, metadata.as_bytes(), false, default, now());

@@ -94,7 +94,7 @@ fn window(text: &str) -> Result<(f64, f64), String> {
     }
 }
 
-/// The command that unpacks a file to its standard output; `None` for a file that isn't compressed.
+/// The command that unpacks a file to its standard output; `None` means that the file isn't compressed.
 fn unpacked_by(bytes: &[u8]) -> Option<&'static str> {
     const FORMS: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gunzip -c"),
@@ -108,7 +108,7 @@ fn unpacked_by(bytes: &[u8]) -> Option<&'static str> {
     form.map(|(_, how)| *how)
 }
 
-/// Nobody's trace is larger; what has no end is.
+/// No real trace is larger, but an endless input is.
 const MOST: u64 = 1 << 30;
 
 /// A trace's text; `-`: standard input.
@@ -158,7 +158,7 @@ fn writable(path: &Path) -> Result<(), Failure> {
         .open(path)
         .map_err(|e| cannot_write(path, &e))?;
     if !there {
-        // Should the run fail, nothing is left of it.
+        // If the run fails later, no file is left.
         let _ = std::fs::remove_file(path);
     }
     Ok(())
@@ -338,7 +338,7 @@ fn with_share_of_nodes(cluster: &Cluster, percent: u32) -> Cluster {
     }
 }
 
-/// Sizes of the smaller clusters of a report, in percent, and those on which people also don't think.
+/// Sizes of a report's smaller clusters, in percent, and the sizes that are also run without think times.
 const SIZES: [u32; 6] = [100, 50, 40, 35, 30, 26];
 const WITHOUT_THINK: [u32; 4] = [100, 35, 30, 26];
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct GpuSlot {
     pub index: GpuIndex,
     pub gpu_type: GpuType,
-    /// Memory in MiB; 0 means that nobody has said.
+    /// Memory in MiB; 0 means unknown.
     pub mem_mib: u64,
     /// Why the GPU can't be lent. `None` means that it can be.
     pub blocked: Option<String>,

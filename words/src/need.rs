@@ -1,8 +1,8 @@
 //! Needs of a cell: GPUs, cores, and a deadline.
 //!
-//! A need is known before the cell runs. It is the kernelspec's default, overridden by cell metadata or by the magics
-//! `%%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]` and `%%cpu [--cpus C]`; or code asks for it in the middle
-//! of a cell. `kernel/replica` finds the need in a cell's text; this module is only the value.
+//! A need is known before the cell runs. A need is the kernelspec's default, overridden by cell metadata or by the
+//! magics `%%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]` and `%%cpu [--cpus C]`. Code can also state a need
+//! in the middle of a cell. `kernel/replica` finds the need in a cell's text; this module is only the value.
 
 use crate::id::GpuType;
 use crate::time::Timestamp;

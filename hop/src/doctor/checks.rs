@@ -8,7 +8,7 @@ use hop_slurm::Version;
 use hop_words::id::UserName;
 use std::path::Path;
 
-/// The oldest series that leases were tried on.
+/// The oldest series on which leases were tried.
 const OLDEST: (u16, u16) = (22, 5);
 const CONFIG_MEND: &str = "Write it as docs/install.md shows; `hopd --check` reads it.";
 
@@ -45,7 +45,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// Findings of a node that another host asked.
+/// Findings on a node, for another host.
 pub(crate) fn of_node(facts: &Facts) -> Vec<Finding> {
     let mut found = configuration(facts);
     found.push(munge(facts));

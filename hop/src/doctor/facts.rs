@@ -43,7 +43,8 @@ pub(crate) const PROGRAMS: [&str; 6] = [
     "hop-replica",
     "hop-slurm-link",
 ];
-/// Packages loaded by kernels: our agent, the tracker of variables' changes, and a pickler for environments without one.
+/// Packages loaded by kernels: our agent, the tracker of variables' changes, and a pickler for environments without
+/// one.
 const LOADED: [&str; 3] = [
     "python/gresshopper/__init__.py",
     "python/gresshopper/shipped/cloudpickle/__init__.py",
@@ -80,7 +81,7 @@ pub(crate) struct SlurmSeen {
     pub(crate) partitions: Vec<Partition>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) associations: Result<Vec<Association>, String>,
-    /// What it hides from the service account (`PrivateData`).
+    /// The kinds of facts that Slurm hides from the service account (`PrivateData`).
     pub(crate) hidden: Result<Vec<String>, String>,
 }
 
@@ -122,7 +123,7 @@ pub(crate) struct Facts {
     pub(crate) slurm: Result<SlurmSeen, String>,
     pub(crate) plugin: PluginSeen,
     pub(crate) node: Option<NodeSeen>,
-    /// The node that was asked for by name.
+    /// The node given by name.
     pub(crate) asked_node: Option<String>,
     pub(crate) hopd_state: Option<Seen>,
     pub(crate) hopd: Result<InfoReport, String>,

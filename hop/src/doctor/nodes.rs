@@ -42,7 +42,7 @@ pub(crate) fn look(facts: &Facts, is_root: bool) -> Vec<Finding> {
             .any(|name| pools.contains_key(name.as_str()))
     };
     let nodes: Vec<&Node> = slurm.nodes.iter().filter(wanted).collect();
-    // Each waits for Slurm, not for this host.
+    // Each thread waits for Slurm, not for this host.
     std::thread::scope(|scope| {
         let asked: Vec<_> = nodes
             .iter()
@@ -146,7 +146,7 @@ fn last_line(said: &[u8]) -> String {
     last.unwrap_or("nothing").to_owned()
 }
 
-/// Checks that this host decodes the node's credential.
+/// Checks that this host can decode the node's credential.
 fn credential_from(made: Option<String>, config: &Config, starter: &Starter) -> Finding {
     let munge = Munge {
         socket: config.munge_socket.clone(),
@@ -223,7 +223,7 @@ fn own_job(command: &mut Command, node: &Node, pools: &Pools<'_>) {
     );
 }
 
-/// `hop doctor --here` as what the task does.
+/// `hop doctor --here` as the task's command.
 fn hop_there(command: &mut Command, node: &Node, facts: &Facts, config: &Config, starter: &Starter) {
     command
         .arg(config.prefix.join("bin/hop"))

@@ -13,7 +13,7 @@ const MARGIN: f64 = 0.05;
 /// Time for a lease before any was seen: a fresh one takes a fraction of a second.
 const LEASE: f64 = 0.3;
 
-/// A cell that is still to be run.
+/// A cell still to run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Cell {
     pub(crate) print: Print,
@@ -106,7 +106,7 @@ pub(crate) struct Forecast {
 }
 
 impl Basis<'_> {
-    /// Looks ahead over the cells that are left.
+    /// Looks ahead over the remaining cells.
     pub(crate) fn forecast(&self, cells: &[Cell]) -> Forecast {
         let gpus = self.choose(cells);
         let length = self.length(cells, gpus);
@@ -194,7 +194,7 @@ impl Basis<'_> {
                 sum.wait = wait.unwrap_or_default();
                 // The forecast wait is the middle of its range.
                 spread += sum.wait.powi(2);
-                // While what comes before runs, the others go on.
+                // While the earlier cells run, other cells in the queue go on: the wait gets shorter.
                 sum.wait = (sum.wait - sum.expected).max(0.0);
                 sum.expected += sum.wait.max(lease);
             } else if n > 0 {

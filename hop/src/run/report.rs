@@ -29,7 +29,7 @@ pub(super) struct Expected {
     /// `true` if part of `expected_s` is assumed from runs with other numbers of GPUs.
     assumed: bool,
     gpus: Option<u16>,
-    /// Fewest GPUs with which the deadline would hold.
+    /// Fewest GPUs that would meet the deadline.
     would_hold_with_gpus: Option<u16>,
     would_then_take_s: Option<f64>,
     /// When the run would have to begin, at the latest.

@@ -87,7 +87,7 @@ pub(super) fn parse_deadline(text: &str, now: Timestamp, zone: &TimeZone) -> Res
     Ok(at)
 }
 
-/// A path that means the same from anywhere.
+/// A path independent of the current folder.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     let path = std::path::absolute(path).map_err(|e| Failure::Usage(format!("{}: {e}", path.display())))?;
     // A single path for a folder with several; the file itself may not exist yet.

@@ -20,7 +20,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 /// The version in every [`Open`].
 pub(super) const VERSION: u32 = 1;
 
-/// Environment variable that names the Python with nbclient.
+/// Environment variable with the Python that has nbclient.
 pub(super) const PYTHON: &str = "GRESSHOPPER_JUPYTER_PYTHON";
 
 /// Which notebook, and how.
@@ -109,7 +109,7 @@ pub(super) struct BookCell {
     pub(super) source: String,
     pub(super) need: Option<serde_json::Value>,
     pub(super) seconds: Option<f64>,
-    /// The cell and all above it have succeeded before.
+    /// The cell and all cells above it have succeeded before.
     pub(super) good: bool,
     /// The cell must run again, for its variables.
     pub(super) again: bool,
@@ -223,7 +223,7 @@ impl Link {
     pub(super) async fn say(&mut self, order: &Order) {
         let mut line = serde_json::to_vec(order).expect("orders are plain data");
         line.push(b'\n');
-        // A dead process is noticed by its silence.
+        // A dead process shows by its silence.
         let _ = self.out.write_all(&line).await;
     }
 
@@ -243,7 +243,7 @@ impl Link {
         }
     }
 
-    /// Last line of a process that ended unexpectedly.
+    /// Last line of a process with an unexpected end.
     pub(super) fn last_words(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let last = text.lines().rev().find(|l| !l.trim().is_empty());

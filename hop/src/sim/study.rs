@@ -119,7 +119,7 @@ pub(super) fn run(args: &Args, policies: &[Policy], context: &mut Context<'_>) -
         of.entry(point).or_default().push(run);
     }
     let points = of.into_iter().map(|((c, p), runs)| {
-        // Where the trace differs with each seed, a cluster sized for the trace may differ, too.
+        // If the trace differs with each seed, a cluster sized for the trace may differ, too.
         let gpus = runs.iter().map(|(gpus, ..)| *gpus).max().unwrap_or(0);
         let runs: Vec<_> = runs.into_iter().map(|(_, seed, s)| (seed, s)).collect();
         Point::new(policies[p].to_string(), clusters[c].0.clone(), gpus, &runs)

@@ -60,7 +60,7 @@ impl Buffer {
         unless_unknown(file.write_all(self.chunk()))
     }
 
-    /// Reads a file of a whole chunk into this buffer. None where the file system doesn't do that.
+    /// Reads a file of a whole chunk into this buffer. `None` means that the file system doesn't support such reads.
     ///
     /// # Errors
     /// The I/O error of a file system that does; a file of another length is one (`UnexpectedEof`).

@@ -33,7 +33,7 @@ impl fmt::Display for ChunkId {
     }
 }
 
-/// A chunk as it lies in a store.
+/// A chunk as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Raw {
     pub bytes: Vec<u8>,

@@ -167,7 +167,7 @@ impl Local {
         };
         let done = filled.and_then(|()| fs::rename(&temp, path));
         if done.is_err() {
-            // The first error is the one to tell.
+            // The caller hears of the first error.
             let _ = fs::remove_file(&temp);
         }
         done.map_err(failed)
@@ -333,7 +333,7 @@ impl Local {
     /// Compresses chunks written through this value, where compression saves space. Not on the path of a write.
     ///
     /// # Errors
-    /// [`PutError`]; the chunk then stays as it is.
+    /// [`PutError`]; the chunk then stays unchanged.
     pub fn pack_fresh(&self) -> Result<u64, PutError> {
         let fresh = std::mem::take(&mut *self.fresh.lock().expect("no holder of this lock panics"));
         let mut saved = 0;
@@ -346,7 +346,7 @@ impl Local {
     /// Compresses a chunk where compression saves space; returns the bytes saved.
     ///
     /// # Errors
-    /// [`PutError`]; the chunk then stays as it is.
+    /// [`PutError`]; the chunk then stays unchanged.
     pub fn pack(&self, id: ChunkId) -> Result<u64, PutError> {
         let path = self.path(id);
         let Ok(content) = fs::read(&path) else {

@@ -46,12 +46,12 @@ pub struct Hello {
     /// The namespaces of its operations.
     pub ops: Vec<String>,
     pub pid: Pid,
-    /// The kernel's id, where there is a supervisor.
+    /// The kernel's id, if the process has a supervisor.
     pub kernel: Option<String>,
     pub connection_file: Option<PathBuf>,
     /// SHA-256 of the key by which the kernel's messages are signed, in hexadecimal digits.
     pub key: Option<String>,
-    /// The process follows another one, which runs the kernel's cells.
+    /// The process follows another one, the executor of the kernel's cells.
     pub standby: bool,
 }
 
@@ -75,7 +75,7 @@ impl Door {
     /// Opens the door of a process of `uid`'s, looked for in `dirs`. `within` is the word of `%hop`, whose cell waits.
     ///
     /// # Errors
-    /// Nobody listens there, or not that process, or it doesn't answer in time.
+    /// Nobody listens there, or another process does, or no answer comes in time.
     pub fn open(
         pid: Pid,
         uid: u32,
@@ -86,7 +86,7 @@ impl Door {
         Self::over(connect(pid, uid, dirs)?, within, deadline)
     }
 
-    /// Opens a door over a connection to it, which may lead to another machine.
+    /// Opens a door over a connection, possibly to another machine.
     ///
     /// # Errors
     /// The process doesn't answer in time, or hangs up.
@@ -207,7 +207,7 @@ impl Doors {
         doors
     }
 
-    /// The process that runs the cells of this kernel. A standby's variables are those of records.
+    /// The process running this kernel's cells. A standby has only the variables of records.
     pub fn executor(&self, kernel: &str) -> Option<Pid> {
         let mut hellos = self.open.iter().map(|door| &door.hello);
         let found = hellos.find(|hello| hello.kernel.as_deref() == Some(kernel) && !hello.standby);
@@ -236,7 +236,7 @@ pub fn connect(pid: Pid, uid: u32, dirs: &[PathBuf]) -> Result<UnixStream, AskEr
     Err(AskError::Nobody { pid, source: last })
 }
 
-/// Removes the socket of a process that was killed. A process that starts anew in its place makes another.
+/// Removes the socket of a killed process. A new process in its place makes another socket.
 fn forget(pid: Pid, uid: u32, path: &Path) {
     let is_gone = !Path::new(&format!("/proc/{pid}")).exists();
     if is_gone && rustix::process::geteuid().as_raw() == uid {

@@ -21,7 +21,7 @@ pub fn of(uid: u32) -> Vec<PathBuf> {
 /// Checks that a folder belongs to `uid`, and that nobody else may look into it.
 ///
 /// # Errors
-/// It doesn't exist, it is another user's, or it is open to others.
+/// The folder is missing, another user's, or open to others.
 pub fn check(dir: &Path, uid: u32) -> io::Result<()> {
     let meta = fs::symlink_metadata(dir)?;
     match meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 == 0 {

@@ -109,10 +109,10 @@ pub enum Decoded {
     Wants(usize),
 }
 
-/// Takes one message out of the bytes that have come.
+/// Takes one message out of the received bytes.
 ///
 /// # Errors
-/// The bytes are no message, or one that is too large.
+/// The bytes are no message, or too large a message.
 pub fn decode(buf: &mut BytesMut) -> io::Result<Decoded> {
     let bad = |text: &str| io::Error::new(io::ErrorKind::InvalidData, text.to_owned());
     if buf.len() < HEAD {

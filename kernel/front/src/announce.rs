@@ -34,7 +34,7 @@ pub(crate) fn announce(start: &mut Start, dir: &Path) -> Result<(FrontFile, TcpL
         false => None,
     };
     let takeover = before.as_ref().and_then(|f| f.takeover.clone());
-    // A Jupyter server counts its kernel's fronts from 1, also for a kernel that ran under an earlier server.
+    // A Jupyter server counts its kernel's fronts from 1, even if the kernel also ran under an earlier server.
     start.epoch = start.epoch.max(before.as_ref().map_or(0, |f| f.epoch + 1));
     // The kernel's processes have the key for as long as there are any.
     let signing_key = before.as_ref().map_or(&start.key, |f| &f.signing_key).clone();
@@ -62,8 +62,8 @@ pub(crate) fn announce(start: &mut Start, dir: &Path) -> Result<(FrontFile, TcpL
     Ok((file, listener))
 }
 
-/// Names by which compute nodes may reach this host, the likeliest first. A wrong name costs a replica a try: the
-/// listener there doesn't have the kernel's key.
+/// Names of this host for compute nodes, the likeliest first. A wrong name costs a replica a try: the listener under
+/// that name doesn't have the kernel's key.
 fn addresses(local: bool) -> Vec<String> {
     let mut hosts = Vec::new();
     if let Ok(host) = std::env::var("GRESSHOPPER_FRONT_HOST") {

@@ -7,7 +7,7 @@ use hop_words::id::KernelId;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// The connection, as long as it is kept.
+/// The connection, while it is kept.
 #[derive(Debug)]
 pub(crate) struct Listener(JoinHandle<()>);
 
@@ -17,7 +17,7 @@ impl Drop for Listener {
     }
 }
 
-/// Listens for the kernel's wake. Without a configuration there is no `hopd` to hear.
+/// Listens for the kernel's wake. Without a configuration the front has no `hopd` to hear.
 pub(crate) fn listen(kernel: KernelId, wakes: mpsc::UnboundedSender<()>) -> Option<Listener> {
     let config = Config::load().ok()?;
     let options = client::Options::from_config(&config, Role::Front).ok()?;

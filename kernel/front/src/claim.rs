@@ -54,7 +54,7 @@ pub enum Found {
 }
 
 impl Owned {
-    /// Takes the kernel's folder, which is made if need be. `None` means that another front has it.
+    /// Takes the kernel's folder, and makes it if need be. `None` means that another front has the folder.
     ///
     /// # Errors
     /// The file system's.
@@ -102,9 +102,9 @@ fn open(folder: &Path) -> io::Result<File> {
         .open(folder.join(OWNER))
 }
 
-/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells whether the
-/// kernel's last front has ended without a word. A kernel that was left may have died with its front: if nothing of it is
-/// saved, an older kernel that is saved comes first.
+/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells
+/// whether the kernel's last front has ended without a word. This kernel may have died with its front: if nothing of it
+/// is saved, an older, saved kernel comes first.
 pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> bool) -> Found {
     let mut folders: Vec<(SystemTime, PathBuf, KernelId)> = std::fs::read_dir(states)
         .into_iter()
@@ -150,7 +150,7 @@ pub fn has_state(folder: &Path) -> bool {
     states::newest(folder).is_ok_and(|state| state.is_some_and(|s| s.settled().is_some()))
 }
 
-/// Takes the lock; one whose holder parts is waited for.
+/// Takes the lock; if its holder is parting, waits for the lock.
 fn take_patiently(folder: &Path) -> Option<Owned> {
     let since = Instant::now();
     loop {
@@ -225,7 +225,7 @@ mod tests {
         state
     }
 
-    /// A kernel that was saved for this notebook.
+    /// A saved kernel of this notebook.
     fn saved(states: &Path, kernel: &str, path: &str) {
         let folder = states.join(kernel);
         let owned = Owned::take(&folder).unwrap().unwrap();

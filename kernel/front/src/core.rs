@@ -38,13 +38,13 @@ use std::collections::{HashMap, VecDeque};
 /// Bytes kept for absent clients. Beyond them the oldest outputs go first.
 const KEEP: usize = 64 << 20;
 
-/// Execution counts that are remembered, to name lost cells by.
+/// Number of remembered execution counts, for the names of lost cells.
 const COUNTS: usize = 1000;
 
 /// The things that the front can do.
 pub trait Wire {
-    /// Sends to one client. `mark` comes to [`Front::have_left`] when the message has left; the message comes back when the
-    /// client is away.
+    /// Sends to one client. `mark` comes to [`Front::have_left`] when the message has left; the message comes back when
+    /// the client is away.
     fn reply(
         &mut self,
         channel: Channel,
@@ -52,12 +52,12 @@ pub trait Wire {
         message: Message,
         mark: Option<Mark>,
     ) -> Result<(), Message>;
-    /// Sends to all subscribers; false where there is none. `mark` comes to [`Front::have_left`] when the message has left.
+    /// Sends to all subscribers; false if there is none. [`Front::have_left`] gets `mark` when the message has left.
     fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool;
-    /// Number of clients that are subscribed to outputs.
+    /// Number of clients subscribed to outputs.
     fn subscribers(&self) -> usize;
     fn send(&mut self, item: Item);
-    /// Nothing is left to do with this item.
+    /// The item is dealt with.
     fn done(&mut self, seq: u64);
 }
 
@@ -85,11 +85,11 @@ pub struct Front {
     launched: Option<Timestamp>,
     /// The tenure whose replica gets the requests.
     tenure: Tenure,
-    /// Requests that have no reply, the oldest first.
+    /// Requests without a reply, the oldest first.
     open: Vec<Open>,
     /// Requests of a killed front wait for the replica's word: it may have them.
     requests_wait: bool,
-    /// Cells that have a reply, the oldest first.
+    /// Cells with a reply, the oldest first.
     answered: Vec<Answered>,
     marks: Marks,
     audience: Audience,
@@ -97,7 +97,7 @@ pub struct Front {
     replies: HashMap<(Channel, Bytes), Vec<Waiting>>,
     kept: usize,
     dropped: u64,
-    /// Answered cells that aren't known to be in the store, and the execution counts of the last cells.
+    /// Answered cells not known to be in the store, and the execution counts of the last cells.
     ledger: Ledger,
     heard: CellNumber,
     /// The answered cells that the replica doesn't know to be heard.
@@ -108,11 +108,11 @@ pub struct Front {
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
     before: Before,
-    /// What is known and told while the kernel has no node.
+    /// Facts and answers while the kernel has no node.
     seating: Seating,
     /// Outputs of cells, for pages that may be away.
     unseen: Unseen,
-    /// The server has gone: what cells show from now on is kept for the notebook's next opening.
+    /// The server has gone: the cells' further outputs are kept for the notebook's next opening.
     meanwhile: Option<Meanwhile>,
     /// Replies on the kernel's death, sent a little after the death was told.
     obituaries: Vec<(Bytes, Message)>,
@@ -123,7 +123,7 @@ pub struct Front {
 #[derive(Debug)]
 enum Notice {
     Text(String),
-    /// An output of a cell that ran on while nobody was there.
+    /// An output of a cell during the absence of all clients.
     Output(meanwhile::Output),
 }
 
@@ -288,8 +288,8 @@ impl Front {
         self.flush(wire);
     }
 
-    /// Sends the outputs that found no subscriber. A client may be subscribed before the news of it is here, so they also
-    /// go before each later message: a client that has heard `idle` waits for no more outputs.
+    /// Sends the outputs that found no subscriber. A client may be subscribed before the front hears of it. So these
+    /// outputs also go before each later message: a client that has heard `idle` waits for no more outputs.
     fn flush(&mut self, wire: &mut impl Wire) {
         if self.audience.is_awaited() {
             return;
@@ -402,7 +402,7 @@ impl Front {
 
     /// The server has gone. Outputs not yet taken, and all later ones, are kept for the notebook's next opening.
     pub fn part(&mut self) {
-        // A notebook that is closed before it ran a cell is told at its next opening.
+        // A notebook closed before its first cell is told at its next opening.
         let mut meanwhile = self.before.take_untold();
         for waiting in &self.outputs {
             meanwhile.keep(&waiting.message);

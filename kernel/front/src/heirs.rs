@@ -1,6 +1,6 @@
-//! Records of outputs that a kernel's pages may lack, in memory that outlives a killed front: the front's owner holds the memory,
-//! and names it to the next front. The records lie behind each other. The first eight bytes hold the place of the first record,
-//! so that one small write exchanges all records.
+//! Records of outputs that a kernel's pages may lack, in memory that outlives a killed front. The front's owner holds
+//! the memory, and names it to the next front. The records lie behind each other. The first eight bytes hold the place
+//! of the first record, so that one small write exchanges all records.
 
 use crate::core::Records;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const HEAD: u64 = 8;
 
-/// The memory, as far as there is any.
+/// The memory, if the owner has named one.
 #[derive(Debug)]
 pub(crate) struct Heirs(Option<Memory>);
 
@@ -22,8 +22,8 @@ struct Memory {
 }
 
 impl Heirs {
-    /// Opens the owner's memory. With `resume`, an earlier front's records are returned as well. `None` means that the owner has
-    /// named no memory.
+    /// Opens the owner's memory. With `resume`, an earlier front's records are returned as well. `None` means that the
+    /// owner has named no memory.
     pub(crate) fn open(path: Option<&Path>, resume: bool) -> (Self, Option<Vec<u8>>) {
         let opened = path.map(|path| Memory::open(path, resume)).transpose();
         let opened = opened.unwrap_or_else(|error| {

@@ -1,5 +1,5 @@
-//! The `kernel_info_reply` of a kernelspec's kernels, kept in the user's data folder: the next kernel of the same command and
-//! environment answers the same, so clients needn't wait for the kernel.
+//! The `kernel_info_reply` of a kernelspec's kernels, kept in the user's data folder. The next kernel of the same
+//! command and environment answers the same, so clients needn't wait for it.
 
 use hop_protocol::file::{Launch, data_dir, make_private};
 use serde::{Deserialize, Serialize};

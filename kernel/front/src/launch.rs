@@ -1,5 +1,5 @@
-//! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of ours (`local`) or a step in a seat
-//! of the user's, on the node that `hopd` names. All of Slurm is asked under the user's own identity.
+//! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of this process (`local`) or a
+//! step in a seat of the user's, on the node named by `hopd`. All of Slurm is asked under the user's own identity.
 
 use crate::core::{NO_SLURMCTLD, SeatWaits};
 use crate::owner::Start;
@@ -31,11 +31,11 @@ use tokio::time::{Instant, sleep, timeout};
 /// Limit on one call of Slurm's commands; slurmctld may be away for a while.
 const SLURM_CALL: Duration = Duration::from_secs(60);
 
-/// A kernel's start waits so long for a slurmctld that is away, as while it is restarted or fails over.
+/// Most time that a kernel's start waits for an absent slurmctld, for instance during its restart or failover.
 const SLURMCTLD_AWAY: Duration = Duration::from_secs(300);
 
-/// What Slurm's commands say then: nobody listens, or nobody answers. A seat that was asked for twice so is empty, and ends by
-/// itself.
+/// Messages of Slurm's commands without slurmctld: nobody listens, or nobody answers. If two requests for a seat both
+/// got through, one seat stays empty, and ends by itself.
 const NO_ANSWER: [&str; 2] = [
     "Unable to contact slurm controller",
     "Socket timed out on send/recv",
@@ -47,7 +47,7 @@ const SLURMCTLD_AGAIN: Duration = Duration::from_secs(1);
 /// Between two looks at a waiting seat: short at first, since a free node starts the seat at once.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// Clients are told of a wait for a seat that is as long as this.
+/// Clients are told of a wait for a seat after this time.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
 
 /// Time for which a seat waits for an unreachable node, before another node is tried.
@@ -59,13 +59,13 @@ const GROW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from
 /// Two fronts rarely open tenures of one kernel at the same time; two tries are plenty.
 const OPENINGS: usize = 5;
 
-/// All that is needed to start a replica.
+/// All facts needed to start a replica.
 #[derive(Debug, Clone)]
 pub struct Order {
     /// As `front.json` will say it, but for incarnation and state.
     pub file: FrontFile,
     pub dir: PathBuf,
-    /// The folders of a kernel that keeps a log.
+    /// The folders of a kernel with a log.
     pub states: Option<States>,
     pub mem_mib: Option<u64>,
     pub cpus: Option<u16>,
@@ -81,12 +81,12 @@ pub struct Order {
 /// The state from which a tenure goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// That of this front's earlier replica. The front may wait for answers that the replica gave.
+    /// From the state of this front's earlier replica. The front may wait for that replica's answers.
     MyReplica,
-    /// That of a kernel whose front has gone. Nobody waits for an answer of before, and clients may count their requests
-    /// from the beginning.
+    /// From the state of a kernel whose front has gone. Nobody waits for earlier answers, and clients may count their
+    /// requests from the beginning.
     Before,
-    /// None: the user restarted the kernel.
+    /// From no state: the user restarted the kernel.
     Nothing,
 }
 
@@ -109,10 +109,11 @@ pub struct States {
 /// A replica that was started.
 #[derive(Debug)]
 pub struct Started {
-    /// Lives as long as the replica does: itself, or its srun. `None`: the replica was started by its seat.
+    /// The replica itself, or its srun: alive as long as the replica. `None` means that the replica's seat has started
+    /// it.
     pub process: Option<Child>,
     pub incarnation: Incarnation,
-    /// The state from which the kernel goes on. `None` means that it keeps no log.
+    /// The state from which the kernel goes on. `None` means a kernel without a log.
     pub state: Option<State>,
 }
 
@@ -251,7 +252,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     Ok(Prepared { process, place })
 }
 
-/// Opens the kernel's next tenure for a replica that waits.
+/// Opens the kernel's next tenure for a waiting replica.
 ///
 /// # Errors
 /// The state can't be read or written.
@@ -435,9 +436,9 @@ fn next_tenure(
 
 /// The state of a kernel without one.
 ///
-/// A user's restart removes the kernel's folders, and with them the number of its group's generation. Members of that group
-/// may live on behind a cut link: the front must not follow them. The clock's seconds grow faster than generations, each of
-/// which takes a quarter of a minute at least.
+/// A user's restart removes the kernel's folders, and with them the number of its group's generation. Members of that
+/// group may live on behind a cut link: the front must not follow them. The clock's seconds grow faster than
+/// generations, each of which takes a quarter of a minute at least.
 fn beginning(origin: Origin, replicas: Replicas, now: Timestamp) -> State {
     let seconds = u32::try_from(now.0 / 1_000_000).unwrap_or(u32::MAX);
     match (origin, replicas) {
@@ -525,13 +526,13 @@ fn start_local(order: &Order, incarnation: Incarnation) -> Result<Child> {
         .context("can't start hop-replica")
 }
 
-/// A seat for the replica, which runs by now.
+/// A running seat for the replica.
 async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Result<Place> {
     let plan = place(order, first, config).await;
     take_seat_of(&plan, order, config).await
 }
 
-/// A seat that runs by now, as planned.
+/// A running seat, as planned.
 async fn take_seat_of(plan: &SeatPlan, order: &Order, config: &Config) -> Result<Place> {
     let program = config.prefix.join("bin/hop-replica");
     let bill = Bill::of(order);
@@ -588,9 +589,9 @@ async fn take_seat(
     if let Some(job) = plan.existing.filter(|_| !order.fresh_seat) {
         match wait_for_seat(job, NODE_AWAY, Some(bill), told).await {
             Ok(node) => return Ok((job, node)),
-            // hopd, which chose it, knows accounts by their jobs alone.
+            // hopd has chosen this seat, and knows accounts by their jobs alone.
             Err(SeatError::Charged { .. }) => {}
-            // An empty seat ends at any moment, which costs its user nothing but the next one's start.
+            // An empty seat ends at any moment: the user loses only the time of the next seat's start.
             Err(error @ (SeatError::Over { .. } | SeatError::Forgotten { .. })) => {
                 tracing::info!(%error, "the kernel gets a new seat");
             }
@@ -679,7 +680,7 @@ fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
     ends.collect()
 }
 
-/// The place that `hopd` names for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
+/// The place named by `hopd` for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
 async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
     match placement(order, first, config).await {
         Ok(plan) => plan,
@@ -861,14 +862,15 @@ impl Bill {
         }
     }
 
-    /// Whether a seat with this comment is charged so. A comment of the site's own says nothing.
+    /// Whether a seat with this comment is charged to this account, QOS and reservation. A comment of the site's own
+    /// says nothing.
     fn is_of(&self, comment: &str) -> bool {
         let own = comment.trim().strip_prefix(BILL).unwrap_or_default();
         self.comment().strip_prefix(BILL).unwrap_or_default() == own
     }
 }
 
-/// Begins the comment of a seat that isn't charged as its user's default is.
+/// Begins the comment of a seat with another charge than its user's default.
 const BILL: &str = "gresshopper: ";
 
 /// The file for a seat's output, in sbatch's form: /dev/null, unless the user is debugging.
@@ -961,8 +963,8 @@ enum SeatError {
     Charged { job: JobId },
 }
 
-/// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time, and a seat
-/// that is charged otherwise than `bill` says is not waited for.
+/// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time. A
+/// seat with another charge than `bill` is not waited for.
 async fn wait_for_seat(
     job: JobId,
     patience: Duration,

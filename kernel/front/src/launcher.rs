@@ -1,6 +1,7 @@
-//! The kernelspec's `argv`: for clients that start the command themselves and know no provisioners (VS Code, Zed, Positron,
-//! Enterprise Gateway). Ports and key come from the launcher's clients, in a connection file; the kernel lives as long
-//! as these clients. Clients that know provisioners never come here: ours takes the kernel's own command out of `argv`.
+//! The kernelspec's `argv`: for clients that start the command themselves and know no provisioners (VS Code, Zed,
+//! Positron, Enterprise Gateway). Ports and key come from the launcher's clients, in a connection file; the kernel
+//! lives as long as these clients. Clients that know provisioners never come here: ours takes the kernel's own command
+//! out of `argv`.
 
 use crate::owner::{Ports, Start, VERSION};
 use anyhow::{Context, Result, ensure};

@@ -32,15 +32,17 @@ const WITH_LOG: Patience = Patience {
     silent: Span::from_secs(4),
 };
 
-/// A kernel with a group elects another replica, which connects by itself; only a group without a majority needs the front.
+/// A kernel with a group elects another replica, which connects by itself; only a group without a majority needs the
+/// front.
 const WITH_GROUP: Patience = Patience {
     gone: Span::from_secs(15),
     closed: Span::from_secs(15),
     silent: Span::from_secs(25),
 };
 
-/// The replica of a kernel whose server and front are gone: it tries the addresses of the front before, which may be on a lost
-/// host, before it reads those of the new one. Over NFS the replaced file may show after half a minute.
+/// Time for a replica to connect after the loss of its kernel's server and front. The replica first tries the addresses
+/// of the earlier front, possibly on a lost host, and then reads the new front's. Over NFS the replaced file may show
+/// after half a minute.
 const LEFT: Span = Span::from_secs(35);
 /// The same for a replica on this host.
 const LEFT_HERE: Span = Span::from_secs(12);
@@ -49,14 +51,16 @@ const LEFT_HERE: Span = Span::from_secs(12);
 const FIRST_PAUSE: Span = Span::from_secs(1);
 const LONGEST_PAUSE: Span = Span::from_secs(30);
 
-/// A replica that was started connects within this time, or is started anew: much sooner where a further try is left, since
-/// a step whose node doesn't reach the front's is waited for by `srun` for minutes, and a client waits for a kernel for one.
+/// A started replica connects within this time, or is started anew. The time is much shorter while a further try is
+/// left: if a step's node doesn't reach the front's, `srun` waits for the step for minutes, but a client waits for a
+/// kernel for one.
 const CONNECTS: Span = Span::from_secs(90);
 const CONNECTS_OR_AGAIN: Span = Span::from_secs(30);
 
 /// Number of replicas in a row with an end before their connection, from which on the kernel is given up.
 const STILLBORN: u32 = 5;
-/// The same for a kernel that begins: its seat may end under it, and the seat after that, but a client waits for a word.
+/// The same for a kernel's first start: its seat may end under it, and the seat after that, but a client waits for a
+/// word.
 const STILLBORN_FIRST: u32 = 3;
 
 /// Something that happened.
@@ -66,17 +70,17 @@ pub enum Input {
     Started {
         tenure: Tenure,
     },
-    /// No replica could be started, for this reason.
+    /// The replica couldn't be started, for this reason.
     NotStarted {
         reason: String,
     },
-    /// The process that stood for the replica has ended.
+    /// The process in the replica's place has ended: the replica itself, or its srun.
     ProcessGone,
     /// A replica of the newest tenure has a connection.
     Connected {
         node: NodeName,
     },
-    /// The connection ended. `silent` means that nothing was heard for long before.
+    /// The connection ended. `silent` means a long silence before.
     Disconnected {
         silent: bool,
     },
@@ -143,14 +147,14 @@ pub struct Life {
     durable: bool,
     /// The kernel has a group of replicas, which elects its executors.
     grouped: bool,
-    /// The process that stands for the replica is the replica itself, and not an srun that may have been killed alone.
+    /// The process in the replica's place is the replica itself, and not an srun that may have been killed alone.
     local: bool,
     stage: Stage,
     tenure: Tenure,
     node: Option<NodeName>,
     /// A replica has been connected since the kernel's first start.
     lived: bool,
-    /// Starts that came to nothing since the last connection.
+    /// Failed starts since the last connection.
     failed: u32,
     pause: Span,
 }
@@ -171,13 +175,14 @@ impl Life {
         }
     }
 
-    /// The kernel's group has so many members now. With three members the group elects its executors by itself.
+    /// The present number of members in the kernel's group. With three members the group elects its executors by
+    /// itself.
     pub fn has_members(&mut self, count: usize) {
         self.grouped = count >= 3;
     }
 
-    /// A kernel started by an earlier front, with this number of members if its group has grown: its replica will connect,
-    /// or one that the group elects.
+    /// A kernel started by an earlier front, with this number of members if its group has grown. Its replica will
+    /// connect, or another replica elected by the group.
     pub fn resumed(durable: bool, local: bool, members: usize, tenure: Tenure, now: Timestamp) -> Self {
         let mut life = Self {
             stage: Stage::Down {
@@ -193,7 +198,7 @@ impl Life {
         life
     }
 
-    /// A kernel whose server and front are gone: its replica will connect, or a replica begins with what is saved.
+    /// A kernel whose server and front are gone: its replica will connect, or a replica begins with the saved state.
     pub fn left(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
         Self {
             lived: false,

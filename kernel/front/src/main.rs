@@ -111,7 +111,7 @@ async fn launched(start: Start) -> Result<bool> {
     run::run(start, wishes).await
 }
 
-/// Waits for the death of the process that started us. The pipe alone doesn't tell where another process inherited it.
+/// Waits for the death of the parent process. The pipe alone isn't enough: another process may have inherited it.
 async fn parent_gone() {
     let parent = rustix::process::getppid().filter(|p| *p != Pid::INIT);
     let Some(parent) = parent else {

@@ -1,6 +1,6 @@
-//! A move of the kernel to a seat that the scheduler names (docs/replication.md): a replica is prepared there while the
-//! kernel runs on, and takes over once the old one has left. Pure; [`crate::run`] carries out, [`crate::life`] decides when
-//! a replica is started.
+//! A move of the kernel to a seat named by the scheduler (docs/replication.md). A replica is prepared there while the
+//! kernel runs on, and takes over once the old replica has left. Pure; [`crate::run`] carries out, [`crate::life`]
+//! decides when a replica is started.
 
 use hop_words::id::Incarnation;
 
@@ -32,15 +32,15 @@ pub enum Input {
 pub enum Act {
     /// Take the seat and start a waiting replica in it.
     Prepare(Incarnation),
-    /// Tell the kernel's replica that the new one waits.
+    /// Tell the kernel's replica that the new replica waits.
     Ready(Incarnation),
     /// Tell the kernel's replica that the move failed.
     Failed(Incarnation, String),
-    /// End what was prepared.
+    /// End the prepared replica.
     Drop(Incarnation),
-    /// The tenure goes to the replica that waits.
+    /// The tenure goes to the waiting replica.
     Switch(Incarnation),
-    /// The replica that waited is the kernel's now.
+    /// The waiting replica is the kernel's now.
     Adopt(Incarnation),
 }
 
@@ -52,7 +52,7 @@ enum Stage {
     Awaited,
     /// It waits for the kernel.
     Waits,
-    /// It has the tenure, and isn't connected yet.
+    /// The replica has the tenure, and isn't connected yet.
     Switching,
 }
 
@@ -79,7 +79,7 @@ impl Moves {
                 _ => Vec::new(),
             },
             Input::Gone(to) => match self.now {
-                // Its successor is told, by the start that follows.
+                // The start that follows tells the successor.
                 Some((_, Stage::Switching)) => Vec::new(),
                 _ => self.failed(to, "the new replica ended before it took over".into()),
             },
@@ -100,7 +100,7 @@ impl Moves {
         }
     }
 
-    /// Whether the replica is one that is prepared for a move, and has no tenure yet.
+    /// Whether the replica is prepared for a move, and has no tenure yet.
     pub fn expects(&self, incarnation: Incarnation) -> bool {
         self.now
             .is_some_and(|(to, stage)| to == incarnation && stage != Stage::Switching)

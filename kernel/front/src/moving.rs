@@ -1,5 +1,5 @@
-//! Carries out the moves that [`crate::moves`] decides: replicas that are prepared elsewhere, wait for the front's answer, and
-//! get the kernel's tenure.
+//! Carries out the moves that [`crate::moves`] decides: replicas that are prepared elsewhere, wait for the front's
+//! answer, and get the kernel's tenure.
 
 use crate::launch::{self, Order, Prepared};
 use crate::moves::{Act, Input, Moves};
@@ -24,19 +24,19 @@ const CONNECTS: Duration = Duration::from_secs(45);
 /// A living replica that has hung up connects again within this time.
 const COMES_BACK: Duration = Duration::from_secs(5);
 
-/// A replica that waits for the front's answer.
+/// A replica in wait of the front's answer.
 type Asking = (Hello, oneshot::Sender<Welcome>);
 
 /// Preparations for the move under way, if any.
 pub(crate) struct Moving {
     moves: Moves,
     ends: mpsc::UnboundedSender<Preparation>,
-    /// The seat is being taken; dropped when it isn't needed.
+    /// The task that takes the seat; dropped when it isn't needed.
     task: Option<JoinHandle<()>>,
     prepared: Option<Prepared>,
     /// The prepared replica, once it waits for the front's answer.
     waits: Option<Asking>,
-    /// When the prepared replica connects at the latest. `None` means that it waits for the answer.
+    /// The latest time for the prepared replica to connect. `None` means that the replica already waits for the answer.
     due: Option<Instant>,
 }
 
@@ -77,7 +77,7 @@ impl Moving {
         }
     }
 
-    /// Takes in what happened. Returns what the kernel's replica is to hear.
+    /// Takes in an event. Returns the items for the kernel's replica.
     pub(crate) fn handle(&mut self, input: Input) -> Vec<Item> {
         let acts = self.moves.handle(input);
         acts.into_iter().filter_map(|act| self.carry_out(act)).collect()
@@ -129,7 +129,7 @@ impl Moving {
         }
     }
 
-    /// A waiting replica connects. It gets no welcome until the tenure is its own.
+    /// A waiting replica connects. Its welcome comes once the tenure is its own.
     pub(crate) fn asks(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
         let incarnation = hello.incarnation;
         (self.waits, self.due) = (Some((hello, answer)), None);
@@ -156,7 +156,7 @@ impl Moving {
         }
     }
 
-    /// The kernel's group has elected this replica. Returns its process, if it was prepared here.
+    /// The kernel's group has elected this replica. Returns the replica's process, if this front prepared it.
     pub(crate) fn elected(&mut self, incarnation: Incarnation) -> Option<Child> {
         let acts = self.moves.handle(Input::Elected(incarnation));
         match acts.first() {
@@ -181,7 +181,7 @@ impl Moving {
         if let Some(task) = self.task.take() {
             task.abort();
         }
-        // A replica that still waits finds its connection closed, and ends.
+        // If the replica still waits, its connection closes, and it ends.
         (self.waits, self.due) = (None, None);
         if let Some(prepared) = self.prepared.take() {
             tokio::spawn(launch::end_srun(prepared.process));

@@ -1,5 +1,5 @@
-//! Ends the sruns that earlier fronts of a kernel have left. Nobody waits for an srun whose front was killed. Where the srun
-//! misses Slurm's word of its step's end, since a node was lost or slurmctld was away, the srun stays for ever.
+//! Ends the sruns left by earlier fronts of a kernel. Nobody waits for an srun whose front was killed. An srun may miss
+//! Slurm's word of its step's end, because a node was lost or slurmctld was away: then it stays for ever.
 
 use hop_protocol::step::kernel_arg;
 use hop_words::id::KernelId;
@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Ends each srun of this user's that was started on this machine for the kernel's replicas, once none of them runs. The
-/// calling front's own sruns must have been waited for.
+/// Ends each srun of this user's on this machine that was started for the kernel's replicas, once none of these
+/// replicas runs. The calling front's own sruns must have been waited for.
 pub(crate) fn end_sruns(kernel: &KernelId) {
     let argument = kernel_arg(kernel);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -32,7 +32,8 @@ fn end_if_srun(pid: Pid, argument: &str) {
     }
 }
 
-/// A command line is in its process's memory, and may be waited for without end: of an srun of this user's alone it is read.
+/// A command line is in its process's memory, so reading it may block without end: only the command lines of this
+/// user's own sruns are read.
 fn is_srun_of(process: &Path, argument: &str) -> bool {
     let is_own = fs::metadata(process).is_ok_and(|folder| folder.uid() == geteuid().as_raw());
     let is_srun = || fs::read_to_string(process.join("comm")).is_ok_and(|name| name.trim() == "srun");

@@ -18,7 +18,7 @@ pub const VERSION: u32 = 2;
 pub struct Start {
     pub version: u32,
     pub kernel: KernelId,
-    /// The lowest number that the kernel's replica may have: the owner counts its starts.
+    /// The lowest permitted number for the kernel's replica: the owner counts its starts.
     pub incarnation: Incarnation,
     /// The user restarted the kernel: the namespace is to be empty, whatever the state says.
     #[serde(default)]
@@ -28,7 +28,7 @@ pub struct Start {
     /// Take over a killed front's ports and replica.
     #[serde(default)]
     pub resume: bool,
-    /// The kernel was shut down, and the front that was to close it is lost: close it, and serve nobody.
+    /// The kernel was shut down, but the closing front is lost: close the kernel, and serve nobody.
     #[serde(default)]
     pub close: bool,
     /// Where to listen for clients. Ports 0 or absent: any free ones.
@@ -52,8 +52,8 @@ pub struct Start {
     /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,
-    /// The owner's memory for this front's records, which outlives a killed front. Without one, outputs that pages lack are lost
-    /// with the front.
+    /// The owner's memory for this front's records, which outlives a killed front. Without the memory, outputs that
+    /// pages lack are lost with the front.
     #[serde(default)]
     pub heirs: Option<PathBuf>,
 }
@@ -113,7 +113,7 @@ pub enum Said {
     Up { node: String },
     /// It could not be launched at all.
     Failed { reason: String },
-    /// The kernel is dead; the front follows it shortly.
+    /// The kernel is dead; the front ends shortly after.
     Dead { reason: String },
 }
 

@@ -1,5 +1,5 @@
-//! Signatures where clients and replicas have different keys: a Jupyter server makes a key for each start of a kernel, and a
-//! kernel that ran on without its server has the key of that server.
+//! Signatures if clients and replicas have different keys. A Jupyter server makes a key for each start of a kernel, and
+//! a kernel that outlived its server has the key of that server.
 
 use hop_protocol::jupyter::{Envelope, Signer};
 use hop_protocol::link::Item;
@@ -31,7 +31,7 @@ impl Rekey {
     }
 }
 
-/// Requests were verified when they came from their client, and a replica proves itself by its connection.
+/// The front verified requests at their arrival, and a replica proves itself by its connection.
 fn signed(item: Item, signer: &Signer) -> Item {
     let Item::Jupyter {
         channel,

@@ -26,7 +26,7 @@ pub(crate) struct Sockets {
     pub(crate) kept: Retained<Item>,
     /// The replica's connection, with the number of its visit.
     pub(crate) out: Option<(u64, mpsc::UnboundedSender<Frame>)>,
-    /// `None` means that clients and replicas have one key.
+    /// `None` means that clients and replicas have the same key.
     pub(crate) rekey: Option<Rekey>,
 }
 
@@ -96,7 +96,7 @@ impl Wire for Sockets {
         };
         let seq = self.kept.push(item.clone());
         if let Some((_, out)) = &self.out {
-            // Broken just now: it is kept for the next connection.
+            // A link broken just now keeps the item for the next connection.
             let _ = out.send(Frame::Item(seq, item));
         }
     }

@@ -1,4 +1,4 @@
-//! Calls that may never return, with a deadline. The caller decides what a missing answer means.
+//! Calls without a certain return, with a deadline. The caller decides the meaning of a missing answer.
 
 use std::sync::mpsc;
 use std::time::Duration;

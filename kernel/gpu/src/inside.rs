@@ -55,7 +55,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// The agent of a process of `uid`'s. `dir` overrides where its door is looked for.
+    /// The agent in a process of `uid`'s. `dir` overrides the folder of its door.
     pub fn of(pid: Pid, uid: u32, dir: Option<&Path>) -> Self {
         let dirs = match dir {
             Some(dir) => vec![dir.to_path_buf()],
@@ -85,7 +85,7 @@ impl Agent {
         }
     }
 
-    /// Has the interpreter restart from a saved state, after the answer. The report of its new agent says `saved`.
+    /// Has the interpreter restart from a saved state, after the answer. The new agent's report says `saved`.
     ///
     /// # Errors
     /// The agent refuses, or doesn't answer in time.

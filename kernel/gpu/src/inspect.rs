@@ -253,7 +253,8 @@ impl Site {
         })
     }
 
-    /// Processes below `pid` that hold a device. This one may be below it, in a notebook's `!hop gpu`, with NVML's files.
+    /// Processes below `pid` with a device open. This process may itself be below `pid`, in a notebook's `!hop gpu`,
+    /// and holds NVML's files.
     fn children(&self, pid: Pid) -> Vec<Pid> {
         let procs = &self.sources.procs;
         let this = Pid::try_from(std::process::id());

@@ -59,7 +59,7 @@ pub struct LibCuda {
     version: i32,
 }
 
-/// Why there is no driver library to call.
+/// Why no driver library can be called.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{path} can't be loaded: there is no NVIDIA driver here, or not for this program")]

@@ -105,7 +105,7 @@ fn sentences(reasons: &[Reason]) -> String {
     reasons.join("; ")
 }
 
-/// Takes a process off its devices, by the first rung that holds.
+/// Takes a process off its devices, by the first rung without a reason against it.
 ///
 /// # Errors
 /// It isn't the caller's, is parked already, or no rung leads off.
@@ -258,7 +258,7 @@ fn plain(look: &Look, chosen: &Chosen, outcome: Outcome) -> Report {
     }
 }
 
-/// Rung (a): a process that never touched CUDA has left nothing; a look proves so.
+/// Rung (a): a process that never touched CUDA has left nothing; a look proves it.
 fn nothing(site: &Site, look: &Look) -> Outcome {
     let procs = &site.sources.procs;
     let left = proof::look(&procs.tree(look.pid), procs, site.sample_or_gap().as_ref());
@@ -270,7 +270,7 @@ fn nothing(site: &Site, look: &Look) -> Outcome {
     }
 }
 
-/// Rung (d): the process restarts under its pid. Its devices are then proven like after any other rung.
+/// Rung (d): the process restarts under its pid. The proof for its devices is the same as after any other rung.
 fn restart(site: &Site, look: &Look, context: &ParkContext<'_>) -> Result<Outcome, ParkError> {
     if let Err(why) = context.restart.restart(look.pid) {
         return Ok(Outcome::NotParked { why });

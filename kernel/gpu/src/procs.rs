@@ -154,7 +154,7 @@ impl Procs {
     pub fn held(&self, pid: Pid) -> io::Result<Vec<Held>> {
         let mut files: Vec<(String, How)> = Vec::new();
         for entry in fs::read_dir(self.path(pid, "fd"))?.flatten() {
-            // A descriptor that was closed meanwhile holds nothing.
+            // A descriptor closed since the listing holds nothing.
             if let Ok(target) = fs::read_link(entry.path()) {
                 files.push((target.to_string_lossy().into_owned(), How::Descriptor));
             }

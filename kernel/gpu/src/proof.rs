@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io;
 
-/// A process of ours that NVML still lists.
+/// A process from `ours` ([`look`]) that NVML still lists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Listed {
     pub pid: Pid,
@@ -19,16 +19,16 @@ pub struct Listed {
     pub memory: Option<u64>,
 }
 
-/// What was found of ours.
+/// The findings about our own processes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Left {
     pub listed: Vec<Listed>,
     pub files: Vec<Held>,
-    /// Files of the driver that hold no device.
+    /// The driver's files that hold no device.
     pub control: Vec<Held>,
-    /// Processes of ours that can't be looked into.
+    /// Our own processes that can't be read.
     pub unreadable: Vec<Pid>,
-    /// What NVML was asked and didn't say.
+    /// Questions that NVML didn't answer.
     pub unknown: Vec<String>,
     /// NVML was asked as well.
     pub nvml: bool,

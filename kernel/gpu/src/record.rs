@@ -50,8 +50,8 @@ impl Record {
 
 /// Where records of `uid`'s processes lie.
 ///
-/// Root may work on a user's processes, in a directory open to the user's changes at any time; everything therefore
-/// goes through a descriptor of the directory, follows no link, and waits for no pipe.
+/// Root may work on a user's processes, in a directory that the user may change at any time. Everything therefore goes
+/// through a descriptor of the directory, follows no link, and waits for no pipe.
 #[derive(Debug, Clone)]
 pub struct Records {
     uid: u32,

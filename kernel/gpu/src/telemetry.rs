@@ -239,7 +239,7 @@ impl DeviceSample {
     }
 }
 
-/// Why NVML can't be used, for people who didn't write it.
+/// Why NVML can't be used, in words for people who didn't write it.
 fn why_absent(error: &NvmlError, library: &Path) -> String {
     let library = library.display();
     match error {

@@ -1,7 +1,7 @@
 //! When a member stands for election.
 //!
-//! openraft 0.9 has no pre-vote: a campaign deposes the leader even where it can't be won. So a member stands only where
-//! it has no leader in sight, and neither has a majority of the voters, by what their seats say to hear. Voters
+//! openraft 0.9 has no pre-vote: a campaign deposes the leader even where it can't be won. So a member stands only
+//! where it has no leader in sight, and neither has a majority of the voters, by what their seats say to hear. Voters
 //! stand one after the other: the executor first, then by their incarnation.
 
 use crate::hearing::Heard;
@@ -24,7 +24,8 @@ pub struct View<'a> {
     pub heard: &'a Heard,
 }
 
-/// The pause before this member stands, and the pause before its next attempt. `None` means that it must not stand.
+/// The pause before this member stands for election, and the pause before its next attempt. `None` means that the
+/// member must not stand.
 pub fn stands(view: View<'_>) -> Option<(Span, Span)> {
     let standing = view.standing;
     if !standing.voters.contains(&view.me) || standing.leader == Some(view.me) {
@@ -46,7 +47,7 @@ impl View<'_> {
         member == self.me || seat.is_some_and(|s| self.heard.up.contains(s))
     }
 
-    /// Whether a voter is known to see no leader. This member knows only its own last leader.
+    /// Whether a voter is known to see no leader, as far as this member can tell: it knows only its own last leader.
     fn lacks_leader(&self, voter: Incarnation) -> bool {
         if !self.is_up(voter) {
             return false;

@@ -24,7 +24,8 @@ pub enum Event {
         group: String,
         me: Incarnation,
     },
-    /// The kernel is over, or this seat's member has left it, by the word of another of its seats; or those have all gone.
+    /// The kernel is over, or this seat's member has left it, by the word of another of the kernel's seats; or all of
+    /// these seats have gone.
     Closed {
         group: String,
     },

@@ -43,7 +43,7 @@ pub(crate) struct Group {
 /// What the task remembers between two wakings.
 struct Memory {
     state: Option<State>,
-    /// Seats that were up at the last waking.
+    /// The seats up at the last waking.
     up: BTreeSet<JobId>,
     /// The next attempt to be elected.
     stands_at: Option<Instant>,
@@ -61,7 +61,7 @@ struct Memory {
     leads_at: Option<Instant>,
     /// The deed under way.
     doing: Option<Doing>,
-    /// The missing replicas that were told, the highest incarnation then, and the members that were gone.
+    /// The last report of missing replicas: their number, the highest incarnation then, and the members gone.
     told: Option<(usize, Incarnation, BTreeSet<Incarnation>)>,
 }
 
@@ -127,7 +127,7 @@ impl Group {
         }
     }
 
-    /// The log's news. A member that has left gets no entries any more: the leader tells its seat.
+    /// Takes in the log's news. A member that has left gets no entries any more: the leader tells its seat.
     fn learn(&self, memory: &mut Memory, item: News) {
         let left = match &item {
             News::Applied {
@@ -142,7 +142,7 @@ impl Group {
         memory.parted.extend(left.zip(seat));
     }
 
-    /// As the leader. A member that still has a vote is told once it has none.
+    /// Tells, as the leader, which members have left. A member that still has a vote is told after losing it.
     fn tell_who_left(&self, memory: &mut Memory) {
         memory.parted.retain(|left, seat| {
             let has_left = self.member.has_left(*left);
@@ -153,7 +153,7 @@ impl Group {
         });
     }
 
-    /// Asks the others whether this member is still one: it may have been replaced while no message reached it.
+    /// Asks the others whether this member still belongs: it may have been replaced while no message reached it.
     fn ask_whether_a_member(&self) {
         let others = lock(&self.seats).clone().into_values();
         for seat in others.filter(|seat| *seat != self.links.me()) {
@@ -221,7 +221,7 @@ impl Group {
         self.stand(memory, standing, heard).await;
     }
 
-    /// A group without a leader may be over, with nobody left to say so. That holds too for a member that has no vote
+    /// A group without a leader may be over, with nobody left to say so. The same is true for a member that has no vote
     /// yet, or whose vote can't win.
     fn have_the_host_look(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
         let leader = standing.leader.and_then(|l| lock(&self.seats).get(&l).copied());

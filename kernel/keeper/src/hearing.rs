@@ -2,7 +2,7 @@
 //! shares.
 //!
 //! A peer is up while both directions work: this seat hears the peer, and the peer confirms hearing this seat. A link
-//! that works in one direction alone can't carry a log.
+//! with one working direction can't carry a log.
 
 use hop_words::id::JobId;
 use hop_words::time::{Span, Timestamp};
@@ -17,8 +17,8 @@ pub const GONE_AFTER: Span = Span::from_secs(30);
 
 /// Time without a link after which a seat and its executor are lost. A shorter cut costs no running cell.
 pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
-/// Refused dials in a row after which the seat is lost: nobody listens there any more. A keeper listens all its life,
-/// so a refusal is no shorter cut; the second refusal guards against a single odd answer.
+/// Consecutive refused dials after which the seat is lost: nobody listens at its address any more. A keeper listens all
+/// its life, so a refusal is no shorter cut; the second refusal guards against a single odd answer.
 pub const LOST_AFTER_REFUSALS: u32 = 2;
 /// Time without a link after which a seat never comes back at whose address nobody listens any more.
 pub const GONE_AFTER_REFUSALS: Span = Span::from_secs(3);
@@ -27,8 +27,8 @@ pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
 /// Silence on a link after which the executor of a kernel at rest is lost: another one costs a restore, and no cell.
 pub const LOST_AT_REST_AFTER_SILENCE: Span = Span::from_secs(1);
 
-/// Silence on a link after which another link is tried. A cut network may work again long before the system sends again on a
-/// connection of before: its pauses double.
+/// Silence on a link after which another link is tried. A cut network may work again long before the system sends again
+/// on a connection of before: its pauses double.
 const RELINK_AFTER: Span = Span::from_secs(1);
 
 /// Live seats, and the seats that each of them hears.
@@ -101,8 +101,8 @@ impl Hearing {
         peer.refusals = 0;
     }
 
-    /// The peer's node refused a connection, or a peer that once had a link has struck its address from the book. Returns
-    /// whether another dial at once would tell more.
+    /// The peer's node refused a connection, or a peer that once had a link has struck its address from the book.
+    /// Returns whether another dial at once would tell more.
     pub fn refused(&mut self, seat: JobId) -> bool {
         let Some(peer) = self.peers.get_mut(&seat).filter(|p| p.links == 0) else {
             return false;

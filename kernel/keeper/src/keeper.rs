@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 pub struct Settings<'a> {
     /// The seat.
     pub me: JobId,
-    /// The address to listen on, and its ports; none: any that is free.
+    /// The address to listen on, and its ports; `None` means any free port.
     pub listen: IpAddr,
     pub ports: Option<PortRange>,
     /// The folder of the log, on a disk of the node.
@@ -72,7 +72,7 @@ pub struct Kernel {
     pub group: String,
     /// This seat's member.
     pub me: Incarnation,
-    /// Replicas that the kernel should have: 1 or 3.
+    /// Number of replicas for the kernel: 1 or 3.
     pub wanted: usize,
 }
 
@@ -132,7 +132,7 @@ impl Keeper {
         self.address
     }
 
-    /// Begins a kernel's group here, with the state that it has now.
+    /// Begins a kernel's group here, with the kernel's present state.
     ///
     /// # Errors
     /// If the group is kept already, or can't be written.
@@ -189,7 +189,7 @@ impl Keeper {
         Ok((group, member))
     }
 
-    /// Ends this seat's part of a group: its member has left, or the kernel is over. Its log is removed.
+    /// Ends this seat's part of a group, because its member has left or the kernel is over. Removes its log.
     pub async fn leave(&self, group: &str) {
         let hosted = lock(&self.links.hosted).remove(group);
         self.links.share(group, BTreeSet::new());
@@ -201,12 +201,14 @@ impl Keeper {
         }
     }
 
-    /// The executor here says whether its kernel is at rest: another member could go on, and the user would lose nothing.
+    /// The executor here says whether its kernel is at rest: another member could go on, and the user would lose
+    /// nothing.
     pub fn rests(&self, group: &str, rests: bool) {
         self.links.rests(group, rests);
     }
 
-    /// Tells the group's other seats that the kernel is over. A seat out of reach finds out by itself ([`Event::Leaderless`]).
+    /// Tells the group's other seats that the kernel is over. A seat out of reach finds out by itself
+    /// ([`Event::Leaderless`]).
     pub fn close(&self, group: &str) {
         self.links.tell_closed(group);
     }

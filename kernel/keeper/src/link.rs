@@ -1,4 +1,4 @@
-//! A link is one connection to another seat. Frames wait there to be written, and questions to be answered.
+//! A link is one connection to another seat. Frames wait in it for their writing, and questions for their answers.
 
 use crate::lock::lock;
 use crate::wire::Frame;
@@ -25,7 +25,7 @@ pub(crate) struct Link {
     last: AtomicU64,
 }
 
-/// Frames that wait to be written, in order.
+/// Frames to write, in order.
 #[derive(Debug, Default)]
 struct Outbox {
     frames: VecDeque<Waiting>,
@@ -36,7 +36,7 @@ struct Outbox {
 #[derive(Debug)]
 struct Waiting {
     bytes: Bytes,
-    /// The number of the question, if it is one.
+    /// The number of the question, if the frame is a question.
     question: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ impl Link {
         self.filled.notify_one();
     }
 
-    /// Asks a question of about so many bytes. A question that is dropped is not sent any more: to a seat that stands still,
+    /// Asks a question of about so many bytes. A dropped question is not sent any more: to a seat at a standstill,
     /// openraft repeats its messages again and again.
     pub(crate) async fn ask(
         &self,

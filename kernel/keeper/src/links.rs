@@ -67,7 +67,7 @@ pub(crate) struct Links {
     dialing: Mutex<BTreeSet<JobId>>,
     /// Groups whose kernels rest here, by what their executors say.
     resting: Mutex<BTreeMap<String, Resting>>,
-    /// There is a peer to follow, to dial, or to tell who is heard no more.
+    /// Wakes the task that follows peers, dials them, and reports peers no longer heard.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
     tasks: Mutex<JoinSet<()>>,
@@ -326,7 +326,7 @@ impl Links {
         let _ = self.events.send(event);
     }
 
-    /// Tells the seats that share the group of its end.
+    /// Tells the group's other seats of its end.
     pub(crate) fn tell_closed(&self, group: &str) {
         let seats = lock(&self.shared).get(group).cloned().unwrap_or_default();
         let group = group.to_owned();
@@ -340,7 +340,7 @@ impl Links {
         lock(&self.table).get(&seat)?.last().cloned()
     }
 
-    /// Sends a frame that nobody answers, if there is a link with the seat.
+    /// Sends a frame that needs no answer, if there is a link with the seat.
     pub(crate) fn send(&self, seat: JobId, frame: &Frame) {
         if let Some(link) = self.link(seat) {
             link.send(frame);
@@ -393,7 +393,7 @@ impl Links {
         due.collect()
     }
 
-    /// The executor here says whether its kernel is at rest. The others hear at once that it isn't any more.
+    /// The executor here says whether its kernel is at rest. The other seats hear of the end of a rest at once.
     pub(crate) fn rests(&self, group: &str, rests: bool) {
         let now = self.now();
         if rests {
@@ -423,7 +423,7 @@ impl Links {
                 tracing::debug!(%seat, %error, "the link to a seat ended");
                 let confirms = links.hear(|hearing| match error.kind() {
                     io::ErrorKind::ConnectionRefused => hearing.refused(seat),
-                    // An ending keeper strikes its address. A keeper that begins has entered none yet.
+                    // An ending keeper strikes its address. A beginning keeper has entered none yet.
                     io::ErrorKind::NotFound => hearing.had_link(seat) && hearing.refused(seat),
                     _ => false,
                 });
@@ -462,7 +462,7 @@ impl InTable {
         for rest in lock(&links.resting).values_mut() {
             rest.told = false;
         }
-        // Should this link fall silent, there may be another dial.
+        // If this link falls silent, another dial may follow.
         lock(&links.dialing).remove(&seat);
         links.wake.notify_one();
         Self {

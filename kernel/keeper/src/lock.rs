@@ -1,4 +1,4 @@
-//! Locks that outlive a panic: what they guard is whole between any two statements.
+//! Locks that outlive a panic: the guarded data is whole between any two statements.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,7 @@
 //! A command's way to a kernel's process on another node: by the keeper of the seat there.
 //!
-//! The keys in the user's home admit the command, as they admit the user's own keepers. The keeper's greeting says that the
-//! process's door is open; from then on its bytes go both ways. A seat without such a process hangs up.
+//! The keys in the user's home admit the command, as they admit the user's own keepers. The keeper's greeting says that
+//! the process's door is open; from then on bytes go both ways. A seat without the kernel's process hangs up.
 
 use crate::book::Book;
 use crate::wire::{Frame, Hello, PATIENCE, VERSION, Visit, greeted};
@@ -15,9 +15,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, client, server};
 
-/// A seat asks all of the user's processes on its node who they are, and some may be silent.
+/// A seat asks all of the user's processes on its node for their identity, and some may be silent.
 const GREETS_WITHIN: Duration = Duration::from_secs(20);
-/// TCP asks a command's machine whether it still exists after this time without data.
+/// TCP asks a command's machine for a sign of life after this time without data.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// A command that waits for a door.
@@ -49,7 +49,7 @@ impl Visitor {
         })
     }
 
-    /// Lets the command in at this door, until one of them hangs up.
+    /// Lets the command in at this door, until one of the two ends hangs up.
     ///
     /// # Errors
     /// A connection broke.
@@ -64,7 +64,7 @@ impl Visitor {
     }
 }
 
-/// Asks the user's seats for the process that runs this kernel's cells: a connection to its door.
+/// Asks the user's seats for the process running this kernel's cells. Returns a connection to the process's door.
 ///
 /// # Errors
 /// No seat has it, or none can be asked.

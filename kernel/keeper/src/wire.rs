@@ -3,8 +3,8 @@
 //! ```text
 //! length u32 | kind u8 | number u64 | member u32 | length of the group's name u16 | the name | the body
 //! ```
-//! Numbers are big endian; `length` counts from `kind` on. The first frame of each side is a [`Frame::Hello`]. A command
-//! opens with [`Frame::Visit`] instead ([`crate::visit`]).
+//! Numbers are big endian; `length` counts from `kind` on. The first frame of each side is a [`Frame::Hello`]. A
+//! command opens with [`Frame::Visit`] instead ([`crate::visit`]).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_words::id::{Incarnation, JobId, KernelId};
@@ -49,8 +49,8 @@ pub(crate) struct Rest {
 pub(crate) enum Frame {
     Hello(Hello),
     Visit(Visit),
-    /// The sender hears these seats. A ping may say of one group of the sender's executors whether its kernel is at rest; a
-    /// keeper of the release before takes it for a mere ping.
+    /// The sender hears these seats. A ping may also say, of one group of the sender's executors, whether its kernel is
+    /// at rest. A keeper of the previous release ignores this addition.
     Ping {
         hears: BTreeSet<JobId>,
         says: Option<Rest>,
@@ -70,7 +70,7 @@ pub(crate) enum Frame {
     Refused {
         number: u64,
     },
-    /// The member should stand for election: it executes.
+    /// The member should stand for election, in order to execute.
     Stand {
         group: String,
         to: Incarnation,
@@ -84,7 +84,7 @@ pub(crate) enum Frame {
         group: String,
         member: Incarnation,
     },
-    /// The receiver's member has left the group by the log, which need not have reached it.
+    /// The receiver's member has left the group by the log. The log's entry may not have reached the receiver.
     Left {
         group: String,
         member: Incarnation,

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 /// a hanging store can't fill the memory of the members. A cell's end is taken without its record then.
 pub const TAIL_MAX: usize = 8 << 20;
 
-/// Incarnations that may still join below the highest.
+/// Most incarnations below the highest that may still join.
 const SKIPPED_MAX: usize = 16;
 
 /// The effect of an entry.
@@ -25,8 +25,8 @@ pub enum Effect {
     Left {
         executor: bool,
     },
-    /// A tenure began. `lost`: answered cells without effects, whose answers are gone as well. [`State::losses`] keeps them
-    /// until the front has named them.
+    /// A tenure began. `lost`: answered cells without effects, whose answers are gone as well. [`State::losses`] keeps
+    /// them until the front has named them.
     Opened {
         tenure: Tenure,
         executor: Incarnation,
@@ -59,7 +59,7 @@ impl State {
     /// Why the entry has no effect. The refusal is the same on every member.
     ///
     /// # Panics
-    /// If `index` is not greater than that of the entry before: the host repeats its log.
+    /// If `index` is not greater than the index of the entry before: the host repeats its log.
     pub fn apply(&mut self, index: Index, entry: &Entry) -> Applied {
         assert!(index > self.applied, "entry {index} after entry {}", self.applied);
         self.applied = index;
@@ -153,7 +153,7 @@ impl State {
     }
 
     fn join(&mut self, incarnation: Incarnation, mut member: Member) -> Applied {
-        // Elected before its word came: from then on it has the variables as the executor.
+        // Elected before its word came: from then on the member has the variables as the executor.
         member.hot &= self.executor() != Some(incarnation);
         match self.members.get_mut(&incarnation) {
             Some(known) if *known == member => return Ok(Effect::Again),

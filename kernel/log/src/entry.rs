@@ -117,7 +117,7 @@ impl Settled {
 }
 
 impl Entry {
-    /// The tenure in office that made the entry. `None` for `Join`, `Left`, `Tenure` and `Heard`.
+    /// The tenure in office at the making of the entry. `None` for `Join`, `Left`, `Tenure` and `Heard`.
     pub fn tenure(&self) -> Option<Tenure> {
         match self {
             Self::Act { tenure, .. } => Some(*tenure),

@@ -31,8 +31,8 @@ impl Ledger {
     }
 
     /// The kernel was opened anew with this state from the store. Returns the lost cells to name to the user: answered
-    /// cells unknown to the state, and the losses of the state itself. Of a cell that still `waits` for its reply, that
-    /// reply says so.
+    /// cells unknown to the state, and the losses of the state itself. A cell that still `waits` for its reply is left
+    /// out: the reply reports the loss.
     pub fn reopened(&mut self, state: &State, waits: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         let unknown = self.answered.split_off(&state.cells().next());
         let known = state.losses().flat_map(|l| l.cells.iter().cloned());

@@ -17,7 +17,7 @@ pub struct State {
     pub(crate) applied: Index,
     pub(crate) generation: Generation,
     pub(crate) highest: Incarnation,
-    /// Incarnations below the highest with which nobody joined: replicas that start together join in any order.
+    /// Unused incarnations below the highest: replicas that start together join in any order.
     pub(crate) skipped: BTreeSet<Incarnation>,
     pub(crate) members: BTreeMap<Incarnation, Member>,
     pub(crate) office: Office,
@@ -38,7 +38,7 @@ pub struct State {
     pub(crate) losses: VecDeque<Loss>,
 }
 
-/// A replica that takes part in the kernel.
+/// A replica in the kernel's group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
@@ -247,8 +247,8 @@ impl State {
         })
     }
 
-    /// The member that keeps a namespace, where the kernel is to have a hot standby: a member that is hot already, else the
-    /// one that came first. Every member names the same one.
+    /// The member to keep a namespace, if the kernel is to have a hot standby: a member that is hot already, else the
+    /// member of longest standing. Every member names the same one.
     pub fn hot_standby(&self) -> Option<Incarnation> {
         let executor = self.executor();
         let standbys = self.members.iter().filter(|(m, _)| executor != Some(**m));
@@ -344,8 +344,8 @@ impl State {
         }
     }
 
-    /// The state as the store brings it back after the loss of all members: without members, and with the settled records
-    /// alone. Written as [`crate::store::STATE_FILE`] beside the settled log.
+    /// The state as the store brings it back after the loss of all members: without members, and with the settled
+    /// records alone. Written as [`crate::store::STATE_FILE`] beside the settled log.
     #[must_use]
     pub fn at_rest(&self) -> Self {
         let office = match self.office {

@@ -27,7 +27,7 @@ pub struct View<'a> {
     pub leaving: &'a BTreeSet<Incarnation>,
     /// The last tenure with a process that is known to have died.
     pub died: Option<Tenure>,
-    /// Replicas that the kernel should have: 1 or 3.
+    /// Number of replicas for the kernel: 1 or 3.
     pub wanted: usize,
 }
 
@@ -56,8 +56,8 @@ pub fn next(state: &State, view: &View<'_>) -> Option<Deed> {
         .or_else(|| growth(state, view))
 }
 
-/// A kernel without an executor, or with a lost one, gets another: a hot member first, then the executor of before, then
-/// the leader.
+/// A kernel without an executor, or with a lost one, gets another: a hot member first, then the executor of before,
+/// then the leader.
 fn executor(state: &State, view: &View<'_>) -> Option<Deed> {
     let current = state.executor();
     let lost = current.is_none_or(|e| view.unfit.contains(&e) || view.gone.contains(&e));

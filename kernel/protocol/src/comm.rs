@@ -9,7 +9,7 @@ const TARGET: &str = "gresshopper";
 /// The version of the messages on this comm.
 pub const VERSION: u64 = 1;
 
-/// Announcements that a front or a replica keeps. The oldest goes first.
+/// Most announcements kept by a front or a replica. The oldest goes first.
 pub const ANNOUNCED_MAX: usize = 32;
 
 /// The content of a `comm_open`, `comm_msg` or `comm_close`.
@@ -39,7 +39,7 @@ impl CommContent {
 pub struct PageWord {
     /// The notebook's path.
     pub notebook: String,
-    /// Cells that are in the notebook's file as they ended.
+    /// Cells whose final state is in the notebook's file.
     #[serde(default)]
     pub seen: Vec<CellId>,
     /// The page asks for the outputs that it may lack.

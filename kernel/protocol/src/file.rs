@@ -38,8 +38,8 @@ pub fn states_dir() -> Option<PathBuf> {
     Some(data_dir()?.join("states"))
 }
 
-/// The user's content-addressed store of chunks, shared by all of the user's kernels: `GRESSHOPPER_STORE`, or `store` in
-/// the user's data folder.
+/// The user's content-addressed store of chunks, shared by all of the user's kernels: `GRESSHOPPER_STORE`, or `store`
+/// in the user's data folder.
 pub fn store_dir() -> Option<PathBuf> {
     let named = std::env::var_os("GRESSHOPPER_STORE").map(PathBuf::from);
     named
@@ -73,7 +73,7 @@ pub struct FrontFile {
     pub incarnation: Incarnation,
     /// Grows with every front of the kernel.
     pub epoch: u64,
-    /// The state of the kernel in the user's store. `None` means that the kernel keeps no log.
+    /// The state of the kernel in the user's store. `None` means a kernel without a log.
     #[serde(default)]
     pub state: Option<StateFolder>,
     /// Addresses of the front: the first to answer with the right certificate is the front.
@@ -101,7 +101,7 @@ impl std::fmt::Debug for FrontFile {
 pub struct StateFolder {
     /// The folder of all the kernel's tenures, `states/<kernel>`.
     pub kernel: PathBuf,
-    /// The tenure that the front has opened for the incarnation of this file.
+    /// The tenure opened by the front for the incarnation of this file.
     pub tenure: Tenure,
     /// The user's content-addressed store of chunks.
     pub store: PathBuf,
@@ -122,14 +122,15 @@ pub enum Durable {
     BeforeReply,
 }
 
-/// How a kernel is interrupted, by its own kernelspec. Clients always do so by a message: a signal reaches no other node.
+/// How a kernel is interrupted, by its own kernelspec. Clients always do so by a message: a signal reaches no other
+/// node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Interrupt {
     /// It takes the message.
     #[default]
     Message,
-    /// It takes SIGINT, and knows no such message.
+    /// The kernel takes SIGINT, and has no message for an interrupt.
     Signal,
 }
 
@@ -159,7 +160,7 @@ pub struct Launch {
     /// Replicas that the kernel should have. With three a Raft group keeps the kernel's log.
     #[serde(default)]
     pub replicas: Replicas,
-    /// One of three replicas keeps the kernel's variables while another executes.
+    /// Whether one of the kernel's three replicas keeps the variables while another executes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub hot_standby: bool,
 }

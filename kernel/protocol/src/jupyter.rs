@@ -13,7 +13,7 @@ use sha2::Sha256;
 
 const DELIMITER: &[u8] = b"<IDS|MSG>";
 
-/// The sockets of a kernel that carry messages.
+/// The kernel's sockets for messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Channel {
@@ -36,7 +36,7 @@ impl Channel {
     }
 }
 
-/// Why a message is not one of Jupyter's.
+/// Why a message is not valid in Jupyter's protocol.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
     #[error("there is no <IDS|MSG> delimiter")]
@@ -154,7 +154,7 @@ impl Signer {
         mac
     }
 
-    /// Whether the holder of the key wrote this.
+    /// Checks that the holder of the key wrote this message.
     pub fn verify(&self, e: &Envelope) -> Result<(), EnvelopeError> {
         let given = hex::decode(&e.signature).map_err(|_| EnvelopeError::Signature)?;
         self.mac(e)
@@ -187,7 +187,7 @@ impl Author {
         }
     }
 
-    /// The session in the headers of its messages.
+    /// The session in the headers of the author's messages.
     pub fn session(&self) -> &str {
         &self.session
     }

@@ -1,5 +1,5 @@
-//! Shared parts of a front and its replicas: Jupyter's envelope, the wire between both, and the file by which a replica
-//! finds its front. `docs/kernel.md` tells how the two work together.
+//! Shared parts of a front and its replicas: Jupyter's envelope, the wire between both, and the file that leads a
+//! replica to its front. `docs/kernel.md` tells how the two work together.
 
 pub mod comm;
 pub mod file;

@@ -3,8 +3,8 @@
 //! ```text
 //! kind u8 | channel u8 | parts u16 | 0 u32 | number u64 | length u64 per part | the parts
 //! ```
-//! All numbers are big endian. The first frame of each side is a [`Hello`] or a [`Welcome`]; every numbered frame is kept
-//! by its sender ([`crate::retain`]) until the other side says [`Frame::Done`].
+//! All numbers are big endian. The first frame of each side is a [`Hello`] or a [`Welcome`]; every numbered frame is
+//! kept by its sender ([`crate::retain`]) until the other side says [`Frame::Done`].
 
 use crate::jupyter::Channel;
 use crate::message::{Hello, Note, Welcome};
@@ -28,7 +28,7 @@ const MAX_FRAME: u64 = 4 << 30;
 /// Parts up to this size are copied into a single buffer with their neighbours.
 const COPY_MAX: usize = 16 << 10;
 
-/// About how much is written in one piece.
+/// Approximate size of one piece of writing.
 const BATCH: usize = 64 << 10;
 
 /// Each side says something this often, and gives up a connection after [`SILENCE`].

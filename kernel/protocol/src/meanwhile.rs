@@ -1,6 +1,6 @@
-//! The end of a cell whose Jupyter server had gone: outputs, or the news of a loss, are kept beside the kernel's state
-//! and shown at the first cell of the notebook's next opening. The front keeps them, or, where the front is lost with its
-//! server, the replica.
+//! The end of a cell whose Jupyter server had gone. Its outputs, or the news of its loss, are kept beside the kernel's
+//! state and shown at the first cell of the notebook's next opening. The front keeps them or, if the front is lost with
+//! its server, the replica.
 
 use crate::jupyter::Envelope;
 use hop_words::id::CellId;
@@ -82,7 +82,7 @@ impl Meanwhile {
         Ok(())
     }
 
-    /// Takes the news that was kept; it is told once.
+    /// Takes the kept news out, so that the news is told once.
     pub fn take(kernel: &Path) -> Option<Self> {
         let path = kernel.join(FILE);
         let text = std::fs::read(&path).ok()?;

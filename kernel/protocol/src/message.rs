@@ -31,8 +31,8 @@ pub struct Hello {
     pub standby: bool,
     /// Unanswered execute requests, the oldest first: a new front answers them if the kernel dies.
     pub in_flight: Vec<InFlight>,
-    /// Execute requests that are answered, where the front may lack the reply: it is on its way, or waits for the log. An
-    /// earlier release doesn't say.
+    /// Answered execute requests whose reply the front may lack: the reply is on its way, or waits for the log. `None`
+    /// comes from an earlier release.
     #[serde(default)]
     pub answered: Option<Vec<CellId>>,
     /// Members of the kernel's group that vote; 0 without a group.
@@ -72,14 +72,14 @@ pub enum Welcome {
     No { version: u32, reason: String },
 }
 
-/// Place of a cell that waited behind another one when the executor was lost. No word came that the cell had begun. If the
+/// Place of a cell in wait behind another one at the loss of its executor. No word came that the cell had begun. If the
 /// cell in front ends with an error, this cell is aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behind {
-    /// The executor had the front's word for it.
+    /// The executor had the front's word for the cell.
     Queued,
-    /// It is handed out as a new cell.
+    /// The cell is handed out as a new one.
     New,
 }
 
@@ -111,7 +111,8 @@ pub enum Note {
         seat: JobId,
         node: NodeName,
     },
-    /// The clients have the answers up to this number, and were told of the losses up to this tenure (docs/replication.md).
+    /// The clients have the answers up to this number, and were told of the losses up to this tenure
+    /// (docs/replication.md).
     Heard { cells: u64, losses: Tenure },
     /// The replica of this incarnation waits in the seat of [`Note::MoveAsked`]: leave between two cells.
     MoveReady { incarnation: Incarnation },
@@ -142,7 +143,8 @@ pub enum Note {
     Settled { through: u64 },
     /// The kernel's process died, and the replica goes on in this tenure. `lost` are answered cells without effects.
     Tenure { tenure: Tenure, lost: Vec<CellId> },
-    /// The kernel's group lacks `count` replicas. New ones have numbers from `first` on, and sit on other nodes than these.
+    /// The kernel's group lacks `count` replicas. New ones have numbers from `first` on, and sit on other nodes than
+    /// these.
     Grow {
         count: usize,
         first: Incarnation,
@@ -152,8 +154,8 @@ pub enum Note {
     Members { count: usize },
     /// The replica's seat ends. The state is settled as far as possible; the kernel should go on elsewhere.
     Leaving { reason: String },
-    /// Prepare a replica in this seat: the kernel is to move there. `member`: the seat has a member of the kernel's group,
-    /// so no other will do.
+    /// Prepare a replica in this seat: the kernel is to move there. `member` means that the seat has a member of the
+    /// kernel's group, so no other seat will do.
     MoveAsked {
         seat: SeatPlan,
         #[serde(default)]

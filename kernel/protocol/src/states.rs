@@ -39,13 +39,13 @@ pub enum OpenError {
     },
 }
 
-/// The file in a kernel's folder with the notebook's name. A kernel without one can't be found again.
+/// The file in a kernel's folder with the notebook's name. Without this file, no opening finds the kernel again.
 pub const NOTEBOOK: &str = "notebook";
 
-/// The file in a kernel's folder that the kernel's front has locked as long as it lives.
+/// The file in a kernel's folder that the kernel's front keeps locked for life.
 pub const OWNER: &str = "owner";
 
-/// Whether a front lives that runs the kernel with this folder, be it out of reach or standing still.
+/// Whether a living front runs the kernel with this folder, even a front out of reach or at a standstill.
 pub fn has_owner(kernel: &Path) -> bool {
     let lock = File::open(kernel.join(OWNER));
     lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))

@@ -21,7 +21,7 @@ pub enum Turn {
     Moved,
     /// At once, if the kernel's group has elected the replica: without the group's word it must not run.
     Elected,
-    /// When the kernel's group elects it. Until then its process follows the kernel's log.
+    /// The replica begins when the kernel's group elects it. Until then its process follows the kernel's log.
     Follows,
 }
 
@@ -77,7 +77,7 @@ impl Step<'_> {
     }
 }
 
-/// The argument of `srun` by which an srun of this kernel's is known among its user's.
+/// The argument of `srun` that marks this kernel's sruns among the user's.
 pub fn kernel_arg(kernel: &KernelId) -> String {
     name_arg(&format!("kernel-{kernel}"))
 }

@@ -1,7 +1,7 @@
 //! Keys of one kernel, and TLS with both sides pinned to them.
 //!
 //! Each kernel has an authority of its own. The first front makes the authority, signs a certificate for the front and
-//! another for replicas, and forgets the authority's key. Both sides trust that authority alone and check the other's
+//! another for replicas, and forgets the authority's key. Both sides trust this authority alone and check the other's
 //! role: a port of one kernel is useless to another kernel and to another user.
 
 use rcgen::{

@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 
 /// A replicated log of one kernel.
 pub trait Group: Send + Sync {
-    /// Has the log take in an entry, and returns its index once it is on the disks of a majority. The effect comes by
-    /// [`Group::subscribe`]. Members that don't lead pass the entry on.
+    /// Has the log take in an entry, and returns its index once the entry is on the disks of a majority. The effect
+    /// comes by [`Group::subscribe`]. A member other than the leader passes the entry on.
     ///
     /// # Errors
     /// If the entry isn't known to be committed. The entry may be in the log all the same, now or later: the caller
@@ -46,7 +46,7 @@ pub trait Group: Send + Sync {
 /// Voters and leader, as known to one member.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// The leader, which may have been deposed already.
+    /// The leader; it may have been deposed already.
     pub leader: Option<Incarnation>,
     pub voters: BTreeSet<Incarnation>,
     /// Members that receive the log and have no vote. `true`: the member has nearly all of the log. Only the leader

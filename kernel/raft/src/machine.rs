@@ -45,7 +45,7 @@ pub(crate) struct Machine {
 
 #[derive(Debug)]
 struct Inner {
-    /// `None`: the group's first command isn't there yet.
+    /// `None` before the group's first command.
     state: Option<State>,
     /// The log's index is Raft's plus this.
     offset: u64,

@@ -177,14 +177,15 @@ impl<T: Transport> Member<T> {
         Ok(())
     }
 
-    /// Stands for election. Voters refuse for half a second after they heard of the leader's last entry; the keeper then
-    /// tries again. The leader itself does nothing.
+    /// Stands for election. Voters refuse for half a second after they heard of the leader's last entry; the keeper
+    /// then tries again. The leader itself does nothing.
     pub async fn campaign(&self) {
         // A stopped member is recognised by its standing.
         let _ = self.raft.trigger().elect().await;
     }
 
-    /// Has the leader tell the others how far the log is committed: a message may have been lost, and no later one comes.
+    /// Has the leader tell the others how far the log is committed: a message may have been lost, and no later one
+    /// comes.
     pub async fn remind(&self) {
         let _ = self.raft.trigger().heartbeat().await;
     }
@@ -254,7 +255,7 @@ impl<T: Transport> Member<T> {
         self.metrics.borrow().current_leader == Some(self.me)
     }
 
-    /// Whether that member has left the group, as far as is known here: its `Left` is applied, and it has no vote.
+    /// Whether the member has left the group, to the knowledge of this one: its `Left` is applied, and it has no vote.
     pub fn has_left(&self, incarnation: Incarnation) -> bool {
         let voters = standing_of(&self.metrics.borrow());
         let next = voters.next_voters.unwrap_or_default();

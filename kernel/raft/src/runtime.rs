@@ -1,8 +1,8 @@
 //! The runtime that openraft sees: Tokio's, without the tick.
 //!
-//! openraft 0.9 wakes a task of each member at one and a half heartbeat intervals, also where ticks are disabled
-//! (`core/tick.rs`): 300 quiet groups of three would cost two percent of a core for nothing. That task is the only one to ask
-//! for [`AsyncRuntime::sleep_until`]; the test below notices should a later release differ.
+//! openraft 0.9 wakes a task of each member at one and a half heartbeat intervals, even with ticks disabled
+//! (`core/tick.rs`). 300 quiet groups of three would cost two percent of a core for nothing. Only this task asks for
+//! [`AsyncRuntime::sleep_until`]; the test below notices should a later release differ.
 
 use openraft::{AsyncRuntime, OptionalSend, TokioRuntime};
 use std::time::Duration;

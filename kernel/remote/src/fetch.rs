@@ -26,7 +26,8 @@ impl Remote {
     /// Reads and proves a state's head and log.
     ///
     /// # Errors
-    /// [`RemoteError::NoState`], [`RemoteError::State`] for what isn't proven, or why it can't be read.
+    /// [`RemoteError::NoState`], [`RemoteError::State`] for an unproven state, or the reason why the state can't be
+    /// read.
     pub async fn read(&self, name: &Name, key: &[u8; 32]) -> Result<Saved, RemoteError> {
         for _ in 0..AGAIN {
             let found = self.get_head(name).await?.ok_or(RemoteError::NoState)?;

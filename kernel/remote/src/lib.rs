@@ -1,7 +1,7 @@
 //! Saved states in an object store: S3, or another folder.
 //!
-//! A kernel writes to its user's local store; this crate carries a state between that store and an object store, in
-//! the same form (docs/state-format.md, "In an object store"). Neither credentials nor async code enter a kernel. A
+//! A kernel writes to its user's local store; this crate carries a state between the local store and an object store,
+//! in the same form (docs/state-format.md, "In an object store"). Neither credentials nor async code enter a kernel. A
 //! remote state is proven with its owner's key before any use. A head is put last: a broken upload leaves the earlier
 //! state whole. Requests and reports to people are the caller's.
 

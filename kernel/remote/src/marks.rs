@@ -45,7 +45,7 @@ pub(crate) fn seconds(meta: &ObjectMeta) -> i64 {
 }
 
 impl Remote {
-    /// Marks this place, unless the other work is under way there. Broken-off marks are removed.
+    /// Marks this place, unless the other kind of work is under way there. Removes broken-off marks.
     pub(crate) async fn begin(&self, work: Work) -> Result<Mark, RemoteError> {
         let place = self
             .busy()

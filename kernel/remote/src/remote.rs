@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Notify;
 
-/// So many requests are under way at once.
+/// Most requests under way at once.
 pub(crate) const AT_ONCE: usize = 8;
 /// Longest object of ours: a compressed chunk is kept only if it is shorter than its plain form.
 const LONGEST: u64 = CHUNK_BYTES as u64;
@@ -65,7 +65,7 @@ pub(crate) struct There {
 }
 
 impl There {
-    /// Whether the chunk is there as a whole, by its length.
+    /// Whether the whole chunk is there, by its length.
     pub(crate) fn holds(&self, len: u64) -> bool {
         self.plain == Some(len) || self.packed.is_some_and(|n| n > 0)
     }

@@ -1,8 +1,8 @@
 //! The kernel process: start, signals, end, and the sentence on the cause of death.
 //!
-//! The process starts as `hop-replica exec`, which binds the process to the supervisor's life, makes the process the
-//! first victim of a lack of memory, and then becomes the kernel. The kernel leads its own process group, and signals
-//! the group itself on an interrupt.
+//! The process starts as `hop-replica exec`, the program binds the process to the supervisor's life, makes the process
+//! the first victim of a lack of memory, and then becomes the kernel. The kernel leads its own process group, and
+//! signals the group itself on an interrupt.
 
 use crate::agent::FD_VARIABLE;
 use crate::oom::OomWatch;
@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use tokio::process::{Child, Command};
 
-/// The module that an ipykernel loads as an extension.
+/// Module for each ipykernel to load as an extension.
 const EXTENSION: &str = "gresshopper.extension";
 
-/// Keeps what `PYTHONPATH` was, for the agent to restore.
+/// Keeps the former `PYTHONPATH`, for the agent to restore.
 const OLD_PATH_VARIABLE: &str = "GRESSHOPPER_OLD_PYTHONPATH";
 
 /// Set if GPUs are lent here: the agent then watches for frameworks that use a GPU.
@@ -35,8 +35,8 @@ const REVOKED_VARIABLE: &str = "GRESSHOPPER_REVOKED";
 /// Says that the hash seed is ours, for the agent to take out of the environment.
 const HASH_SEED_VARIABLE: &str = "GRESSHOPPER_HASH_SEED";
 
-/// Variables that differ between the kernels of one server and are read by no program's start. Kernels whose environments
-/// differ in others have no spare in common.
+/// Variables with different values for the kernels of one server, read by no program at its start. Kernels that differ
+/// in other variables can't share spares.
 pub(crate) const OF_ONE_KERNEL: [&str; 5] = [
     "GRESSHOPPER_KERNEL",
     "GRESSHOPPER_NOTEBOOK",
@@ -85,7 +85,7 @@ impl Kernel {
         let launcher = agent_folder().context("Gresshopper's Python package isn't installed here")?;
         let launcher = launcher.join("gresshopper/launcher");
         let mut command = command(program, file, scratch, agent, lends, &launcher)?;
-        // Nothing of a user's lies here that could be imported.
+        // The folder has no files of a user's to import.
         command.current_dir(scratch);
         Self::spawn(command, scratch)
     }
@@ -176,13 +176,14 @@ fn connection_file(scratch: &Path) -> PathBuf {
     scratch.join("kernel.json")
 }
 
-/// The kernel's values of the variables that its spare may have for another one. `None`: it has no such variable.
+/// The kernel's values of the variables that a spare may hold for another kernel. `None` means that the kernel doesn't
+/// have the variable.
 pub(crate) fn own_variables(file: &FrontFile) -> impl Iterator<Item = (&'static str, Option<&str>)> {
     let given: &[(String, String)] = match &file.takeover {
         Some(Takeover { environment, .. }) => environment,
         None => &[],
     };
-    // The supervisor is the parent, whoever's kernel it is.
+    // The supervisor is the parent of every kernel of its own.
     let names = OF_ONE_KERNEL.into_iter().filter(|n| *n != "JPY_PARENT_PID");
     names.map(move |name| match name {
         "GRESSHOPPER_KERNEL" => (name, Some(file.kernel.as_str())),
@@ -315,7 +316,7 @@ pub(crate) fn path_of_kernel() -> Option<(String, String)> {
 }
 
 /// Has the agent capture the kernel's state, and gives all lives of the kernel one hash seed: sets of strings then keep
-/// their order. A seed that the user has chosen is left alone.
+/// their order. A seed of the user's choice is left alone.
 fn keep_state(command: &mut Command, seed: u32) {
     command.env(STATE_VARIABLE, "1");
     if std::env::var_os("PYTHONHASHSEED").is_none() {

@@ -23,7 +23,7 @@ pub(crate) struct Process {
     pub(crate) heard: bool,
     pub(crate) to_agent: mpsc::UnboundedSender<Parcel>,
     pub(crate) agent: Option<mpsc::Receiver<Parcel>>,
-    /// The folder of the process's sockets, removed with it.
+    /// The folder of the process's sockets, removed with this value.
     _scratch: Scratch,
 }
 

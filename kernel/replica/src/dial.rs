@@ -1,5 +1,5 @@
-//! Finds the front and keeps a connection to it. When it breaks, `front.json` is read again, for a new front may have
-//! written it; when nobody answers for a minute, and no front lives, the kernel has no owner any more.
+//! Finds the front and keeps a connection to it. After a break, `front.json` is read again, because a new front may
+//! have written it. If no front answers for a minute, and no front lives, the kernel has no owner any more.
 
 use hop_protocol::file::FrontFile;
 use hop_protocol::link::{Frame, Link};
@@ -33,7 +33,7 @@ pub enum LinkEvent {
         input: mpsc::Receiver<Frame>,
     },
     Down,
-    /// There is no front for us any more.
+    /// The replica has no front any more.
     Over(Gone),
 }
 
@@ -49,15 +49,15 @@ pub enum Gone {
 /// The standing of a replica that dials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// It executes, and began in this tenure.
+    /// The replica executes, and began in this tenure.
     Executes(Tenure),
-    /// It waits for its turn, and is welcomed then, be that after hours.
+    /// The replica waits for its turn, and is welcomed then, be that after hours.
     Waits,
-    /// The same for a member of the kernel's group, which may have executed before others did.
+    /// The same for a member of the kernel's group. The member may have executed before others did.
     Follows,
 }
 
-/// Dials until there is no front any more.
+/// Dials as long as the replica has a front.
 pub async fn dial(dir: PathBuf, me: Incarnation, standing: Standing, events: mpsc::Sender<LinkEvent>) {
     let mut alone_since = Instant::now();
     let mut patience = match standing {
@@ -92,15 +92,15 @@ enum Failure {
     Final(String),
 }
 
-/// Whether the front lives all the same: it stands still, or a link is cut. What it waits for runs on until it comes back, or
-/// has another replica.
+/// Whether the front lives all the same, but stands still or is cut off. The cells for this front then run on, until
+/// the front comes back or has another replica.
 fn is_awaited(dir: &std::path::Path, standing: Standing) -> bool {
     let state = FrontFile::read(dir).ok().and_then(|file| file.state);
     matches!(standing, Standing::Executes(_)) && state.is_some_and(|s| states::has_owner(&s.kernel))
 }
 
-/// Whether another replica came after this one. A kernel's group may return to an incarnation that it had before, so tenures
-/// tell where there are any.
+/// Whether another replica came after this one. A kernel's group may return to an earlier incarnation, so tenures
+/// decide where a kernel has them.
 fn is_followed(file: &FrontFile, me: Incarnation, standing: Standing) -> bool {
     match (&file.state, standing) {
         (_, Standing::Follows) => false,

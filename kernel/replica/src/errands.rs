@@ -1,5 +1,5 @@
-//! Errands of `hop gpu`: the kernel's memory off its GPUs and back, by a child process, so that the replica never holds a
-//! device file itself (docs/gpu-park.md). [`crate::core`] decides which errand is run.
+//! Errands of `hop gpu`: the kernel's memory off its GPUs and back, by a child process, so that the replica never holds
+//! a device file itself (docs/gpu-park.md). [`crate::core`] decides which errand is run.
 
 use crate::core::{Errand, ErrandEnd, Left, Returned};
 use crate::process::children_of;
@@ -85,7 +85,7 @@ async fn leave(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> ErrandEnd {
     })
 }
 
-/// Takes the memory off in the middle of a cell, by the driver alone. Memory that doesn't come off is put back.
+/// Takes the memory off during a cell's run, by the driver alone. Memory that doesn't come off is put back.
 async fn stop(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> ErrandEnd {
     let mut others = holders(&devices).await;
     others.retain(|(pid, _)| *pid != kernel);

@@ -13,7 +13,7 @@ const AT_LEAST: Span = Span::from_secs(5);
 /// How long Slurm may take to answer: the kernel waits meanwhile.
 const ANSWERS: Duration = Duration::from_secs(1);
 
-/// The grace of the seat that ends now.
+/// The grace of the ending seat.
 pub(crate) async fn of_the_seat() -> Span {
     if std::env::var_os("SLURM_JOB_ID").is_none() {
         return AT_LEAST;
@@ -31,7 +31,7 @@ pub(crate) async fn of_the_seat() -> Span {
         .kill_on_drop(true);
     match timeout(ANSWERS, command.output()).await {
         Ok(Ok(output)) => kill_wait(&String::from_utf8_lossy(&output.stdout)).unwrap_or(AT_LEAST),
-        // slurmctld is away, or there is no scontrol.
+        // slurmctld is away, or scontrol is missing.
         _ => AT_LEAST,
     }
 }

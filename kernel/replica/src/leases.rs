@@ -1,5 +1,5 @@
-//! Leases as the replica sees them: requests to `hopd` one way, news the other. Behind it stands the connection to
-//! `hopd`, or, without Slurm, nobody who has a GPU.
+//! Leases as the replica sees them: requests to `hopd` one way, news the other. Without Slurm, no scheduler stands
+//! behind this interface, and nobody has a GPU.
 
 use anyhow::Result;
 use hop_api::client::{self, Item};
@@ -26,7 +26,7 @@ pub enum News {
     Event(Event),
 }
 
-/// Until the next registration after a refused one: what `hopd` refused it for may have been mended.
+/// Pause after a refused registration: the reason for `hopd`'s refusal may have been mended by then.
 pub(crate) const AGAIN: Duration = Duration::from_secs(20);
 
 /// Whether `hopd` hears us.
@@ -39,7 +39,8 @@ struct Hearing {
 }
 
 impl Hearing {
-    /// Meaning of a refused request for the waiting cell. A request sent before the registration is repeated with it.
+    /// Meaning of a refused request for the waiting cell. A request from before the registration is repeated with the
+    /// registration.
     fn refused(&mut self, refusal: Refusal, submitted: Option<(KernelId, CellId)>, now: Instant) -> News {
         let said = refusal.to_string();
         if let (Refusal::Invalid { .. } | Refusal::Unavailable { .. }, Some((kernel, cell))) =
@@ -112,7 +113,7 @@ impl Leases {
                         continue;
                     }
                     request = requests.recv() => match request {
-                        // An error means that there is no connection: said again on the next.
+                        // An error means that the connection is gone: the next connection repeats the request.
                         Some(request) => { let _ = client.send(request).await; continue }
                         None => return,
                     },
@@ -200,7 +201,7 @@ mod tests {
             reason: "Slurm hides it".into(),
         };
         hearing.refused(hidden, None, now);
-        // The cell that comes then is told the reason, and not that hopd doesn't know its kernel.
+        // The next cell is told the reason, and not that hopd doesn't know its kernel.
         let told = hearing.refused(early(), submitted(), now + AGAIN / 2);
         assert!(matches!(told, News::Unheard { reason } if reason == "Slurm hides it"));
         assert_eq!(hearing.again, Some(now + AGAIN), "not put off by cells");

@@ -1,4 +1,4 @@
-//! The files that a replica leaves behind where no front takes the last words.
+//! The files of a replica whose last words no front takes.
 
 use crate::link::FrontLink;
 use hop_protocol::file::FrontFile;
@@ -6,9 +6,9 @@ use hop_protocol::states;
 use hop_words::id::Incarnation;
 use std::path::Path;
 
-/// No front wants this replica. Removes the front's folder, which is left only where no front cleans up after itself; so is
-/// the state of a kernel that nobody finds again. What a cell showed without a front is kept beside a state that is found.
-/// A front that lives has another replica, or starts one from this very state.
+/// No front wants this replica. Removes the front's folder, left behind only if no front cleans up after itself.
+/// Removes also the state of a kernel that nobody will find again. If the state will be found, the outputs that no
+/// front has taken are kept beside it. A living front has another replica, or starts one from this very state.
 pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
     let has_owner = file.state.as_ref().is_some_and(|s| states::has_owner(&s.kernel));
     if has_owner || !is_ours(dir, me) {
@@ -21,7 +21,7 @@ pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &Front
     }
 }
 
-/// The front has not taken everything for a minute: it is gone, or it stands still. Its folder is left to it.
+/// The front has not taken everything for a minute: it is gone, or at a standstill. The folder is left to the front.
 pub(crate) fn see_to_words(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
     if is_ours(dir, me) {
         keep(file, link);

@@ -114,17 +114,17 @@ impl FrontLink {
         }
     }
 
-    /// Acknowledges the frames that were taken since the last call.
+    /// Acknowledges the frames taken since the last call.
     pub(crate) fn acknowledge(&mut self) {
         if !self.acks.is_empty()
             && let Some(out) = &self.out
         {
-            // On a new link the hello says what was taken.
+            // On a new link the hello lists the frames taken.
             let _ = out.send(Frame::Done(ranges(std::mem::take(&mut self.acks))));
         }
     }
 
-    /// What no front has taken of the cells' outputs, for the notebook's next opening.
+    /// The cells' outputs that no front has taken, for the notebook's next opening.
     pub(crate) fn meanwhile(&self) -> Meanwhile {
         let mut meanwhile = Meanwhile::lacking(self.lost.0);
         for item in self.kept.items() {
@@ -135,13 +135,13 @@ impl FrontLink {
         meanwhile
     }
 
-    /// Whether the front has dealt with all that was sent.
+    /// Whether the front has dealt with all sent frames.
     pub(crate) fn is_settled(&self) -> bool {
         self.kept.is_empty()
     }
 }
 
-/// A note of the front, as the core hears it. `None` means a note for somebody else.
+/// A note of the front, as an input of the core. `None` means a note for another part.
 pub(crate) fn input_of(note: Note) -> Option<Input> {
     Some(match note {
         Note::Interrupt => Input::Interrupt,

@@ -1,5 +1,5 @@
-//! The kernel's log as its executor reaches it: alone, where every proposal is taken at once, or in a group, by the keeper
-//! of the seat.
+//! The kernel's log as its executor reaches it: alone, where every proposal is taken at once, or in a group, by the
+//! keeper of the seat.
 
 use crate::seat::wire::{FromSeat, ToSeat};
 use hop_log::{Entry, State};
@@ -63,14 +63,14 @@ impl SeatLink {
         }
     }
 
-    /// The state of the group that elected this replica. `None`: there is no such group.
+    /// The state of the group that elected this replica. `None` means that there is no such group.
     pub async fn elected(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
         let state = self.attached(kernel, incarnation, Turn::Elected).await?;
         (state.executor() == Some(incarnation)).then_some(state)
     }
 
-    /// The state of the group in which the seat is a member by this number; news of the log follow. `None`: there is
-    /// no such group, or another process has attached before.
+    /// The state of the group in which the seat is a member by this number; news of the log follow. `None` means no
+    /// such group, or another process attached before.
     pub(crate) async fn attached(
         &mut self,
         kernel: &KernelId,
@@ -130,12 +130,13 @@ pub(crate) struct Log {
     seat: Option<mpsc::UnboundedSender<ToSeat>>,
     writer: Option<JoinHandle<()>>,
     proposed: VecDeque<Entry>,
-    /// Whether the seat was told that the kernel is at rest. `None`: the seat is of a release that hears nothing of it.
+    /// Whether the seat was told that the kernel is at rest. `None` means that the seat's release doesn't take this
+    /// news.
     rests: Option<bool>,
 }
 
 impl Log {
-    /// `grouped`: the kernel's group has elected this replica. Returns the keeper's words, too.
+    /// `grouped` means that the kernel's group has elected this replica. Returns the keeper's words, too.
     pub(crate) fn new(
         seat: Option<SeatLink>,
         grouped: bool,
@@ -172,7 +173,7 @@ impl Log {
         }
     }
 
-    /// The next entry that is committed by being proposed.
+    /// The next entry that the proposal itself commits.
     pub(crate) fn committed(&mut self) -> Option<Entry> {
         match self.way {
             Way::Alone | Way::GivenUp => self.proposed.pop_front(),
@@ -191,7 +192,7 @@ impl Log {
         });
     }
 
-    /// The group is founded: what waited is proposed to it.
+    /// The group is founded: the waiting entries are proposed to it.
     pub(crate) fn founded(&mut self, hears_rest: bool) {
         if matches!(self.way, Way::Founding) {
             self.way = Way::Group;
@@ -223,11 +224,11 @@ impl Log {
         matches!(self.way, Way::GivenUp)
     }
 
-    /// Has the keeper get all that was said.
+    /// Has the keeper get all sent words.
     pub(crate) async fn end(&mut self) {
         self.seat = None;
         if let Some(writer) = self.writer.take() {
-            // A keeper that reads no more has ended.
+            // A keeper that no longer reads has ended.
             let _ = timeout(LAST_WORDS, writer).await;
         }
     }
@@ -241,7 +242,7 @@ impl Log {
 
     fn send(&self, word: ToSeat) {
         if let Some(seat) = &self.seat {
-            // As above: it has ended with its seat.
+            // As above: a keeper that no longer reads has ended with its seat.
             let _ = seat.send(word);
         }
     }

@@ -15,13 +15,13 @@ const MAGICS: [&str; 3] = [RETRY, "%%gpu", "%%cpu"];
 /// More than any node has: `hopd` says how many there are.
 const GPUS_MAX: u16 = 1024;
 const CPUS_MAX: u16 = 1024;
-/// The most characters that `hopd` takes of a GPU type.
+/// The most characters of a GPU type for `hopd`.
 const TYPE_MAX: usize = 200;
 
 const GPU_USAGE: &str = "usage: %%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]";
 const CPU_USAGE: &str = "usage: %%cpu [--cpus C]";
 
-/// A need that can't be read. `Display` is what the user reads in the cell.
+/// An unreadable need. `Display` is the text for the user in the cell.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadNeed {
     #[error("%%{magic}: {problem} ({usage})")]
@@ -44,7 +44,7 @@ pub struct Unattended {
     /// Time by which the cell should be done, for the notebook to be done in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
-    /// In place of what the cell asks for.
+    /// Replaces the cell's own request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u16>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -22,7 +22,7 @@ impl OomWatch {
         }
     }
 
-    /// Whether something in this cgroup was killed for memory since, and the limit in bytes where one is known.
+    /// Whether any process in this cgroup was killed for memory since, and the limit in bytes if one is known.
     pub fn struck(&self) -> Option<Option<u64>> {
         let struck = self.levels.iter().any(|(dir, before)| kills(dir) > *before);
         struck.then(|| self.levels.iter().filter_map(|(dir, _)| limit(dir)).min())

@@ -43,7 +43,7 @@ impl Place {
         Self { node, seat }
     }
 
-    /// The first words of a replica here to its front, before it has heard or run anything.
+    /// The first words of a replica here to its front, before the replica has heard or run anything.
     pub(crate) fn hello(&self, file: &FrontFile, incarnation: Incarnation) -> Hello {
         Hello {
             version: VERSION,

@@ -1,5 +1,5 @@
-//! Tells the log of each cell how long its end was held up, and whether its effects were durable before its reply. Bench
-//! `replica` reads it, with `GRESSHOPPER_LOG=hop_replica::progress=debug`.
+//! Tells the log, for each cell, how long its end was held up, and whether its effects were durable before its reply.
+//! Bench `replica` reads these lines, with `GRESSHOPPER_LOG=hop_replica::progress=debug`.
 
 use crate::core::{Core, Input, Output};
 use hop_door::wire::Parcel;

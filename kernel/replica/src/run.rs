@@ -1,5 +1,6 @@
-//! The replica's main loop: one task that owns sockets and processes and never waits for anybody. [`crate::core`] decides;
-//! this carries out. Messages of the kernel are taken as fast as they come, for ipykernel's publisher drops what isn't.
+//! The replica's main loop: one task that owns sockets and processes and never waits for anybody. [`crate::core`]
+//! decides; this module carries out. The kernel's messages are taken as fast as they come, because ipykernel's
+//! publisher drops messages that nobody takes.
 
 use crate::connected::{PROBE_EVERY, Process};
 use crate::core::{Core, ErrandEnd, Exit, Input, Output};
@@ -55,7 +56,7 @@ pub(crate) struct Replica {
     /// Ends of errands, each with the pid of its kernel.
     pub(crate) errand_ends: mpsc::UnboundedSender<(u32, ErrandEnd)>,
     pub(crate) to_hopd: mpsc::UnboundedSender<ToHopd>,
-    /// `None` means that the kernel keeps no log.
+    /// `None` means a kernel without a log.
     pub(crate) store: Option<StoreThread>,
     pub(crate) log: Log,
     /// Sender for the dialler's events, until the dialler is started.
@@ -64,9 +65,9 @@ pub(crate) struct Replica {
     pub(crate) progress: Progress,
 }
 
-/// The ends of channels on which things come in.
+/// The receiving ends of channels.
 pub(crate) struct Inputs {
-    /// `None` once there is no front any more.
+    /// `None` after the end of the last front.
     pub(crate) links: Option<mpsc::Receiver<LinkEvent>>,
     pub(crate) frames: Option<mpsc::Receiver<Frame>>,
     pub(crate) news: mpsc::UnboundedReceiver<News>,
@@ -96,7 +97,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Serves one process of the kernel, until it has ended or the replica is to leave.
+    /// Serves one process of the kernel, until the process has ended or the replica is to leave.
     async fn serve_process(&mut self, inputs: &mut Inputs) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut connecting = Box::pin(self.process.sockets.connect_iopub());
@@ -116,7 +117,7 @@ impl Replica {
                 (socket, event) = wait::some(self.process.events.recv()) => {
                     let sorted = self.process.sockets.sort(socket, event);
                     self.on_kernel(sorted).await;
-                    // Messages that came with it; the others get their turn after BATCH of them.
+                    // Further messages, already there. The other inputs get their turn after BATCH of them.
                     for _ in 0..BATCH {
                         let Ok((socket, event)) = self.process.events.try_recv() else { break };
                         let sorted = self.process.sockets.sort(socket, event);
@@ -213,7 +214,7 @@ impl Replica {
             Output::ToFront(item) => self.link.send(item),
             // Without a connection to hopd the core repeats the request later.
             Output::ToHopd(request) => drop(self.to_hopd.send(*request)),
-            // A kernel that is gone needs no answer.
+            // A lost kernel needs no answer.
             Output::ToAgent(parcel) => drop(self.process.to_agent.send(parcel)),
             Output::Gpu(errand, devices) => {
                 let pid = self.process.kernel.pid();
@@ -276,7 +277,7 @@ impl Replica {
         }
     }
 
-    /// The seat's job ends, and this step with it; or the seat is of a release that doesn't understand us.
+    /// The seat's job ends, and this step with it; or the seat's release doesn't understand this replica.
     async fn seat_is_gone(&mut self) {
         if self.log.is_founding() {
             self.on_seat(FromSeat::Failed("the seat's keeper is gone".into()))
@@ -319,7 +320,7 @@ impl Replica {
             StoreEvent::InSync => Input::InSync,
             StoreEvent::Rested => Input::Rested,
             StoreEvent::Opened => Input::TenureOpened,
-            // Another front has opened that tenure: this replica is deposed.
+            // Another front has opened the next tenure: this replica is deposed.
             StoreEvent::Taken => {
                 tracing::warn!("another replica has taken this one's place");
                 self.leaving = true;
@@ -418,7 +419,7 @@ impl Replica {
 
     // The end.
 
-    /// Looks whether the kernel's process has ended, and if so hears its end.
+    /// Checks whether the kernel's process has ended, and if so handles the end.
     async fn kernel_is_over(&mut self) -> Result<bool> {
         match self.process.kernel.ended() {
             Some(status) => self.kernel_ended(status).await.map(|()| true),
@@ -429,7 +430,7 @@ impl Replica {
     /// The kernel's process is over: its last messages go out, then the core hears of its end.
     async fn kernel_ended(&mut self, status: ExitStatus) -> Result<()> {
         let until = Instant::now() + LAST_WORDS;
-        // The kernel's sockets close once they are read to the end, so this is over as soon as all are.
+        // The kernel's sockets close once they are read to the end, so the loop ends as soon as all are closed.
         while self.process.sockets.iopub_is_open() {
             let event = tokio::time::timeout_at(until, self.process.events.recv()).await;
             let Ok(Some((socket, event))) = event else {
@@ -486,11 +487,11 @@ impl Replica {
         }
     }
 
-    /// Ends the processes that the kernel started, wherever they went: as a subreaper we are their parent now.
+    /// Ends the kernel's child processes, wherever they went: as a subreaper we are their parent now.
     fn end_descendants(&self) {
         self.process.kernel.kill();
         end_children();
-        // The record of a park is kept for a process that could be brought back, and this one is gone.
+        // The record of a park is kept for a process that could be brought back, and this process is gone.
         hop_gpu::record::forget(rustix::process::getuid().as_raw(), self.process.kernel.pid());
     }
 }

@@ -64,7 +64,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the folders of processes that are gone.
+/// Removes the folders of ended processes.
 fn sweep(base: &Path) {
     for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name();

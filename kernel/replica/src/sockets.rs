@@ -77,7 +77,7 @@ impl Sockets {
         Endpoint::Ipc(self.folder.join(format!("k-{port}")))
     }
 
-    /// Subscribes to everything as soon as the kernel listens. A kernel that dies ends the wait from outside.
+    /// Subscribes to everything as soon as the kernel listens. If the kernel dies, the caller ends the wait.
     pub(crate) fn connect_iopub(&self) -> impl Future<Output = Client> + use<> {
         let (endpoint, events) = (self.endpoint(Channel::Iopub), self.events.clone());
         async move {

@@ -1,7 +1,8 @@
-//! A process that waits to become a kernel: an interpreter that has imported what each kernel imports first, and has run no
-//! user's code. It is a child of the replica to be, in the step that becomes the kernel's; `gresshopper.spare` is its inside.
+//! A process in wait to become a kernel. Its interpreter has imported the modules that each kernel imports first, and
+//! has run no user's code. The process is a child of the replica to be, in the step for the kernel; `gresshopper.spare`
+//! is its inside.
 //!
-//! A spare serves once. Whatever keeps it from serving, a fresh start follows in the same step.
+//! A spare serves once. If anything keeps the spare from serving, a fresh start follows in the same step.
 
 use crate::agent::{self, Agent, Parcel};
 use crate::child::{self, Kernel, OF_ONE_KERNEL, own_variables};
@@ -70,10 +71,10 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Starts a process of this kernel's kind, and waits until it waits.
+    /// Starts a process of this kernel's kind, and returns once the process is ready.
     ///
     /// # Errors
-    /// It can't be started, ends, or isn't ready in time.
+    /// The process can't be started, ends, or isn't ready in time.
     pub async fn start(program: &std::path::Path, file: &FrontFile, lends: bool) -> Result<Self> {
         let scratch = Scratch::create().context("can't make a folder for the kernel's sockets")?;
         let (agent, theirs) = agent::open()?;
@@ -96,7 +97,7 @@ impl Spare {
 
     /// Returns when the process has ended.
     pub async fn ended(&mut self) {
-        // An error means that there is no process.
+        // An error means that the process is already gone.
         let _ = self.kernel.wait().await;
     }
 
@@ -125,7 +126,8 @@ impl Spare {
     }
 }
 
-/// The folder and the variables that the process lacks to be this kernel's. A variable without a value is removed.
+/// The folder and the variables that the process still needs in order to be this kernel's. A variable without a value
+/// is removed.
 fn order(file: &FrontFile) -> Result<Value> {
     let mut environment: Map<String, Value> = child::path_of_kernel()
         .map(|(name, value)| (name, value.into()))

@@ -1,9 +1,9 @@
-//! A replica that waits in a seat for its turn, with a process that is started and heard: for the kernel's move there, or as
-//! the kernel's hot standby.
+//! A replica in wait of its turn in a seat, with a started and heard process: for the kernel's move there, or as the
+//! kernel's hot standby.
 //!
-//! Without a group the process has no variables yet, and the front welcomes the replica once it has opened the tenure for it. A
-//! seat that is a member of the kernel's group has the process follow the log ([`crate::core::following`]) until the log elects
-//! the member. The front hears nothing of a hot standby before that.
+//! Without a group the process has no variables yet. The front welcomes the replica after opening the tenure for it. A
+//! seat that is a member of the kernel's group has the process follow the log ([`crate::core::following`]) until the
+//! log elects the member. The front hears nothing of a hot standby before that.
 
 use crate::agent::Parcel;
 use crate::connected::{PROBE_EVERY, Process};
@@ -27,8 +27,8 @@ use tokio::time::{Instant, interval, sleep, sleep_until};
 /// A home on the network may show a file that was replaced for a while longer.
 const FILE_SEEN: Duration = Duration::from_secs(30);
 
-/// An elected follower's process applies the last records within this time, or another replica is started in the seat. The
-/// front waits a little longer for an executor before it opens the kernel anew from the store.
+/// An elected follower's process applies the last records within this time, or another replica is started in the seat.
+/// The front waits a little longer for an executor before it opens the kernel anew from the store.
 const READS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Waits until the kernel's process listens.
@@ -62,8 +62,8 @@ async fn heard(process: &mut Process) -> Result<()> {
 /// How the replica's turn comes.
 pub(crate) enum Comes {
     Called(Box<Called>),
-    /// The kernel's group has elected this replica's seat, and the process has the variables. With the seat's words to its
-    /// executor that came meanwhile.
+    /// The kernel's group has elected this replica's seat, and the process has the variables. With the seat's words to
+    /// its executor since the election.
     Elected(Box<Elected>, Vec<FromSeat>),
 }
 
@@ -73,13 +73,13 @@ pub(crate) struct Called {
     pub(crate) up: LinkEvent,
     /// The dialler's further events.
     pub(crate) links: mpsc::Receiver<LinkEvent>,
-    /// The front's file says by then which tenure.
+    /// The front's file, which by then names the tenure.
     pub(crate) file: FrontFile,
     pub(crate) has_variables: bool,
 }
 
-/// Waits for this replica's turn, with an empty process or, in a seat that is a member of the kernel's group, with one that
-/// follows the log.
+/// Waits for this replica's turn, with an empty process or, in a seat that is a member of the kernel's group, with a
+/// process that follows the log.
 pub(crate) async fn wait(
     process: &mut Process,
     seat: Option<&mut SeatLink>,
@@ -192,7 +192,7 @@ impl Wait<'_> {
                 status = process.kernel.wait() => {
                     bail!("the kernel's process ended while it followed: {}", process.kernel.reason(status?));
                 }
-                // Nobody asks for what the process says while it has no tenure.
+                // Without a tenure the process's messages are for nobody.
                 event = process.events.recv() => {
                     event.context("the kernel's sockets are closed")?;
                     continue;
@@ -224,7 +224,7 @@ impl Wait<'_> {
             };
             for output in following.handle(input) {
                 match output {
-                    // An agent that is gone is seen above.
+                    // The loop above notices a lost agent.
                     Output::ToAgent(parcel) => drop(process.to_agent.send(parcel)),
                     Output::Follows => {
                         tracing::info!("the process follows the kernel's log");

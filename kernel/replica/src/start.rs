@@ -1,4 +1,5 @@
-//! A replica's beginning: the kernel's process and state, and the way to the front. [`crate::run`] serves it from then on.
+//! A replica's beginning: the kernel's process and state, and the way to the front. [`crate::run`] serves it from then
+//! on.
 
 use crate::child;
 use crate::connected::{Process, author};
@@ -32,7 +33,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// Time for which a kernel that couldn't be started waits for a front.
+/// Time for a kernel that couldn't be started to wait for a front.
 const START: Duration = Duration::from_secs(120);
 
 /// A sentence for the user of a kernel that has no agent.
@@ -41,7 +42,7 @@ const NO_AGENT: &str = "Gresshopper's Python package isn't installed on its node
 /// All that a replica is given.
 #[derive(Debug)]
 pub struct Setup {
-    /// `hop-replica` itself: the kernel is started through it.
+    /// `hop-replica` itself: it starts the kernel.
     pub program: PathBuf,
     pub dir: PathBuf,
     pub incarnation: Incarnation,
@@ -66,7 +67,7 @@ pub async fn run(setup: Setup) -> Result<()> {
 async fn run_kernel(setup: Setup) -> Result<()> {
     // A limit on the size of files (`ulimit -f`) fails a write, and doesn't end the replica.
     let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
-    // Processes that the kernel leaves behind come to us, to be ended with it.
+    // Orphaned processes of the kernel become this process's children, and are ended with it.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let Setup {
         program,
@@ -95,7 +96,8 @@ async fn run_kernel(setup: Setup) -> Result<()> {
             Comes::Called(called) => {
                 (first, links, file, dialler) = (Some(called.up), called.links, called.file, None);
                 if called.has_variables {
-                    // Those of the group's log, and the tenure goes on from the store's.
+                    // These variables are of the group's log, but the new tenure goes on from the store: a fresh
+                    // process is needed.
                     process = Process::start(&program, &file, leases.lends);
                 }
             }
@@ -113,7 +115,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
     let (process, durably) = match started {
         Ok(started) => started,
         Err(error) => {
-            // Nothing has begun: the group elects another executor where this one can't start.
+            // Nothing has begun: if this replica can't start, the group elects another executor.
             if is_elected {
                 return Err(error);
             }
@@ -147,9 +149,9 @@ struct Begun {
     is_elected: bool,
     dialler: Option<mpsc::Sender<LinkEvent>>,
     links: mpsc::Receiver<LinkEvent>,
-    /// The connection by which the front has called a standby.
+    /// The connection over which the front has called a standby.
     first: Option<LinkEvent>,
-    /// The seat's words to the executor that came before this.
+    /// The seat's earlier words to the executor.
     words: Vec<FromSeat>,
 }
 
@@ -205,7 +207,7 @@ async fn serve(
         file,
     };
     if is_elected {
-        // The front is told once the tenure's folder is there for it to read.
+        // The front is told once the tenure's folder is ready for it to read.
         replica.handle(Input::Elected).await;
         for word in words {
             replica.on_seat(word).await;
@@ -238,8 +240,8 @@ async fn by_spare(spare: Spare, program: &Path, file: &FrontFile, lends: bool) -
     }
 }
 
-/// The state of our tenure: the group's that has elected us, or the one in which the front has opened the tenure.
-/// `restored`: what the kernel's process, which has followed the log, said of its variables.
+/// The state of our tenure: from the group that has elected us, or from the folder of the tenure that the front has
+/// opened. `restored` is the report of the kernel's process on its variables, if the process has followed the log.
 fn durably(
     file: &FrontFile,
     elected: Option<State>,

@@ -1,5 +1,6 @@
 //! Writes the kernel's state to the user's store, in a thread of its own: a file system that hangs never holds up the
-//! kernel. Records go behind each other into the log of the tenure's folder, and are on disk within a quarter of a second.
+//! kernel. Records go behind each other into the log of the tenure's folder, and are on disk within a quarter of a
+//! second.
 
 use crate::core::Durably;
 use bytes::Bytes;
@@ -44,9 +45,9 @@ pub(crate) enum StoreEvent {
     Rested,
     /// The next tenure's folder is there.
     Opened,
-    /// Another front or replica has opened that tenure.
+    /// Another front or replica has opened the next tenure.
     Taken,
-    /// Nothing can be written any more, for this reason.
+    /// The store can't be written any more, for this reason.
     Failed(String),
 }
 
@@ -95,7 +96,7 @@ struct Store {
     folder: PathBuf,
     /// `None` until the first record of the tenure.
     log: Option<Writer>,
-    /// The last record that isn't on disk yet.
+    /// The last record not yet on disk.
     unsynced: Option<RecordNumber>,
     synced_at: Option<Instant>,
     failed: bool,

@@ -164,7 +164,7 @@ impl Kept {
         makings
     }
 
-    /// Versions that a rerun of a group's cells needs. `None` means that the cells can't be run.
+    /// Versions needed for a rerun of a group's cells. `None` means that the cells can't be run.
     fn of_making(index: &[Index], made: &Group) -> Option<Self> {
         let (wanted, cells) = cells(index, made);
         let first = &index[*cells.first()?];

@@ -134,7 +134,7 @@ impl Unit {
         self.members.iter().filter_map(|m| m.strip_prefix("n:")).collect()
     }
 
-    /// Length of its stream and buffers in bytes.
+    /// Length of the stream and its buffers in bytes.
     pub fn bytes(&self) -> u64 {
         self.stream.bytes() + self.buffers.iter().map(|b| b.0).sum::<u64>()
     }
@@ -146,7 +146,7 @@ impl Unit {
     }
 }
 
-/// The environment that a state was saved in.
+/// The environment at the save of a state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Environment {
     pub python: String,
@@ -192,7 +192,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Notes that `bytes` bytes of content lie in these chunks.
+    /// Notes `bytes` bytes of content in these chunks.
     fn refer(&mut self, bytes: u64, chunks: &[String]) {
         let mut left = bytes;
         for name in chunks {
@@ -471,7 +471,7 @@ fn deflated(part: &[u8], small: usize) -> (Cow<'_, [u8]>, bool) {
     }
 }
 
-/// A slot of a head, which has two.
+/// One of a head's two slots.
 pub(crate) fn slot(key: &[u8; 32], records: u64, length: u64, mac: &blake3::Hash) -> Vec<u8> {
     let said = serde_json::json!({
         "version": VERSION, "kind": hex::encode(KIND), "records": records, "length": length,

@@ -1,14 +1,13 @@
 //! Ship, recompute or leave: the cheapest way to have every group of variables at the target.
 //!
 //! For each active group g, `s(g)` is the cost to ship the group: serialise + bytes / bandwidth + load. The cost is
-//! infinite if the round trip failed, and nothing if the target has the group. `rec(g)` are the cells to run to
-//! rebuild the group: cells reached backwards from its producer, stopping at active versions. The plan picks the set
-//! S of shipped groups that minimises the sum of s over S plus the sum of run times over the *union* of rec(g) for g
-//! outside S. That is a minimum cut: source -> g with s(g), g -> c without limit for c in rec(g), c -> sink with
-//! r(c).
+//! infinite if the round trip failed, and nothing if the target has the group. `rec(g)` are the cells to run to rebuild
+//! the group: cells reached backwards from its producer, stopping at active versions. The plan picks the set S of
+//! shipped groups that minimises the sum of s over S plus the sum of run times over the *union* of rec(g) for g outside
+//! S. The plan is a minimum cut: source -> g with s(g), g -> c without limit for c in rec(g), c -> sink with r(c).
 //!
-//! A cell of rec(g) that reads an active version of another group needs that group at the target, shipped or rebuilt:
-//! where it can be neither, g can't be rebuilt.
+//! A cell of rec(g) that reads an active version of another group needs that group at the target, shipped or rebuilt.
+//! If neither is possible, g can't be rebuilt.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};

@@ -1,6 +1,6 @@
-//! Writes the log of a state (docs/state-format.md): records behind each other, each proven together with all before it,
-//! and the head that says how much counts. The text and the streams of a record are the in-kernel agent's; this never
-//! looks into them.
+//! Writes the log of a state (docs/state-format.md): records behind each other, each proven together with all before
+//! it, and the head that says how much counts. The text and the streams of a record are the in-kernel agent's; this
+//! never looks into them.
 
 use crate::compact;
 use crate::form::{self, ReadError};
@@ -110,7 +110,7 @@ pub struct Committed {
     pub mac: String,
 }
 
-/// The log of one state, open for adding. One process writes it.
+/// The log of one state, open for adding by a single process.
 #[derive(Debug)]
 pub struct Writer {
     folder: PathBuf,

@@ -3,8 +3,8 @@
 //! ```text
 //! length u32 | crc u32 | kind u8 | group u32 | number u64 | payload
 //! ```
-//! Numbers are little-endian. `length` counts from `kind` on; 0 ends the segment's content so far. The checksum covers the
-//! number of the segment first and then all bytes but itself, so frames of the segment's earlier use don't count.
+//! Numbers are little-endian. `length` counts from `kind` on; 0 ends the segment's content so far. The checksum covers
+//! the number of the segment first and then all bytes but itself, so frames of the segment's earlier use don't count.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -17,7 +17,7 @@ pub(crate) const HEAD: usize = 8 + FIXED;
 /// Bytes of the body before the payload.
 const FIXED: usize = 1 + 4 + 8;
 
-/// A group by its number within this log.
+/// A group's number within this log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct GroupNumber(pub(crate) u32);
 

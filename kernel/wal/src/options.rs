@@ -1,4 +1,4 @@
-//! How a log uses its disk, and when entries are safe there.
+//! A log's use of its disk, and the time from which entries are safe there.
 
 use std::time::Duration;
 

@@ -35,7 +35,7 @@ pub(crate) fn list(dir: &Path) -> io::Result<Vec<SegmentNumber>> {
     Ok(numbers)
 }
 
-/// A file of zeros that becomes a segment.
+/// A file of zeros, for a later segment.
 #[derive(Debug)]
 pub(crate) struct Blank {
     path: PathBuf,
@@ -100,7 +100,7 @@ fn fill(file: &File, size: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Opens a segment and reads its frames' bytes. `None`: a file of another version.
+/// Opens a segment and reads its frames' bytes. `None` means a file of another version.
 pub(crate) fn open(dir: &Path, number: SegmentNumber) -> io::Result<Option<(Segment, Bytes)>> {
     let file = OpenOptions::new()
         .read(true)

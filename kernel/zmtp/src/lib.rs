@@ -45,10 +45,10 @@ impl Message {
 pub struct Limits {
     /// From accept to READY. A peer that says nothing must not hold a descriptor.
     pub handshake: Duration,
-    /// The largest frame that is accepted, in bytes.
+    /// The largest accepted frame, in bytes.
     pub max_frame: u64,
-    /// How much may wait for one peer, in bytes. A single message may be larger: it is cut off only when the peer
-    /// takes nothing of it while more comes.
+    /// Most bytes in wait for one peer. A single message may be larger: it is cut off only when the peer takes nothing
+    /// of it while more comes.
     pub queue_bytes: usize,
 }
 

@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// How many slices go into one system call.
+/// Most slices in one system call.
 const SLICES: usize = 64;
 
 /// Collects the tags of messages that have left the process, or whose peer is gone.

@@ -149,7 +149,7 @@ impl Server {
         wanting.filter(|l| l.outbox.push(&chunks, receipt)).count()
     }
 
-    /// Number of peers that have subscribed to anything.
+    /// Number of peers subscribed to anything.
     pub fn subscribers(&self) -> usize {
         let peers = lock(&self.peers);
         peers.live.values().filter(|l| !l.topics.is_empty()).count()
@@ -260,7 +260,7 @@ async fn serve<T: Clone + Send + Sync>(stream: Stream, context: Arc<Context<T>>)
 }
 
 impl<T: Clone> Context<T> {
-    /// The newest connection of an identity has it.
+    /// The identity now belongs to this newest connection.
     fn register(&self, identity: &Bytes, outbox: Arc<Outbox>) -> Peer {
         let mut peers = lock(&self.peers);
         peers.generation += 1;

@@ -1,7 +1,7 @@
 //! Durable facts of a node: the highest term of a `hopd` that it has obeyed, and the epochs given out.
 //!
-//! A small file per node is shared by the agents of all pilots there. It is written whole (new file, fsync, rename,
-//! fsync of the directory) under a lock. Epochs are reserved in blocks, which spares a lease its fsync. An agent
+//! A small file per node is shared by the agents of all pilots there. The file is written whole (new file, fsync,
+//! rename, fsync of the directory) under a lock. Epochs are reserved in blocks, to spare each lease an fsync. An agent
 //! reserves a fresh block when it starts, and a device comes to a pilot only with the pilot's start: epochs of one
 //! device always grow.
 

@@ -144,7 +144,7 @@ fn marker(dir: &Path, pilot: &Pilot) -> PathBuf {
     dir.join(format!("pilot.{}", pilot.job))
 }
 
-/// True at the first start in this pilot. Marks and sockets of pilots that are over are swept away.
+/// True at the first start in this pilot. Sweeps away the marks and sockets of ended pilots.
 fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
     let own = marker(dir, pilot);
     let first = !own.exists();

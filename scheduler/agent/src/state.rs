@@ -31,7 +31,7 @@ pub(crate) struct AgentState {
     steps_used: u32,
     epochs: std::ops::Range<u64>,
     reserving: bool,
-    /// The greatest epoch that the plugin has reported.
+    /// The greatest epoch reported by the plugin.
     seen_epoch: u64,
     leases: BTreeMap<LeaseId, Lease>,
     /// Steps of leases that are over, until Slurm has ended them.
@@ -40,9 +40,9 @@ pub(crate) struct AgentState {
     idle_since: Option<Timestamp>,
     /// The plugin's last report on the node.
     standing: Option<NodeStanding>,
-    /// Devices kept by the plugin because somebody holds them: they can become free again in this pilot.
+    /// Devices that the plugin keeps because a process holds them: they can become free again in this pilot.
     held: BTreeSet<GpuIndex>,
-    /// When the plugin looks at them again.
+    /// Time of the plugin's next look at these devices.
     look_at: Option<Timestamp>,
 }
 
@@ -112,7 +112,7 @@ enum Loss {
     Slurms,
     /// The plugin, at a lease's handover: Slurm may choose this device again, so the pilot is to be replaced.
     Plugins,
-    /// The plugin, by its answer to a look.
+    /// The plugin, in its answer to a look.
     Held,
 }
 
@@ -536,7 +536,7 @@ impl AgentState {
     fn handed_over(&mut self, id: LeaseId, handover: Handover, now: Timestamp, out: &mut Vec<Output>) {
         self.steps_used = self.steps_used.max(handover.step + 1);
         let taken = self.lent(id);
-        // Slurm gives no GPU to two steps: an older step has lost its GPUs to this step.
+        // Slurm never gives a GPU to two steps: an older step has lost its GPUs to this step.
         let given = |index: &GpuIndex| handover.devices.iter().any(|d| d.index == *index);
         self.leaving.retain(|_, old| !old.devices.iter().any(given));
         let Some(lease) = self.leases.get_mut(&id) else {

@@ -100,7 +100,7 @@ impl Steps {
         self.start(&args, lease, epoch, Op::TakeBack, grace).await
     }
 
-    /// Starts a step that looks at blocked devices. It is no lease's.
+    /// Starts a step that looks at blocked devices. The step belongs to no lease.
     pub(crate) async fn look(&self, look: Look) -> Result<Srun> {
         let (none, epoch) = (LeaseId(0), Epoch(0));
         self.start(&plain_args("look"), none, epoch, Op::Look(look), Span::ZERO)

@@ -1,15 +1,15 @@
 //! The proven channel: frames over a stream, after a handshake with proofs of both sides.
 //!
-//! A frame is a length (4 bytes, big-endian), a kind byte, and the rest. The client's first frame is a plain
-//! [`Hello`], with a MUNGE credential that only the service account can open; inside lies a fresh key. The server
-//! answers with a nonce of its own, and with its first message under keys derived from key, nonce and hello. A server
-//! with an answer has therefore opened the credential, and a recorded connection can't be replayed. From there on each
-//! frame ends with a keyed BLAKE3 MAC over its number and payload, one key per direction: nothing can be changed,
-//! added, left out, repeated, reordered or reflected. Contents are not encrypted.
+//! A frame is a length (4 bytes, big-endian), a kind byte, and the rest. The client's first frame is a plain [`Hello`],
+//! with a MUNGE credential for the service account alone; inside lies a fresh key. The server answers with a nonce of
+//! its own, and with its first message under keys derived from key, nonce and hello. A server with an answer has
+//! therefore opened the credential, and a recorded connection can't be replayed. From there on each frame ends with a
+//! keyed BLAKE3 MAC over its number and payload, one key per direction: nothing can be changed, added, left out,
+//! repeated, reordered or reflected. Contents are not encrypted.
 //!
 //! Timeouts limit the handshake, a frame once begun, and silence; sizes limit a hello, and a frame by direction. The
-//! server reads no character that acts on a terminal: names and reasons come from users, and go into logs and tables. The
-//! meaning of messages is left to `hopd` and the client.
+//! server reads no character that acts on a terminal: names and reasons come from users, and go into logs and tables.
+//! The meaning of messages is left to `hopd` and the client.
 
 use crate::identity::{Identity, IdentityError, Proven};
 use crate::message::{Hello, Refusal, Role, VERSION, Welcome};
@@ -245,8 +245,8 @@ pub struct Connected<R, W> {
     pub welcome: Welcome,
 }
 
-/// A client's proof of who it is, for one channel. MUNGE takes a while for it, so it is made before the server is dialled:
-/// a server under a flood keeps connections for a moment that say nothing.
+/// A client's proof of identity, for one channel. MUNGE takes a while for the proof, so it is made before the server is
+/// dialled: a server under a flood soon closes silent connections.
 #[derive(Debug)]
 pub struct Introduction {
     key: [u8; KEY],
@@ -359,7 +359,7 @@ pub struct Accepted<R, W> {
     pub role: Role,
 }
 
-/// A proven caller that waits for the answer.
+/// A proven caller in wait of the answer.
 #[derive(Debug)]
 pub struct Arrival<R, W> {
     read: R,
@@ -376,7 +376,7 @@ pub struct Arrival<R, W> {
 /// Opens a channel as the server. `judge` identifies the caller, or says why the channel is refused.
 ///
 /// # Errors
-/// Whoever was refused has been told why, as far as the handshake had come.
+/// A refused caller has been told why, as far as the handshake had come.
 pub async fn accept<R, W, F>(
     read: R,
     write: W,

@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
-/// Requests that may wait for the connection's task.
+/// Most requests in wait of the connection's task.
 const COMMANDS: usize = 1024;
 
 /// Submissions whose refusal is still told from that of others.
@@ -92,7 +92,7 @@ pub enum Item {
     },
     Event(Event),
     Order(Order),
-    /// A request that wanted no answer was refused.
+    /// A request without an expected answer was refused.
     Refused {
         refusal: Refusal,
         /// The cell of a refused [`Request::Submit`], for which a caller waits.

@@ -160,7 +160,8 @@ pub struct Pool {
     /// Replicas of a kernel that doesn't name a number; `None`: as [`Pool::replicas`] says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<Replicas>,
-    /// One of a kernel's three replicas keeps its variables while another executes, unless the kernel says otherwise.
+    /// Keeps the variables in one of a kernel's three replicas while another executes, unless the kernel says
+    /// otherwise.
     #[serde(default)]
     pub hot_standby: bool,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
@@ -202,7 +203,8 @@ fn default_migrate() -> Option<Migrate> {
     Some(Migrate::default())
 }
 
-/// Enough for the first park of some 30 GB, whose host memory has to be page-locked (docs/gpu-park.md, "Measured on a GPU").
+/// Enough for the first park of some 30 GB, whose host memory has to be page-locked (docs/gpu-park.md, "Measured on a
+/// GPU").
 fn default_grace_ms() -> u64 {
     10_000
 }

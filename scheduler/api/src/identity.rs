@@ -1,7 +1,7 @@
 //! Identity of callers: MUNGE, behind a small trait.
 //!
-//! The trait exists because a test of the channel must be able to act as several users at once, which takes
-//! root and a `munged`; both are there in the integration tests, and only there.
+//! The trait exists for a test of the channel that must act as several users at once. Acting so takes root and a
+//! `munged`; only the integration tests have both.
 
 use std::path::PathBuf;
 use std::time::Duration;

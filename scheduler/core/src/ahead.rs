@@ -1,10 +1,10 @@
-//! Moves replicas of quiet kernels before these need GPUs, to where they will find some.
+//! Moves replicas of quiet kernels, before the kernels need GPUs, to nodes where the next cell will find some.
 //!
 //! Two kinds of kernels are moved. The move takes a few seconds while the user waits for nothing.
 //! - A kernel of one replica whose node is crowded: the kernels there may together ask for more GPUs than it has.
-//!   Nobody knew their needs when they were placed. It goes to a node with room for its need beside those of all
-//!   others, where a pilot is, or can always be started. Otherwise its next cell may have to go elsewhere, and wait for all
-//!   memory of the kernel.
+//!   Nobody knew their needs at their placement. The kernel goes to a node with a pilot, or where a pilot can always be
+//!   started, and with room for its need beside those of all others. Otherwise its next cell may have to go elsewhere,
+//!   and wait for all memory of the kernel.
 //! - A kernel of several replicas that is expected back within hours and would find no GPU. A replica goes to where a
 //!   pilot lies idle. Two replicas stay: the last executor, which has the namespace ready, and the replica on the
 //!   kernel's own node.
@@ -25,7 +25,7 @@ const BACK_WITHIN: Span = Span::from_secs(5 * 3600);
 const REST: Span = Span::from_secs(600);
 /// Least time between two moves of a kernel, as a part of the time for which the kernel has been quiet.
 const REST_OF_QUIET: u64 = 4;
-/// A kernel of one replica, which can't run while it is moved, is moved after so long a quiet.
+/// Quiet time after which a kernel of one replica is moved. The kernel can't run during the move.
 const QUIET: Span = Span::from_secs(180);
 /// Least time between two looks for crowded nodes.
 const LOOK: Span = Span::from_secs(120);
@@ -65,7 +65,7 @@ impl Core {
         config.migrate.as_ref().is_some_and(|m| m.ahead)
     }
 
-    /// Whether there is a pilot to which a kernel could be moved: else no kernel need be looked at.
+    /// Whether a kernel could be moved to a pilot at all: else no kernel need be looked at.
     fn has_idle_pilot(&self, pool: Idx<Pool>) -> bool {
         let free = self.supply.pools[pool].lanes.free.range((1, Idx::FIRST)..);
         free.into_iter()
@@ -93,8 +93,7 @@ impl Core {
 
     // --- apart from others ---
 
-    /// Kernels of one replica on crowded nodes go to nodes with room for them, those first that have been quiet for
-    /// longest.
+    /// Kernels of one replica on crowded nodes go to nodes with room for them, the longest quiet kernels first.
     fn move_apart(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let p = &mut self.supply.pools[pool];
         if p.looked_apart.is_some_and(|at| self.now.since(at) < LOOK) {
@@ -117,10 +116,10 @@ impl Core {
         let mut crowded: Vec<(Timestamp, Idx<Kernel>, Idx<Node>, u32)> = crowded.collect();
         crowded.sort_unstable();
         let mut moves = Vec::new();
-        // No node has room for so many GPUs.
+        // No node has room for this many GPUs, or more.
         let mut too_many = u32::MAX;
         for (_, kernel, from, gpus) in crowded {
-            // Another may have made room there by now.
+            // An earlier move may have made room on this node by now.
             if moves.len() == AT_ONCE || gpus >= too_many || room(&asked, from).is_some() {
                 continue;
             }
@@ -138,7 +137,7 @@ impl Core {
         }
     }
 
-    /// GPUs of the node that the pool can lend: those of its pilots or, where pilots follow demand, all.
+    /// GPUs of the node for the pool to lend: its pilots' GPUs or, where pilots follow demand, all.
     fn gpus_for(&self, pool: Idx<Pool>, node: Idx<Node>) -> u32 {
         if self.scale(pool).is_some() {
             return self.supply.nodes[node].gpus.into();
@@ -148,7 +147,7 @@ impl Core {
         ours.filter_map(|&p| self.pilots_part(p)).map(u32::from).sum()
     }
 
-    /// The fullest of the pool's own nodes with room for so many GPUs beside all that may be asked for there, one with a
+    /// The fullest of the pool's own nodes with room for so many GPUs beside all possible requests there, a node with a
     /// standby of the kernel first.
     fn roomy_node(
         &self,
@@ -173,7 +172,7 @@ impl Core {
 
     // --- to where a pilot lies idle ---
 
-    /// GPUs that the kernel usually asks for, if it would find none now.
+    /// Usual number of GPUs for the kernel's cells, if the next cell would find none now.
     fn finds_none(&self, k: &Kernel) -> Option<u16> {
         let usual = k.sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let gpus = usual.map_or(k.default_need.gpus, |&(gpus, _)| gpus);
@@ -202,7 +201,7 @@ impl Core {
             .map(|(_, p)| p.node)
     }
 
-    /// The replica that is missed least: neither the last executor nor the one on the kernel's own node.
+    /// The most dispensable replica: neither the last executor nor the replica on the kernel's own node.
     fn spare_replica(&self, kernel: Idx<Kernel>) -> Option<Incarnation> {
         let k = &self.work.kernels[kernel];
         let spare =

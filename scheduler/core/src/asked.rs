@@ -21,7 +21,7 @@ pub struct KernelView {
     pub account: Option<hop_words::id::AccountName>,
     pub pool: hop_words::id::PoolName,
     pub replicas: Vec<ReplicaView>,
-    /// Replica that ran the kernel's last cell with a lease.
+    /// The executor of the kernel's last cell with a lease.
     pub executor: Option<Incarnation>,
     pub doing: Doing,
     pub since: Timestamp,
@@ -101,7 +101,7 @@ impl Core {
         Ok((k, victim, node))
     }
 
-    /// The replica's own node, where only its seat ends: another seat there does as well.
+    /// The replica's own node, if only its seat ends: another seat there does as well.
     fn beside(&self, k: Idx<Kernel>, victim: Incarnation, cause: MoveCause) -> Option<Idx<Node>> {
         let here = self.work.kernels[k]
             .replicas
@@ -160,7 +160,7 @@ impl Core {
         found.first().copied().ok_or(MoveRefused::NoOtherNode { pool })
     }
 
-    /// Records why policy leaves the kernel where it is. `None` means that policy may move it.
+    /// Records the kernel's reason against moves by policy. `None` means that policy may move the kernel.
     pub(crate) fn kernel_fixed(&mut self, id: &KernelId, why: Option<String>) {
         if let Some(k) = self.find_kernel(id) {
             self.fix(k, why);
@@ -183,7 +183,7 @@ impl Core {
 
     // --- asleep ---
 
-    /// The kernel is saved whole and its replicas end. Nothing of it is kept here.
+    /// The kernel is saved whole and its replicas end. The core forgets the kernel.
     pub(crate) fn hibernated(&mut self, id: &KernelId, out: &mut Vec<Output>) {
         self.end_kernel(id, EndCause::Released, &RefusedBecause::Asleep, out);
     }

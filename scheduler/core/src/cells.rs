@@ -1,4 +1,4 @@
-//! Waiting cells: how a cell is submitted, where it stands in the queue, and how it gets its lease.
+//! Waiting cells: submission, place in the queue, and the way to a lease.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -17,10 +17,10 @@ use hop_words::time::{Span, Timestamp};
 const REPORT_PART: u64 = 100;
 const REPORT_MOST: Span = Span::from_secs(300);
 
-/// What people are told of a wait holds for a quarter of it, at least for this long.
+/// A wait told to people holds for a quarter of its length, at least for this long.
 const FORESEE_LEAST: Span = Span::from_secs(5);
 
-/// Reason told when a kernel withdraws its own cell.
+/// Reason for the record if a kernel withdraws its own cell.
 const WITHDRAWN: &str = "it was interrupted while it waited, or its kernel was restarted";
 
 impl Core {
@@ -100,7 +100,7 @@ impl Core {
         let Some((lease, running)) = lease else {
             return false;
         };
-        // A starting lease is granted by its start.
+        // The start of a starting lease will grant the cell.
         if let Some(waited) = running {
             let l = &self.work.leases[&lease];
             out.push(Output::Granted {
@@ -149,7 +149,7 @@ impl Core {
         }
     }
 
-    /// Cores of a lease for this need: as named by the need, else its GPUs' share, at least one.
+    /// Cores of a lease for this need: the need's own number, else its GPUs' share, at least one.
     pub(crate) fn cpus_of(&self, pool: Idx<Pool>, need: &Need) -> u16 {
         if need.cpus > 0 {
             return need.cpus;
@@ -442,7 +442,7 @@ impl Core {
         self.make_room_for(cell, seq, out);
     }
 
-    /// Pilots, moves, parks: whatever gets the cell its GPUs sooner. It may have started by then.
+    /// Asks for pilots, moves and parks: for every way to GPUs sooner. The cell may have started by then.
     fn make_room_for(&mut self, cell: Idx<Cell>, seq: u64, out: &mut Vec<Output>) {
         if self.is_same(cell, seq) {
             self.demand_grew(cell, out);
@@ -518,7 +518,7 @@ impl Core {
 
     // --- leaving ---
 
-    /// Withdraws a waiting cell, or ends the lease on which it runs. `because` is told to the kernel; `None` means
+    /// Withdraws a waiting cell, or ends the lease on which the cell runs. The kernel is told `because`; `None` means
     /// that the kernel itself asked.
     pub(crate) fn cancel_cell(
         &mut self,
@@ -574,7 +574,7 @@ impl Core {
         }
     }
 
-    /// The row of a cell that waited in vain. `because` is `None` where the kernel itself withdrew it.
+    /// The row of a cell without a lease after its wait. `because` is `None` if the kernel itself withdrew the cell.
     pub(crate) fn record_withdrawn(
         &mut self,
         c: &Cell,
@@ -652,7 +652,7 @@ impl Core {
         }
     }
 
-    /// The reason for which the cell waits, recomputed.
+    /// The reason for the cell's wait, recomputed.
     pub(crate) fn reason(&self, cell: Idx<Cell>) -> Reason {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -717,7 +717,7 @@ impl Core {
     }
 }
 
-/// Whether two expectations are the same to who waits.
+/// Whether two expectations are about the same for a waiting user.
 fn is_about(told: Option<Timestamp>, new: Option<Timestamp>, now: Timestamp) -> bool {
     match (told, new) {
         (Some(told), Some(new)) => {

@@ -34,7 +34,7 @@ impl Core {
         self.work.kernels[lease.kernel].usage.hold(gpus, &decay, now);
     }
 
-    /// Writes what leases of a user and an account have used to the journal. Slurm has the rest, and says it again.
+    /// Writes the usage of a user's and an account's leases to the journal. Slurm keeps the rest, and reports it again.
     pub(crate) fn note_usage(&self, user: Idx<User>, account: Idx<Account>, out: &mut Vec<Output>) {
         let (user, account) = (&self.people.users[user], &self.people.accounts[account]);
         let decay = self.decay();

@@ -44,7 +44,7 @@ impl Core {
         self.check_tickets()
     }
 
-    /// The pilot is found by its job, its node, its pool and the lists of free GPUs.
+    /// The pilot is in the index by job, in its node's and its pool's lists, and in the lists of free GPUs.
     fn check_places_of(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
         hold!(
             self.supply.pilot_by_job.get(&p.job) == Some(&i),
@@ -71,7 +71,7 @@ impl Core {
         Ok(())
     }
 
-    /// The counts of lent GPUs and cores equal the leases that they cover.
+    /// The counts of lent GPUs and cores equal the leases under them.
     fn check_lent_by(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
         let (mut gpus, mut cpus) = (vec![0u16; p.groups.len()], 0u16);
         for id in &p.leases {
@@ -234,7 +234,7 @@ impl Core {
         self.check_queues()
     }
 
-    /// A waiting cell is in each list that it belongs to.
+    /// A waiting cell is in each of its lists.
     fn check_cell(&self, i: Idx<Cell>) -> Result<(), Insane> {
         let c = &self.work.cells[i];
         let Some(k) = self.work.kernels.get(c.kernel) else {
@@ -560,7 +560,7 @@ impl Core {
         Ok(())
     }
 
-    /// The counts under limits on associations equal the leases that they cover.
+    /// The counts under limits on associations equal the leases under them.
     fn check_members(&self) -> Result<(), Insane> {
         for (&(limit, key), &held) in &self.people.members.held {
             let leases = self.work.leases.values();

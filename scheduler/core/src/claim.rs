@@ -8,7 +8,7 @@ use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Scope};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 
-/// GPUs of idle leases that must be taken: of kernels that can't let go, and of all.
+/// GPUs of idle leases to be taken: from kernels that can't let go, and from all kernels.
 type IdleTaken = (u16, u16);
 
 impl Core {
@@ -29,8 +29,8 @@ impl Core {
         }
     }
 
-    /// Ends as many idle leases of the pilot as the cell needs gone, those that lie idle the longest first. Leases of
-    /// kernels that can't let go come last: their end costs variables.
+    /// Ends as many idle leases of the pilot as the cell needs gone, the longest idle first. Leases of kernels that
+    /// can't let go come last: their end costs variables.
     pub(crate) fn claim_on(
         &mut self,
         pilot: Idx<Pilot>,
@@ -66,7 +66,7 @@ impl Core {
         victims
     }
 
-    /// The GPUs and cores of the pilot that the cell finds free, or that are being freed.
+    /// The pilot's GPUs and cores that are free for the cell, or are about to be.
     fn free_or_ending(&self, p: &Pilot, group: Option<usize>, cell: Idx<Cell>) -> (u16, u16) {
         let before = self.reserved_before(p, cell);
         let ending = p.leases.iter().map(|id| &self.work.leases[id]);
@@ -93,8 +93,8 @@ impl Core {
         least.map(|(_, pilot, group)| (pilot, group))
     }
 
-    /// How many GPUs of idle leases must be taken on the pilot for the cell (first those of kernels that can't let go,
-    /// then all), and in which group; `None` if all of them wouldn't do.
+    /// How many GPUs of idle leases must be taken on the pilot for the cell, and in which group: first the GPUs of
+    /// kernels that can't let go, then all. `None` means that even all of them are too few.
     pub(crate) fn claimable_on(
         &self,
         pilot: Idx<Pilot>,
@@ -116,7 +116,7 @@ impl Core {
         needed.min_by_key(|(idle, ..)| *idle)
     }
 
-    /// How many of the `idle` GPUs that must be taken are held by kernels that can't let go.
+    /// The part of these `idle` GPUs with kernels that can't let go.
     fn held_among(&self, p: &Pilot, group: Option<usize>, idle: u16) -> u16 {
         let leases = p.leases.iter().map(|id| &self.work.leases[id]);
         let free = leases.filter(|l| l.lingers_since().is_some() && l.holding.is_none());
@@ -186,7 +186,7 @@ impl Core {
         self.work.stale.insert(self.supply.pilots[pilot].node);
     }
 
-    /// No longer holds GPUs back for this cell.
+    /// Gives up the cell's reservation of GPUs.
     pub(crate) fn unreserve(&mut self, cell: Idx<Cell>) {
         if let Some(pilot) = self.work.cells[cell].reserved.take() {
             let p = &mut self.supply.pilots[pilot];

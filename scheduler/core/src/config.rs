@@ -31,7 +31,8 @@ pub struct Config {
     pub due_after: Span,
     /// A cell is also due after this many later starts of cells of the same shape.
     pub due_overtaken: u32,
-    /// How long the first due cell holds one node before it holds two, and then twice as many each time.
+    /// How long the first due cell holds one node, before the number of held nodes doubles for the first time, and each
+    /// next time.
     pub widen_every: Span,
     /// Half-life of usage in fair share.
     pub usage_half_life: Span,

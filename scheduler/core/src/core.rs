@@ -1,4 +1,4 @@
-//! The state as a whole, and its one entrance: a function that takes an input and returns outputs.
+//! The state as a whole, and its one entrance: a function from an input to outputs.
 
 use crate::config::{Config, Limits, PoolConfig, Share, Shares};
 use crate::index::{Idx, Places, Table};
@@ -203,7 +203,7 @@ impl Core {
             let left = decay.aged(share.usage, shares.at, now);
             usage.told(share.weight.max(1e-6), decay.inflate(left, now));
         };
-        // Who isn't named any more has used nothing by Slurm's word.
+        // Users and accounts missing from the list have used nothing, by Slurm's word.
         let users = self.people.users.values_mut().map(|u| &mut u.usage);
         let accounts = self.people.accounts.values_mut().map(|a| &mut a.usage);
         for usage in users.chain(accounts) {
@@ -230,14 +230,14 @@ impl Core {
         self.people.elsewhere = limits.elsewhere;
         self.people.members = self.members_of_limits();
         let waiting: BTreeSet<Idx<Cell>> = self.people.limited.values().flatten().copied().collect();
-        // The limit that held them up may have changed.
+        // The limit on these cells may have changed.
         for &cell in &waiting {
             self.unlimit(cell);
         }
         self.retry(&waiting, out);
     }
 
-    /// The pool of this name; an empty one is made if nobody has configured it.
+    /// The pool of this name; an unconfigured pool is made empty.
     pub(crate) fn pool_index(&mut self, name: &PoolName) -> Idx<Pool> {
         if let Some(&i) = self.supply.pool_by_name.get(name) {
             return i;

@@ -1,7 +1,7 @@
 //! Distribution of freed GPUs and cores: the first cell in the queue's order gets them, wherever its kernel is.
 //!
-//! Cells whose kernels have a replica on the node start there. A cell of better rank that waits elsewhere has a
-//! replica moved to the node, if its wait would take longer than the move. Nobody is tried whose kernel sits where no GPU is
+//! Cells whose kernels have a replica on the node start there. A cell of better rank that waits elsewhere has a replica
+//! moved to the node, if its wait would take longer than the move. Nobody is tried whose kernel sits where no GPU is
 //! free, or only where none may overtake a due cell (`hold.rs`).
 
 use crate::core::Core;
@@ -12,13 +12,13 @@ use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cells of one shape that are examined for a cell that is worth a move.
+/// Number of cells of one shape to examine for a worthwhile move.
 const LOOK_AT: usize = 4;
 
 /// Answers that hold as long as nothing happens: many nodes are looked at for the same cells.
 #[derive(Debug, Default)]
 struct Looked {
-    /// Number of outputs when the cells were looked at. All that a forecast rests on changes with an output.
+    /// Number of outputs at the time of the look. Each ground of a forecast changes only with an output.
     outputs: usize,
     /// Whether a cell may be moved, and is better moved than left waiting.
     better_moved: BTreeMap<Idx<Cell>, bool>,
@@ -59,7 +59,7 @@ impl Core {
         }
     }
 
-    /// Marks the kernel's nodes as changed: cells that wait there may be able to start now.
+    /// Marks the kernel's nodes as changed: cells waiting there may be able to start now.
     pub(crate) fn stale_around(&mut self, kernel: Idx<crate::state::Kernel>) {
         let nodes = self.work.kernels[kernel].replicas.iter().map(|r| r.node);
         self.work.stale.extend(nodes);
@@ -70,7 +70,7 @@ impl Core {
         self.dispatch_one_of_many(node, &mut Looked::default(), out);
     }
 
-    /// The same for one of several nodes, between which nothing else changes.
+    /// As [`Self::dispatch_node`], for one of several nodes. Nothing else changes between two of them.
     fn dispatch_one_of_many(&mut self, node: Idx<Node>, looked: &mut Looked, out: &mut Vec<Output>) {
         let mut far = self.first_with_room(node, looked, out.len());
         // Only a start changes this.
@@ -103,8 +103,8 @@ impl Core {
         self.bring(far, node, None, looked, out);
     }
 
-    /// The cells of the node's queue, from the first that may start, or behind which `far` is moved here. While nodes are
-    /// held for a due cell, hundreds of them change at a time, and most have no such cell.
+    /// The cells of the node's queue, beginning with the first cell that may start, or that comes behind `far`. While
+    /// nodes are held for a due cell, hundreds of nodes change at a time, and most have no such cell.
     fn queue_from_first_chance(
         &self,
         node: Idx<Node>,
@@ -119,8 +119,8 @@ impl Core {
         queue.skip_while(idle).map(|&(_, cell)| cell).collect()
     }
 
-    /// Whether it is worth a look if the cell could start: on a node with free GPUs, if that isn't held or may take the cell
-    /// all the same, or on cores alone. Often nearly all nodes are full or held.
+    /// Whether an attempt to start the cell is worth a look: on a node with free GPUs, unless a hold forbids the start,
+    /// or on cores alone. Often nearly all nodes are full or held.
     fn may_start(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let kernel = &self.work.kernels[c.kernel];
@@ -142,7 +142,7 @@ impl Core {
         pilots.any(|p| p.state == PilotState::Up && p.cpus_free() > 0)
     }
 
-    /// The first cell of another node that would find room on this one.
+    /// The first cell of another node with room on this node.
     fn first_with_room(
         &self,
         node: Idx<Node>,
@@ -164,8 +164,8 @@ impl Core {
         first
     }
 
-    /// Whether nobody can be brought to the holder's nodes in the pool: each candidate would delay the holder, or is better
-    /// left where it waits.
+    /// Whether nobody can be brought to the holder's nodes in the pool: each candidate would delay the holder, or is
+    /// better left where it waits.
     fn nobody_comes_to(&self, pool: Idx<Pool>, holder: Idx<Cell>, looked: &Looked) -> bool {
         let with_gpus = self.supply.pools[pool].shapes.iter();
         let with_gpus = with_gpus.filter(|(shape, _)| shape.gpus > 0);
@@ -173,8 +173,8 @@ impl Core {
         near.all(|&(_, c)| looked.better_moved.get(&c) == Some(&false) || self.would_delay(c, holder))
     }
 
-    /// Has replicas moved to the node for cells of other nodes, of which `far` is the first. Goes on while they come
-    /// before this place in the queue and find room. Returns the first cell that doesn't.
+    /// Has replicas moved to the node for cells of other nodes, beginning with `far`. Goes on while these cells come
+    /// before `place` in the queue and find room. Returns the first cell behind `place`.
     fn bring(
         &mut self,
         far: Option<(Rank, Idx<Cell>)>,
@@ -196,8 +196,8 @@ impl Core {
         None
     }
 
-    /// The first in the queue of those that wait elsewhere, have a shape that is wanted, and are better moved to the
-    /// node than left to wait.
+    /// The first cell in the queue that waits elsewhere, has a wanted shape, and is better moved to the node than left
+    /// waiting.
     fn first_elsewhere(
         &self,
         node: Idx<Node>,
@@ -241,7 +241,7 @@ impl Core {
 
     // --- a lease whose cell is over ---
 
-    /// Ends the lease for the first cell that waits for its resources. Returns whether there is such a cell.
+    /// Ends the lease for the first cell in wait of its resources. Returns whether there is such a cell.
     pub(crate) fn hand_on(&mut self, id: LeaseId, out: &mut Vec<Output>) -> bool {
         let lease = &self.work.leases[&id];
         let (kernel, pilot, group) = (lease.kernel, lease.pilot, lease.group);
@@ -269,7 +269,7 @@ impl Core {
         true
     }
 
-    /// The first cell in the node's queue that would fit if this lease ended.
+    /// The first cell in the node's queue with room after this lease's end.
     fn claimant(&self, id: LeaseId) -> Option<Idx<Cell>> {
         let node = self.supply.pilots[self.work.leases[&id].pilot].node;
         let queue = self.supply.nodes[node].queue.iter().map(|&(_, c)| c);
@@ -280,7 +280,7 @@ impl Core {
         near.find(|&cell| self.would_fit(id, cell))
     }
 
-    /// The first cell of another node that would be moved here if this lease ended.
+    /// The first cell of another node to be moved here after this lease's end.
     pub(crate) fn claimant_elsewhere(&self, id: LeaseId) -> Option<(Rank, Idx<Cell>)> {
         let lease = &self.work.leases[&id];
         let group = lease.group?;
@@ -309,7 +309,7 @@ impl Core {
             return false;
         }
         if c.need.gpus == 0 {
-            // The cell could have started beside this lease: the lease doesn't hold it up.
+            // The cell could have started beside this lease: another reason holds the cell up.
             return p.cpus_free() < c.cpus.saturating_add(held);
         }
         lease.group.is_some_and(|g| {
@@ -318,7 +318,8 @@ impl Core {
         })
     }
 
-    /// Whether a due cell holds the lease's node, or GPUs of its pilot are held back for a cell that finds too few free.
+    /// Whether a due cell holds the lease's node, or GPUs of its pilot are held back for a cell that finds too few
+    /// free.
     pub(crate) fn is_waited_for(&self, id: LeaseId) -> bool {
         let lease = &self.work.leases[&id];
         let p = &self.supply.pilots[lease.pilot];

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 enum Basis {
     /// The likeliest value, however little is known: for decisions.
     Guess,
-    /// Values that have been seen a few times: for people, who plan by them.
+    /// From values seen a few times: for people, since they plan by the answer.
     Seen,
 }
 
@@ -39,7 +39,7 @@ pub struct CellView {
     pub position: u32,
     pub reason: Reason,
     pub estimate: Option<Span>,
-    /// Time that the cell had run before it was parked.
+    /// Run time of the cell before its park.
     pub parked: Option<Span>,
 }
 
@@ -49,7 +49,7 @@ pub struct LeaseView {
     pub lease: LeaseId,
     pub kernel: KernelId,
     pub name: String,
-    /// Cell that starts or runs on the lease.
+    /// Cell starting or running on the lease.
     pub cell: Option<CellId>,
     pub user: UserName,
     pub account: Option<AccountName>,
@@ -62,7 +62,7 @@ pub struct LeaseView {
     pub cpus: u16,
     /// STARTING, RUNNING, LINGERING, ENDING.
     pub state: &'static str,
-    /// Time at which the lease came into this state.
+    /// Time of the lease's change into this state.
     pub since: Timestamp,
     pub submit: Timestamp,
     pub started: Option<Timestamp>,
@@ -70,7 +70,7 @@ pub struct LeaseView {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
-    /// Time and reason of the news that its kernel can't let go of its GPUs; `None` means no such news.
+    /// The kernel can't let go of its GPUs: time and reason of the news. `None` means no such news.
     pub held: Option<(Timestamp, String)>,
 }
 
@@ -154,7 +154,7 @@ impl Core {
         Some(&self.people.users[k.user].name)
     }
 
-    /// The pool that a kernel's cells wait in.
+    /// Pool of the kernel's cells.
     pub fn pool_of(&self, kernel: &KernelId) -> Option<&PoolName> {
         let k = &self.work.kernels[self.find_kernel(kernel)?];
         Some(&self.supply.pools[k.pool].config.name)
@@ -226,7 +226,8 @@ impl Core {
         said
     }
 
-    /// The first sentence for a cell that could start at once if its kernel sat on another node, with the user's options.
+    /// The first sentence for a cell that could start at once if its kernel sat on another node, with the user's
+    /// options.
     fn explain_free_elsewhere(&self, cell: Idx<Cell>) -> Option<String> {
         const NAMED: usize = 3;
         let c = &self.work.cells[cell];
@@ -400,7 +401,7 @@ impl Core {
 
     // --- why, and for how long ---
 
-    /// Place from 1 among the cells that could use the same GPUs, on the node where this number is least.
+    /// Place from 1 among the cells for the same GPUs, on the node with the smallest number.
     pub(crate) fn position(&self, cell: Idx<Cell>) -> u32 {
         self.position_by(cell, |node| self.ahead_on(node, self.place(cell)))
     }
@@ -490,7 +491,7 @@ impl Core {
         Reason::HeldBack { node }
     }
 
-    /// Notebooks of the cell's user that have GPUs by these leases, without the cell's own notebook.
+    /// Notebooks of the cell's user with GPUs by these leases, without the cell's own notebook.
     pub(crate) fn yours<'a>(&'a self, c: &Cell, leases: impl Iterator<Item = &'a Lease>) -> Yours {
         let user = self.work.kernels[c.kernel].user;
         let mut yours = Yours::default();
@@ -570,7 +571,7 @@ impl Core {
         });
         let free = spans.min()?;
         match self.held_before(node, rank, need) {
-            // GPUs that come free there go to the holder first.
+            // The holder gets the next free GPUs on the node first.
             Some(holder) => {
                 let first = self.node_free_in(node, &holder.need)?;
                 Some(free.max(first + self.typical_run(pool, basis)))

@@ -11,7 +11,7 @@ use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
-/// After `sbatch` refused, so long until the next try.
+/// Pause after a refusal of `sbatch`, until the next try.
 const RETRY: Span = Span::from_secs(10);
 
 /// Why the GPUs of a lease are blocked that nobody knows any longer.
@@ -58,7 +58,7 @@ impl Core {
 
     // --- asking for pilots ---
 
-    /// Submits what is missing of the pool's minimum.
+    /// Submits the pilots missing from the pool's minimum.
     pub(crate) fn keep_pilots(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let config = &self.supply.pools[pool].config;
         let (min, max) = (config.min_pilots, config.max_pilots.max(config.min_pilots));
@@ -122,7 +122,7 @@ impl Core {
     pub(crate) fn pilot_queued(&mut self, ticket: u64, job: JobId, out: &mut Vec<Output>) {
         if self.supply.tickets.change(ticket, |t| t.job = Some(job)) {
             self.note_ticket(ticket, out);
-            // Its agent may have spoken before sbatch's answer was read.
+            // The pilot's agent may have spoken before `sbatch`'s answer was read.
             if self.supply.pilot_by_job.contains_key(&job) {
                 self.drop_ticket(ticket, out);
             }
@@ -181,8 +181,8 @@ impl Core {
         self.keep_pilots(pool, out);
     }
 
-    /// A pilot that was started for a cell whose kernel is still on its way there is kept for the cell. The boot is often
-    /// quicker than the move.
+    /// A pilot for a cell is up, and the cell's kernel is still on its way there: the pilot is kept for the cell. The
+    /// boot is often quicker than the move.
     fn keep_for_mover(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>, seq: u64) {
         if !self.is_same(cell, seq) {
             return;
@@ -240,7 +240,7 @@ impl Core {
         i
     }
 
-    /// Takes over what the agent says of the pilot itself.
+    /// Takes over the agent's facts about the pilot itself.
     fn refresh(&mut self, i: Idx<Pilot>, up: &PilotUp, out: &mut Vec<Output>) {
         let was_draining = match self.supply.pilots[i].state {
             PilotState::Draining => true,
@@ -284,7 +284,7 @@ impl Core {
         }
     }
 
-    /// Blocks the GPUs of an unknown lease alive in the pilot: nothing else may be lent there until its end.
+    /// Blocks the GPUs of an unknown lease alive in the pilot: no other lease there gets these GPUs before its end.
     pub(crate) fn estrange(&mut self, pilot: Idx<Pilot>, lease: LeaseId, devices: Vec<GpuIndex>) {
         for &index in &devices {
             if let Some(slot) = self.slot(pilot, index) {
@@ -295,7 +295,7 @@ impl Core {
         self.list_pilot(pilot);
     }
 
-    /// A lease of which nobody knew is over.
+    /// A lease unknown to the core is over.
     pub(crate) fn stranger_over(&mut self, lease: LeaseId, job: JobId, clean: bool, out: &mut Vec<Output>) {
         let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
@@ -430,7 +430,7 @@ impl Core {
         self.wear(i, out);
     }
 
-    /// Replaces a pilot that has few steps left.
+    /// Replaces a pilot with few steps left.
     pub(crate) fn wear(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
         let p = &self.supply.pilots[i];
         if p.state == PilotState::Up && p.steps_left <= self.supply.pools[p.pool].config.rotate_steps {

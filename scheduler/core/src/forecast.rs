@@ -25,13 +25,13 @@ const EVERY_MOST: Span = Span::from_secs(600);
 const SOON: Span = Span::from_secs(1);
 /// A pilot is started only if the worth is this many times the worth of keeping a pilot, or pilots would come and go.
 const INERTIA: f64 = 1.3;
-/// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
+/// Weight of the other kernels' think times beside a kernel's own: as of so many own ones.
 const OTHERS: f32 = 10.0;
 /// Worth of running where the last cell ran, relative to not waiting.
 const SAME: f64 = 0.25;
 /// How often what other idle GPUs would serve finds them gone.
 const UNSURE: f64 = 0.25;
-/// A kernel that was quiet for longer was away.
+/// A quiet of more than this counts as absence.
 const AWAY: Span = Span::from_secs(3600);
 /// Expected run of a cell, and think time of a person, before any has been seen.
 const UNKNOWN: Span = Span::from_secs(300);
@@ -42,7 +42,7 @@ const BALANCE_FOR: Span = Span::from_secs(15);
 #[derive(Debug, Clone, Copy)]
 struct Demand {
     gpus: u16,
-    /// Cells a second that would be served here.
+    /// Cells a second to be served here.
     rate: f64,
     /// Worth of finding GPUs for these cells, in idle GPUs.
     worth: f64,
@@ -72,7 +72,7 @@ impl Core {
         price.map_or(0.0, Price::get)
     }
 
-    /// A cell with GPUs came to the pool. `waited`: a pilot had to be started for it.
+    /// A cell with GPUs came to the pool. `waited` says whether the cell needed the start of a pilot.
     pub(crate) fn learn_price(&mut self, pool: Idx<Pool>, waited: bool) {
         let p = &mut self.supply.pools[pool];
         if let Some(scale) = &p.config.scale {
@@ -213,16 +213,16 @@ impl Core {
         adds(&demands, p.gpus(), self.refill(p.pool)) > f64::from(p.gpus())
     }
 
-    /// Whether the pilots of the pool, but for so many of their GPUs, are as many as all kernels could ask for at once:
-    /// more would cost more than if everybody held their own for good.
+    /// Whether the pilots of the pool, but for so many of their GPUs, are as many as all kernels could ask for at once.
+    /// More pilots would cost more than a GPU of one's own for everybody.
     fn covers_all(&self, pool: Idx<Pool>, but: u16) -> bool {
         let (there, asked) = self.supply_and_demand(pool);
         let there = there.saturating_sub(but.into());
         there >= self.supply.pools[pool].demand && there >= asked
     }
 
-    /// GPUs of the pool's pilots, and those that all kernels could ask for at once. Every idle pilot is looked at by
-    /// both, so they are kept for a while, or until the pilots change.
+    /// GPUs of the pool's pilots, and the most that all kernels could ask for at once. Every check of an idle pilot
+    /// needs both numbers. So both are kept for a while, or until the pilots change.
     fn supply_and_demand(&self, pool: Idx<Pool>) -> (u32, u32) {
         let p = &self.supply.pools[pool];
         if let Some((at, there, asked)) = p.balance.get()
@@ -249,7 +249,8 @@ impl Core {
             }
         }
         self.move_ahead(pool, out);
-        // With nobody there who asks for GPUs, nobody comes. A kernelspec that names no need says nothing of its kernels' cells.
+        // Without a kernel likely to ask for GPUs, no cell is expected. A kernelspec without a need says nothing of its
+        // kernels' cells.
         if self.supply.pools[pool].tally.asked > 0 {
             let quiet = self.now.since(self.supply.pools[pool].stirred);
             let every = (quiet.0 / EVERY_PART).clamp(EVERY.0, EVERY_MOST.0);

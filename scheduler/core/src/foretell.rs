@@ -8,10 +8,10 @@ use crate::state::Kernel;
 use hop_words::id::KernelId;
 use hop_words::time::Span;
 
-/// How much the kernel's other cells count beside a cell's own past runs: as if so many of its own.
+/// Weight of the kernel's other cells beside a cell's own past runs: as of so many own runs.
 const KERNEL_WEIGHT: f32 = 0.5;
 
-/// Observations, at least so many, are more than a guess. Those of a moment ago count a little less than one.
+/// At least so many observations are more than a guess. Even a recent observation counts a little less than one.
 pub(crate) const FEW: f32 = 2.5;
 
 /// What is expected of a cell.
@@ -19,7 +19,7 @@ pub(crate) const FEW: f32 = 2.5;
 pub struct Foretold {
     /// Median of the remaining run time; none where nothing ran as long before.
     pub left: Option<Span>,
-    /// GPUs that the kernel's next cell asks for.
+    /// Likely number of GPUs for the kernel's next cell.
     pub gpus: u16,
     /// Number of past runs behind the forecast: the cell's, if any, else the kernel's.
     pub history: u32,

@@ -1,13 +1,14 @@
-//! Nodes held for due cells: what makes starvation impossible.
+//! Nodes held for due cells: the safeguard against starvation.
 //!
-//! Of the due cells free to run anywhere in their pool, the first of each size holds a node: no start there may delay
-//! the cell. Cells running on the node may never end, so the hold doubles in time: one node, two, four, finally every
-//! node. From then on the cell starts as soon as the cells of any one node end. Each start of a later cell of the same
-//! size widens the hold, too, and so limits such starts. A due cell whose kernel can't move, or has a cell parked on
-//! its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
+//! Of the due cells free to run anywhere in their pool, the first of each size holds a node: no start on this node may
+//! delay the cell. Cells running on the node may never end, so the hold doubles in time: one node, two, four, finally
+//! every node. From then on the cell starts as soon as the cells of any one node end. Each start of a later cell of the
+//! same size widens the hold, too, and so limits such starts. A due cell whose kernel can't move, or has a cell parked
+//! on its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
 //!
 //! On a held node a cell may still start if, by its kernel's past, the cell ends in time (backfill). Estimates may be
-//! wrong. So backfill ends once only cells that backfill are in the due cell's way, or a few of the size have overtaken.
+//! wrong. So backfill ends once only cells that backfill are in the due cell's way, or a few of the size have
+//! overtaken.
 
 use crate::core::Core;
 use crate::index::{Idx, Places};
@@ -19,8 +20,8 @@ use hop_words::time::Span;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Runs needed before a kernel's past is believed, the quantile of the runs to end in time, and the age of a hold from which
-/// kernels without such a past may backfill as well.
+/// The runs needed before a kernel's past is believed, the age of a hold from which kernels without such a past may
+/// backfill as well, and the quantile of the runs to end in time.
 const BACKFILL_PAST: u32 = 8;
 const BACKFILL_BY_PAST_FOR: Span = Span::from_secs(3600);
 const BACKFILL_QUANTILE: f64 = 0.9;
@@ -43,14 +44,15 @@ impl Core {
         !self.is_over_in_time(c, h, p.node)
     }
 
-    /// Whether a new pilot on the node would serve the cell: nobody before it holds the node, or it may backfill there.
+    /// Whether a new pilot on the node would serve the cell: no cell before it holds the node, or the cell may
+    /// backfill.
     pub(crate) fn may_start_there(&self, node: Idx<Node>, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         self.holder_before(node, cell)
             .is_none_or(|h| c.need.gpus == 0 || self.is_over_in_time(c, &self.work.cells[h], node))
     }
 
-    /// Whether the cell should end, by its kernel's past, before the holder could start there.
+    /// Whether the cell should end, by its kernel's past, before the holder could start on the node.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
         // The dearest question comes last.
         let believed = self.is_believed(c.kernel) || self.is_old(holder);
@@ -67,8 +69,8 @@ impl Core {
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
     }
 
-    /// Whether the holder would have room on the node by now, were it not for the cells that backfill there. No further
-    /// one starts there from then on: the holder waits for those that run already, and for no other.
+    /// Whether the holder would have room on the node by now, were it not for the cells backfilling there. From then on
+    /// no further cell backfills there: the holder waits only for the cells already running.
     fn backfill_is_in_the_way(&self, holder: &Cell, node: Idx<Node>) -> bool {
         let lent = self.lending(node).map(|p| {
             let leases = p.leases.iter().map(|id| &self.work.leases[id]);
@@ -78,8 +80,8 @@ impl Core {
         self.spare_gpus(node) + lent.sum::<u16>() >= holder.need.gpus
     }
 
-    /// Whether a due cell of this size has been overtaken too often for another backfill, be it that the cell waits for its own
-    /// boot or move and holds nothing.
+    /// Whether a due cell of this size has been overtaken too often for another backfill. The due cell may wait for its
+    /// own boot or move, and hold nothing.
     fn has_overtaken_enough(&self, c: &Cell) -> bool {
         let shapes = &self.supply.pools[self.work.kernels[c.kernel].pool].shapes;
         let of_size = shapes.iter().filter(|(shape, _)| shape.gpus == c.need.gpus);
@@ -94,8 +96,8 @@ impl Core {
         firsts.any(|&(_, d)| self.overtaken_since_due(&self.work.cells[d]) >= BACKFILL_OVERTAKEN)
     }
 
-    /// Whether a held node may take the cell, as far as can be told without a forecast: as one of better rank than a holder,
-    /// by backfill, or on cores alone.
+    /// Whether a held node may take the cell, as far as can be told without a forecast: a cell of better rank than a
+    /// holder, a cell fit for backfill, or a cell on cores alone.
     pub(crate) fn may_start_on_held(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let mut holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());
@@ -109,8 +111,8 @@ impl Core {
         believed && !self.has_overtaken_enough(c)
     }
 
-    /// Whether the holder has held nodes for so long that kernels without a past may backfill, too: by what others of their
-    /// pool run. The GPUs it waits for may be missing for days.
+    /// Whether the holder has held nodes for so long that kernels without a past may backfill, too, by the runs of
+    /// others in their pool. The holder may lack GPUs for days.
     fn is_old(&self, holder: &Cell) -> bool {
         let hold = holder.hold.as_ref();
         hold.is_some_and(|h| self.now.since(h.since) > BACKFILL_BY_PAST_FOR)
@@ -148,7 +150,7 @@ impl Core {
         pilots.filter(|p| p.state == PilotState::Up)
     }
 
-    /// Expected time until `need.gpus` GPUs are free on the node if nothing else starts there. `None` means that the
+    /// Expected time until `need.gpus` GPUs are free on the node without any other start there. `None` means that the
     /// node has too few.
     pub(crate) fn node_free_in(&self, node: Idx<Node>, need: &Need) -> Option<Span> {
         let mut free = self.spare_gpus(node);
@@ -226,8 +228,8 @@ impl Core {
         due.into_iter().map(|(_, c)| c).collect()
     }
 
-    /// A due cell over a limit, or whose kernel has no process, would hold in vain. A cell that waits for its own
-    /// move, boot or lease would as well.
+    /// Whether a hold would help the cell. A due cell over a limit, or of a kernel without a process, would hold in
+    /// vain. A cell in wait of its own move, boot or lease would as well.
     fn may_hold(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -237,9 +239,9 @@ impl Core {
             && !self.waits_for_its_own(cell)
     }
 
-    /// Whether the cell waits for its kernel's move, for the boot of its pilot, or for the end of its kernel's own lease.
-    /// No hold makes these quicker. In a large pool dozens of later cells rightly start meanwhile, and a hold that widens
-    /// with each of them would soon stop the whole pool.
+    /// Whether the cell waits for its kernel's move, for the boot of its pilot, or for the end of its kernel's own
+    /// lease. No hold makes a move, a boot or an end quicker. In a large pool dozens of later cells rightly start
+    /// meanwhile. A hold widening with each of them would soon stop the whole pool.
     fn waits_for_its_own(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -249,7 +251,7 @@ impl Core {
             || k.able().all(|r| self.own_lease_ending(c.kernel, r.node))
     }
 
-    /// The cell waits for something of its own, or does so no longer: a due cell begins or ends its hold.
+    /// The cell waits for something of its own, or no longer does: a due cell begins or ends its hold.
     pub(crate) fn reconsider_hold(&mut self, cell: Idx<Cell>) {
         let Some(c) = self.work.cells.get(cell).filter(|c| c.due) else {
             return;
@@ -367,7 +369,7 @@ impl Core {
         }
     }
 
-    /// Leases that only linger on a held node end.
+    /// Ends the leases that only linger on a held node and are in the cell's way.
     fn clear_idle(&mut self, node: Idx<Node>, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let pilots = self.supply.nodes[node].pilots.iter();
         let pilots = pilots.map(|p| &self.supply.pilots[*p]);
@@ -409,7 +411,8 @@ impl Core {
         self.list_open(node);
     }
 
-    /// The same for all nodes of a hold that ends. One of a whole pool does each time its holder starts.
+    /// As [`Self::hold_node`] with no cell, for all nodes of a hold at its end. A hold of a whole pool ends so at each
+    /// start of its holder.
     fn free_nodes(&mut self, cell: Idx<Cell>, nodes: &Places<Node>) {
         for node in nodes.iter() {
             let n = &mut self.supply.nodes[node];
@@ -433,8 +436,8 @@ impl Core {
         self.hold_node(node, None);
     }
 
-    /// These nodes are held no longer. Marks as changed those where a cell could start now, or where a pilot could be started
-    /// for one: many are held at a time, and most are full.
+    /// These nodes are held no longer. Marks nodes as changed if a cell could start there now, or a pilot could be
+    /// started there for a cell. Many nodes are held at a time, and most are full.
     fn may_go_on(&mut self, nodes: &Places<Node>) {
         if nodes.is_empty() {
             return;

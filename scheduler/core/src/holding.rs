@@ -1,9 +1,9 @@
-//! Kernels that can't let go of their GPUs: what a library or a program of theirs keeps open can't be taken off.
+//! Kernels that can't let go of their GPUs, because a library or a program keeps them open.
 //!
-//! Taking such GPUs back ends the kernel, with its variables. So the lease lingers on while nobody waits for what it
-//! holds, and its user pays for it as for any other. The kernel tries again to let go, at growing intervals and after
-//! each cell. Once somebody waits, it is warned, has the pool's grace twice (before the take-back and during it), and
-//! keeps its GPUs if the one who waited is gone by the end of the first.
+//! Taking such GPUs back ends the kernel, with its variables. So the lease lingers on while nobody waits for its GPUs,
+//! and the user pays for the lease as for any other. The kernel tries again to let go, at growing intervals and after
+//! each cell. Once a cell waits, the kernel is warned, and has the pool's grace twice: before the take-back and during
+//! it. If no cell waits any more by the end of the first grace, the kernel keeps its GPUs.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -15,7 +15,7 @@ use hop_words::id::{KernelId, LeaseId};
 use hop_words::lease::EndCause;
 use hop_words::time::Span;
 
-/// Pause before a kernel is asked once more to let go: as long as it has held on, within these bounds.
+/// Pause before a kernel is asked once more to let go: the time of its holding on so far, within these bounds.
 const ASK_AGAIN_LEAST: Span = Span::from_secs(30);
 const ASK_AGAIN_MOST: Span = Span::from_secs(600);
 
@@ -48,7 +48,8 @@ impl Core {
         }
     }
 
-    /// The kernel has had its time to let go. One that can't keeps its GPUs if nobody waits for them any more.
+    /// The kernel's time to let go is over. If the kernel can't, but nobody waits for its GPUs any more, the kernel
+    /// keeps them.
     pub(crate) fn leaving_time_over(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let holds = |l: &Lease| {
             let leaves =
@@ -62,7 +63,8 @@ impl Core {
         }
     }
 
-    /// The ending lease lingers on. What the kernel itself waits for meanwhile is served by it, or can't be had.
+    /// The ending lease lingers on. The lease serves the kernel's own waiting cells; cells that can't use the lease are
+    /// refused.
     fn keep(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let now = self.now;
         let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
@@ -142,7 +144,7 @@ impl Core {
         self.is_kept_too_long(lease).then_some(Wanted::GivenBack)
     }
 
-    /// Whether a cell of another kernel waits that this lease's end would help.
+    /// Whether the end of this lease would help a waiting cell of another kernel.
     fn is_needed(&self, id: LeaseId) -> bool {
         let lease = &self.work.leases[&id];
         let p = &self.supply.pilots[lease.pilot];
@@ -156,8 +158,8 @@ impl Core {
             || self.claimant_elsewhere(id).is_some()
     }
 
-    /// Whether the cell could start on the lease's pilot once this lease and all idle ones are over, and not without the
-    /// end of this one.
+    /// Whether the cell could start on the lease's pilot after the end of this lease and of all idle leases, but not
+    /// without the end of this lease.
     fn needs(&self, id: LeaseId, cell: Idx<Cell>) -> bool {
         let (lease, c) = (&self.work.leases[&id], &self.work.cells[cell]);
         let p = &self.supply.pilots[lease.pilot];
@@ -200,7 +202,7 @@ impl Core {
         gpus >= c.need.gpus && cpus >= c.cpus
     }
 
-    /// Whether the lease keeps a pilot that would have been given back, were it idle.
+    /// Whether the lease keeps a pilot beyond the time for which an idle pilot is kept.
     fn is_kept_too_long(&self, lease: &Lease) -> bool {
         let (Some(scale), Some(held)) = (self.scale(lease.pool), &lease.holding) else {
             return false;

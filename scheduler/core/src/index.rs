@@ -89,7 +89,7 @@ impl<T> fmt::Debug for Idx<T> {
     }
 }
 
-/// A set of places, one bit each: in the places' order, and quick where it has many of them.
+/// A set of places, one bit each: in the places' order, and quick if it has many places.
 #[derive(Debug)]
 pub struct Places<T> {
     words: Vec<u64>,

@@ -17,26 +17,27 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "input", rename_all = "kebab-case")]
 pub enum Input {
-    /// A pool is new or its configuration changed.
+    /// A new pool, or a new configuration of a known pool.
     Pool(PoolConfig),
     /// The limits of users, accounts and pools, all of them: replaces what was told before.
     Limits(Limits),
-    /// Shares, and what jobs beside our leases have used (Slurm's `sshare`), all of them: replaces what was told before.
+    /// Shares, and the usage of jobs beside our leases (Slurm's `sshare`), for all users and accounts: replaces the
+    /// last report.
     Shares(Shares),
 
     /// A node is known to Slurm and belongs to a pool's partition, whether or not a pilot is there. Optional:
     /// a node is also learnt from its pilot.
     Node(NodeFacts),
-    /// A node of a burst partition of its pool: pilots go there when the pool's own nodes have no room.
+    /// A node of a burst partition of its pool: a place for pilots while the pool's own nodes have no room.
     BurstNode {
         facts: NodeFacts,
         partition: String,
     },
-    /// A node that is down or drained, by Slurm's word: no placement and no new pilot there.
+    /// A node is down or drained, by Slurm's word: no placement and no new pilot there.
     NodeDown {
         node: NodeName,
     },
-    /// slurmctld doesn't answer, or answers again; no lease's step starts without it. Optional: without this input a
+    /// slurmctld doesn't answer, or answers again; until then no lease's step starts. Optional: without this input a
     /// late lease is given up.
     SlurmAway {
         away: bool,
@@ -65,7 +66,7 @@ pub enum Input {
     PilotSilent {
         pilot: JobId,
     },
-    /// The pilot is over, and every lease in it.
+    /// The pilot is over, with every lease in it.
     PilotLost {
         pilot: JobId,
         cause: EndCause,
@@ -114,7 +115,7 @@ pub enum Input {
     /// A cell asks for what it needs. Answered by any number of [`crate::Output::Queued`], then one of
     /// [`crate::Output::Granted`] and [`crate::Output::Refused`].
     Submit(Submit),
-    /// Forgets a waiting cell, or ends the run of a running one on its lease.
+    /// Forgets a waiting cell, or ends a running cell's time on its lease.
     CancelCell {
         kernel: KernelId,
         cell: CellId,
@@ -237,13 +238,13 @@ pub struct PilotUp {
     pub gpus: Vec<GpuSlot>,
     /// Cores that the pilot may lend.
     pub cpus: u16,
-    /// When Slurm ends the pilot by its time limit.
+    /// Time of the pilot's end by Slurm's time limit.
     pub ends: Option<Timestamp>,
     /// Steps that the pilot may still start before MaxStepCount.
     pub steps_left: u32,
     /// Leases that live there now.
     pub leases: Vec<LiveLease>,
-    /// Leases that are being started there, or ended before their start.
+    /// Leases being started there, or ended before their start.
     #[serde(default)]
     pub starting: Vec<LeaseId>,
     /// Leases that ended there while nobody listened.
@@ -297,7 +298,7 @@ pub struct PlaceKernel {
     pub pool: PoolName,
     /// How many new replicas to place, each on another node. Replicas that live already are not counted.
     pub replicas: u16,
-    /// The lowest number that a new replica may have. `None` leaves it to the core.
+    /// The lowest permitted number for a new replica. `None` leaves the number to the core.
     #[serde(default)]
     pub first: Option<Incarnation>,
     /// What its cells usually ask for.
@@ -321,7 +322,7 @@ pub struct ReplicaUp {
     /// The seat's job.
     pub seat: JobId,
     pub name: String,
-    /// The replica's lease, with the cell that runs on it.
+    /// The replica's lease, with the lease's running cell.
     pub holds: Option<(LeaseId, Option<CellId>)>,
     /// The replica's last cell that ended on a lease.
     #[serde(default)]

@@ -1,6 +1,6 @@
-//! State that survives a restart of the driver. The core emits entries as they change. [`crate::Core::restore`]
-//! rebuilds it from the last entry of each key, and from the reports of agents and replicas. Waiting cells aren't
-//! journalled: their replicas report them again.
+//! State that survives a restart of the driver. The core emits an entry at each change. [`crate::Core::restore`]
+//! rebuilds the state from the last entry of each key, and from the reports of agents and replicas. Waiting cells
+//! aren't journalled: their replicas report them again.
 
 use crate::predict::Habit;
 use hop_words::id::{
@@ -118,7 +118,7 @@ pub struct KernelImage {
     pub default_need: Need,
     pub think: Habit,
     pub runs: Habit,
-    /// GPU-seconds used, decayed to when this was written.
+    /// GPU-seconds used, decayed to the time of the write.
     #[serde(default)]
     pub usage: f64,
     /// Memory and cores of one replica's step.

@@ -173,7 +173,7 @@ impl Core {
         true
     }
 
-    /// The members of the kernel's log. Nodes that nobody has told of are left out.
+    /// The members of the kernel's log. Members on unknown nodes are left out.
     fn stand_by(&mut self, k: Idx<Kernel>, told: &[Standby]) {
         let known = |s: &Standby| {
             let node = self.find_node(&s.node)?;
@@ -461,7 +461,7 @@ impl Core {
         }
     }
 
-    /// The kernel has no replica left: its cells keep their places for a while, then they are refused.
+    /// The kernel has no replica left: its cells keep their places for a while, and are refused afterwards.
     fn now_alone(&mut self, k: Idx<Kernel>, out: &mut Vec<Output>) {
         self.work.kernels[k].alone_since = Some(self.now);
         self.at(self.now + self.config.replica_grace, Timer::Alone(k));
@@ -521,7 +521,7 @@ impl Core {
         count < most
     }
 
-    /// Number of the kernel's other replicas that are up.
+    /// Number of the kernel's other replicas in operation.
     pub fn other_replicas(&self, kernel: &KernelId, incarnation: Incarnation) -> usize {
         let replicas = self.find_kernel(kernel).map(|k| &self.work.kernels[k].replicas);
         let others = |r: &&Replica| r.incarnation != incarnation;
@@ -632,7 +632,7 @@ impl Core {
         self.forget_if_closed(k, out);
     }
 
-    /// Forgets a closed kernel when nothing of it is left.
+    /// Forgets a closed kernel without leases, cells or replicas.
     pub(crate) fn forget_if_closed(&mut self, k: Idx<Kernel>, out: &mut Vec<Output>) {
         let Some(kernel) = self.work.kernels.get(k) else {
             return;

@@ -48,7 +48,7 @@ impl Core {
             at: now,
         });
         let LeaseState::Starting { cell } = &lease.state else {
-            // The lease was held, though nobody wants it any more.
+            // The lease did start, though nobody wants it any more.
             return out.push(started);
         };
         let cell = (**cell).clone();
@@ -247,7 +247,7 @@ impl Core {
         self.note_lease(id, out);
     }
 
-    /// Whether the cell, one of another kernel, needs GPUs or cores that this lease holds.
+    /// Whether this lease has GPUs or cores for the cell, of another kernel, to use.
     pub(crate) fn helps(&self, id: LeaseId, cell: Idx<Cell>) -> bool {
         let (lease, c) = (&self.work.leases[&id], &self.work.cells[cell]);
         let group = lease.group.map(|g| &self.supply.pilots[lease.pilot].groups[g]);
@@ -277,8 +277,8 @@ impl Core {
         }
     }
 
-    /// Chance, by the kernel's last needs, that the next cell can use this lease, less the chance that the cell needs
-    /// more GPUs and must wait for the lease's end first.
+    /// Chance, by the kernel's last needs, that the next cell can use this lease, less the chance of a larger need: a
+    /// cell with a larger need must wait for the lease's end first.
     fn reuse_chance(&self, lease: &Lease) -> f64 {
         let sizes = &self.work.kernels[lease.kernel].sizes;
         let total: f32 = sizes.iter().map(|(_, w)| w).sum();
@@ -310,7 +310,7 @@ impl Core {
         }
     }
 
-    /// The kernel has left the lease's GPUs, won't, or has had its time: its node takes them back.
+    /// The node takes the GPUs back: the kernel has left them, refuses to, or its time is over.
     pub(crate) fn take_back(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let Some(lease) = self.work.leases.get_mut(&id) else {
             return;
@@ -327,7 +327,7 @@ impl Core {
 
     // --- ending ---
 
-    /// Ends a lease. A cell that was about to start on it is told; a running cell is lost.
+    /// Ends a lease. A cell about to start on the lease is told; a running cell is lost.
     pub(crate) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut Vec<Output>) {
         if let Some(cell) = self.end_lease_keep_cell(id, cause, out) {
             let reason = match cause {
@@ -344,8 +344,8 @@ impl Core {
         }
     }
 
-    /// Ends a lease and hands back the cell that was about to start on it. A kernel that may have memory on the
-    /// lease's GPUs is told first, and has the pool's grace to leave: during the take-back it couldn't open them any
+    /// Ends a lease and hands back the cell about to start on it. A kernel with possible memory on the lease's GPUs is
+    /// told first, and has the pool's grace to leave: during the take-back the kernel couldn't open the devices any
     /// more.
     pub(crate) fn end_lease_keep_cell(
         &mut self,
@@ -514,7 +514,7 @@ impl Core {
         out.push(Output::EndAcknowledged { lease: id, pilot });
     }
 
-    /// Last report of a lease: it is over on its node, whatever its state was here.
+    /// Last report of a lease: it is over on its node, whatever its state here.
     pub(crate) fn lease_over(
         &mut self,
         id: LeaseId,
@@ -552,8 +552,8 @@ impl Core {
             LeaseState::Starting { mut cell } => {
                 let timeout = (lease.start_by, Timer::StartTimeout(id));
                 self.timers.remove(&timeout);
-                // A start that hung is Slurm's fault, and an unheard order the agent's, not the pilot's. A start that
-                // fails at once isn't Slurm's.
+                // Slurm is at fault for a start that hung, and the agent for an unheard order: not the pilot. Slurm is
+                // not at fault for a start that fails at once.
                 let hung = self.supply.slurm_away && self.now.since(lease.ordered) >= HUNG;
                 if !hung && cause != EndCause::StepLost {
                     let pilot = self.supply.pilots[lease.pilot].job;
@@ -722,7 +722,7 @@ impl Core {
     }
 }
 
-/// What the books say of a lease that its kernel couldn't let go of.
+/// Detail in the accounting for a lease whose kernel couldn't let go.
 fn held_on(detail: &str, span: Span, why: &str) -> String {
     let between = if detail.is_empty() { "" } else { "; " };
     format!(
@@ -731,7 +731,7 @@ fn held_on(detail: &str, span: Span, why: &str) -> String {
     )
 }
 
-/// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
+/// Weight of the other kernels' observations beside a kernel's own: as of so many own ones.
 pub(crate) const PRIOR_WEIGHT: f32 = 3.0;
 
 /// How many different cells of a kernel are remembered by their print.

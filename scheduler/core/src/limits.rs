@@ -23,13 +23,13 @@ impl Over {
 }
 
 impl Core {
-    /// The limit in the way of this cell's start.
+    /// The limit against this cell's start, if any.
     pub(crate) fn over_limit(&self, cell: &Cell) -> Option<Over> {
         let kernel = &self.work.kernels[cell.kernel];
         self.over(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
     }
 
-    /// The limit that `gpus` more GPUs would break now.
+    /// The limit against `gpus` more GPUs now, if any.
     pub(crate) fn over(
         &self,
         gpus: u16,
@@ -64,8 +64,8 @@ impl Core {
         plain.or_else(bound)
     }
 
-    /// Scope in which a limit on associations counts this user in this account, and the GPUs now held there. `None`
-    /// means that the limit counts no more than a single lease.
+    /// Scope in which a limit on associations counts this user in this account, and the GPUs now held in this scope.
+    /// `None` means that the limit counts no more than a single lease.
     fn counted(&self, limit: Idx<Limit>, user: Idx<User>, account: Idx<Account>) -> Option<(Scope, u32)> {
         let key = self.member_key(limit, user, account)?;
         let held = self.people.members.held.get(&(limit, key)).copied().unwrap_or(0);
@@ -134,8 +134,8 @@ impl Core {
         members
     }
 
-    /// Scope in which a limit counts this user, and the GPUs now held there. `None` means that the limit doesn't bind
-    /// them.
+    /// Scope in which a limit counts this user, and the GPUs now held in this scope. `None` means that the limit
+    /// doesn't bind the user.
     fn scope_of(
         &self,
         of: &LimitOf,
@@ -162,7 +162,7 @@ impl Core {
         }
     }
 
-    /// The limit, if any, by which this need can never be served.
+    /// The limit, if any, that will always forbid this need.
     pub(crate) fn never_within_limits(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<RefusedBecause> {
         let k = &self.work.kernels[kernel];
         let plain = self.people.limits.iter();
@@ -195,7 +195,7 @@ impl Core {
         None
     }
 
-    /// Usage that counts for a limit's GPU-minutes. `None` means that the limit has no GPU-minutes.
+    /// Usage under a limit's GPU-minutes. `None` means that the limit has no GPU-minutes.
     fn usage_under(
         &self,
         limit: Idx<Limit>,
@@ -281,7 +281,7 @@ impl Core {
         }
     }
 
-    /// Cells free to start now because this lease is over.
+    /// Cells free to start after this lease's end.
     pub(crate) fn freed_from_limits(
         &self,
         user: Idx<User>,

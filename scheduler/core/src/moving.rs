@@ -19,18 +19,18 @@ static NEVER: Habit = Habit::new();
 const PATIENCE: u64 = 20;
 const PATIENCE_KNOWN: u64 = 4;
 
-/// But no move is waited for longer: where it goes, GPUs are kept for it.
+/// Longest wait for a move: GPUs are kept for the kernel at its target meanwhile.
 const PATIENT_AT_MOST: Span = Span::from_secs(1800);
 
 /// But no move is given up sooner: the cell that runs ends first, and an election itself takes no second.
 const PATIENT_FOR: Span = Span::from_secs(30);
 
-/// A failed pilot says nothing of one that is asked for later than that.
+/// A failed pilot says nothing of a pilot asked for later than this after the failure.
 const FORGIVEN: Span = Span::from_secs(60);
 
 impl Core {
-    /// Moves a replica of the cell's kernel if the cell is thereby expected to start sooner: to where GPUs are free, else
-    /// to where a pilot can be started, else to where leases only linger.
+    /// Moves a replica of the cell's kernel if the cell is thereby expected to start sooner. The target is a node with
+    /// free GPUs, else a node where a pilot can be started, else a node with lingering leases.
     pub(crate) fn consider_moving(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         if !self.is_better_moved(cell) {
             return;
@@ -58,7 +58,7 @@ impl Core {
         self.may_be_brought(cell) && (expected_in_vain() || self.expected_wait(cell).0 > takes)
     }
 
-    /// Whether nothing holds the cell up but GPUs that are taken, and its kernel may be moved.
+    /// Whether the cell lacks nothing but taken GPUs, and its kernel may be moved.
     pub(crate) fn may_be_brought(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -157,7 +157,7 @@ impl Core {
         seen.remaining(seen, 0.0, waited, 0.5).unwrap_or_else(late)
     }
 
-    /// When a pilot was asked for on the ticket's node: the first of those that failed there one after the other.
+    /// When a pilot was asked for on the ticket's node: if pilots failed there one after the other, the first of them.
     pub(crate) fn wanted_since(&self, ticket: &Ticket) -> Timestamp {
         let failing = ticket.node.and_then(|n| self.supply.nodes[n].failing);
         let failing = failing.filter(|f| ticket.at.since(f.last) <= FORGIVEN);
@@ -174,8 +174,8 @@ impl Core {
         self.now.since(self.wanted_since(ticket)) > Span(most.0.saturating_mul(2))
     }
 
-    /// How long a move of the kernel takes: as long as its last one, else as others in its pool. What kernels hold in
-    /// memory differs by orders of magnitude.
+    /// How long a move of the kernel takes: as long as its last one, else as others in its pool. Kernels' memory
+    /// differs by orders of magnitude.
     fn move_takes(&self, kernel: &Kernel, told: Span) -> Span {
         kernel
             .move_took
@@ -357,7 +357,7 @@ impl Core {
         }
     }
 
-    /// Gives up the kernel's reservations on nodes where its cells can't run, or won't be able to after its move.
+    /// Gives up the kernel's reservations on nodes where its cells can't run, or can't after its move.
     pub(crate) fn unreserve_where_it_is_not(&mut self, kernel: Idx<Kernel>) {
         for cell in self.work.kernels[kernel].cells.clone() {
             let pilot = self.work.cells.get(cell).and_then(|c| c.reserved);
@@ -383,14 +383,15 @@ impl Core {
         let is_late = |m: Moving| m.incarnation == incarnation && m.until <= now;
         let late = |k: &Kernel| k.migrating.filter(|m| is_late(*m));
         if let Some(m) = self.work.kernels.get(kernel).and_then(late) {
-            // The next one is waited for longer: this one may have been on its way with all that it holds.
+            // The next move gets more time: this move may have been under way, with all of the kernel's memory.
             self.work.kernels[kernel].move_took = Some(now.since(m.since));
             self.withdraw_move(kernel, Withdrawal::Late, out);
         }
     }
 
-    /// The log has elected an executor since the move was asked for. If that isn't the replica that the kernel was to go to
-    /// ([`Self::moved_in`] comes first), the executor that carried the move out is gone, and nobody else knows of the move.
+    /// The log has elected an executor since the move was asked for. [`Self::moved_in`] comes first, so the new
+    /// executor isn't the move's target. The executor in charge of the move is gone, and no other process knows of the
+    /// move.
     pub(crate) fn move_overtaken(&mut self, kernel: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
         let overtakes = |m: &Moving| m.tenure.is_some() && up.executes > m.tenure;
         if self.work.kernels[kernel]

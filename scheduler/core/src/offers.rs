@@ -13,7 +13,7 @@ use hop_words::id::{GpuType, PoolName};
 use hop_words::need::Need;
 
 impl Core {
-    /// Takes over what the pool could ever have. Cells that waited for something else are told.
+    /// Takes over the most that the pool could ever have. Cells with an impossible need are told.
     pub(crate) fn pool_offers(&mut self, offers: PoolOffers, out: &mut Vec<Output>) {
         let pool = self.pool_index(&offers.pool);
         if self.supply.pools[pool].offers.as_ref() == Some(&offers) {

@@ -1,4 +1,4 @@
-//! What the core decides. The driver carries it out in the order given.
+//! The core's decisions. The driver carries them out in the order given.
 
 use crate::journal::Entry;
 use crate::reason::{MoveRefused, Reason, RefusedBecause, Wanted};
@@ -24,7 +24,7 @@ pub enum Output {
         cause: EndCause,
         grace: Span,
     },
-    /// To the pilot's agent, once everything before it is on disk: it may forget the lease.
+    /// To the pilot's agent, after everything before this output is on disk: the agent may forget the lease.
     EndAcknowledged { lease: LeaseId, pilot: JobId },
     /// To the pilot's agent: no more leases, exit after the last.
     DrainPilot { pilot: JobId },
@@ -39,7 +39,7 @@ pub enum Output {
         /// Its GPUs, with cores in proportion; none: as the pool is configured.
         gpus: Option<u16>,
     },
-    /// To Slurm: cancel a pilot that is not up yet.
+    /// To Slurm: cancel a pilot before its agent is up.
     CancelPilot { ticket: u64, job: Option<JobId> },
 
     /// To the kernel's replicas: this cell runs on this lease. The driver adds the details of the handover.
@@ -77,14 +77,14 @@ pub enum Output {
         reason: String,
         grace: Span,
     },
-    /// To the kernel that can't let go of its lease's GPUs: what becomes of them.
+    /// To the kernel that can't let go of its lease's GPUs: the fate of these GPUs.
     Held {
         kernel: KernelId,
         lease: LeaseId,
         /// Why the GPUs must go. `None` means that nobody waits for them: the lease lingers on.
         wanted: Option<Wanted>,
-        /// Time until processes that still hold the GPUs are ended; without `wanted`, the time that they will have
-        /// once somebody waits.
+        /// Time until the processes still holding the GPUs are ended. Without `wanted`, the time left to them once a
+        /// cell waits.
         within: Span,
     },
     /// To the kernel's replicas: park this cell in its middle, if possible. The answer is
@@ -95,7 +95,7 @@ pub enum Output {
         cell: CellId,
         reason: String,
     },
-    /// To the kernel's front and replicas: it was ended.
+    /// To the kernel's front and replicas: the kernel was ended.
     CloseKernel { kernel: KernelId, reason: String },
     /// To the front: where the kernel's new replicas sit.
     Place { kernel: KernelId, seats: Vec<SeatPlan> },
@@ -128,8 +128,8 @@ pub enum Output {
 
     /// For the accounting store.
     Record(Record),
-    /// For the journal. It is written behind, in order; only [`Output::EndAcknowledged`] waits until all before it is on
-    /// disk.
+    /// For the journal, which is written later, in order. Only [`Output::EndAcknowledged`] waits until all before it is
+    /// on disk.
     Journal(Entry),
 }
 
@@ -179,7 +179,7 @@ pub enum Record {
         devices: Vec<GpuIndex>,
         at: Timestamp,
     },
-    /// A cell that the lease served is over.
+    /// A cell of the lease is over.
     CellServed {
         lease: LeaseId,
         cell: CellId,

@@ -10,7 +10,7 @@ use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use std::collections::BTreeSet;
 
-/// Seats of one kernel that are planned at a time: two placements of the most replicas.
+/// Most planned seats of one kernel at a time: two placements of the most replicas.
 const PLANS: usize = 10;
 
 /// A candidate node: over the cap or not, load, without a seat of the user's or with one, index.
@@ -74,7 +74,8 @@ impl Core {
         });
     }
 
-    /// A front that asks again from this number on has not used the seats of before: no replica comes there.
+    /// A front that asks for numbers from `first` on has not used the seats of its earlier request: no replica comes
+    /// there.
     fn withdraw_unused_plans(&mut self, place: &PlaceKernel) {
         let (Some(k), Some(first)) = (self.find_kernel(&place.kernel), place.first) else {
             return;
@@ -222,8 +223,8 @@ impl Core {
         }
     }
 
-    /// Whether nothing is heard of the node: its pilots' agents are all away. A seat there may be lost, and a step in a lost
-    /// seat fails only after seconds.
+    /// Whether nothing is heard of the node: its pilots' agents are all away. A seat there may be lost, and a step in a
+    /// lost seat fails only after seconds.
     fn is_silent(&self, n: Idx<Node>) -> bool {
         let pilots = &self.supply.nodes[n].pilots;
         !pilots.is_empty()

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 const BUCKETS: usize = 48;
 /// Factor by which each observation lowers the weight of earlier observations: 24 observations halve the weight.
 const DECAY: f32 = 0.971_5;
-/// The same for what many have in common: 2,000 observations.
+/// The same for observations of many kernels: 2,000 observations halve the weight.
 const DECAY_OF_MANY: f32 = 0.999_65;
 const UNIT: f64 = 0.0625;
 /// Classes of [`streak_class`].
@@ -113,8 +113,8 @@ impl Habit {
         self.weights.iter().skip(from).sum()
     }
 
-    /// The quantile `q` of what is left after `elapsed` has gone by already, in the blend of the own past with
-    /// `other`'s as `n` observations; none if neither has seen anything that long.
+    /// The quantile `q` of the time left after `elapsed`, in the blend of the own past with `other`'s as `n`
+    /// observations. `None` means that neither has seen a time as long as `elapsed`.
     pub fn remaining(&self, other: &Self, n: f32, elapsed: Span, q: f64) -> Option<Span> {
         let from = bucket(elapsed);
         let gone = elapsed.as_secs_f64();
@@ -177,10 +177,11 @@ impl Habit {
         all
     }
 
-    /// Rate of ends, per second, for the most favourable length of wait: the greatest ratio, over all spans, of the
-    /// chance of an end within the span to the time waited (Gittins's index).
+    /// Rate of ends, per second, for the most favourable length of wait. It is the greatest ratio, over all spans, of
+    /// the chance of an end within the span to the time waited (Gittins's index).
     ///
-    /// Forecasts ask for little else: what doesn't depend on the bucket before is reckoned for all buckets at once.
+    /// Forecasts ask for little else, so the terms independent of the bucket before are reckoned for all buckets at
+    /// once.
     pub fn index(&self, other: &Self, n: f32, elapsed: Span) -> f64 {
         let gone = elapsed.as_secs_f64();
         let from = bucket(elapsed);
@@ -202,9 +203,9 @@ impl Habit {
         best
     }
 
-    /// How much longer to hold on, `elapsed` after the last end, so that the expected gain is greatest: coming back
-    /// within the hold gains `gain`, each second of holding costs `cost`. At most until `max` after the end; zero
-    /// where holding on doesn't pay.
+    /// How much longer to hold on, `elapsed` after the last end, for the greatest expected gain. A return within the
+    /// hold gains `gain`, each second of holding costs `cost`. The hold ends at most `max` after the end; zero means
+    /// that holding on doesn't pay.
     pub fn best_hold(&self, other: &Self, n: f32, elapsed: Span, gain: f64, cost: f64, max: Span) -> Span {
         let gone = elapsed.as_secs_f64();
         let from = bucket(elapsed);
@@ -237,7 +238,7 @@ impl Habit {
 }
 
 /// The class of a kernel by its cells since it was last away: 0, 1, 2 and 3, 4 to 7, ... A user who has worked long
-/// without a break is likely to go on; one who has just begun may have come for one cell.
+/// without a break is likely to go on; a user who has just begun may have come for one cell.
 pub(crate) fn streak_class(streak: u32) -> usize {
     (streak.checked_ilog2().map_or(0, |l| l + 1) as usize).min(STREAKS - 1)
 }

@@ -32,7 +32,7 @@ impl Price {
         self.ln.exp()
     }
 
-    /// A cell came. `waited`: a pilot had to be started for it.
+    /// A cell came. `waited` says whether the cell needed the start of a pilot.
     pub fn observe(&mut self, scale: &Scale, waited: bool) {
         let allowed = 1.0 - scale.immediate;
         let by = f64::from(u8::from(waited)) - allowed;
@@ -49,7 +49,8 @@ fn most(scale: &Scale) -> f64 {
 mod tests {
     use super::*;
 
-    /// Cells of people whose pace makes `fair` the price at which one in ten waits: the dearer, the fewer.
+    /// Whether a cell waits at this price: of people whose pace makes `fair` the price, one cell in ten does. The
+    /// higher the price, the fewer cells wait.
     fn waits(price: f64, fair: f64, draw: u64) -> bool {
         let chance = (0.1 * fair / price).min(1.0);
         (draw as f64) < chance * 1000.0

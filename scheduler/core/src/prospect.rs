@@ -15,7 +15,7 @@ pub struct Prospect {
     pub kernel: Option<KernelId>,
     pub user: UserName,
     pub pool: PoolName,
-    /// By what a new kernel would be placed.
+    /// The need that would decide a new kernel's placement.
     pub default_need: Need,
     pub need: Need,
     pub class: Class,

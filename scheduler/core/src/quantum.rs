@@ -1,6 +1,6 @@
-//! Parking at a quantum. A cell running for longer than its class's quantum, while another waits for its GPUs, is asked
-//! to park. Nothing is taken from a running cell: it is asked once for each lease, and may refuse and run on. A parked
-//! cell waits for GPUs again on its own node, where its memory is.
+//! Parking at a quantum. If a cell has run for longer than its class's quantum, and another waits for its GPUs, the
+//! cell is asked to park. Nothing is taken from a running cell: it is asked once for each lease, and may refuse and run
+//! on. A parked cell waits for GPUs again on its own node, beside its memory.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -23,7 +23,7 @@ impl Kernel {
         self.bound.or(self.parked)
     }
 
-    /// Replicas that may run the kernel's GPU cells.
+    /// Replicas permitted to run the kernel's GPU cells.
     pub(crate) fn able(&self) -> impl Iterator<Item = &Replica> {
         let only = self.only();
         self.replicas
@@ -31,7 +31,8 @@ impl Kernel {
             .filter(move |r| only.is_none_or(|o| o == r.incarnation))
     }
 
-    /// Replicas of [`Self::able`] that no move takes away. Nothing is set aside where a kernel is about to leave.
+    /// Replicas of [`Self::able`] that no move takes away. On a node that the kernel is about to leave, nothing is set
+    /// aside.
     pub(crate) fn staying(&self) -> impl Iterator<Item = &Replica> {
         let leaves = self.migrating.map(|m| m.victim);
         self.able().filter(move |r| leaves != Some(r.incarnation))
@@ -83,8 +84,8 @@ impl Core {
         }
     }
 
-    /// Asks cells that have outrun their quantum to make room for this cell, where the fewest GPUs must be parked.
-    /// Returns whether any were asked, now or before.
+    /// Asks cells past their quantum to make room for this cell, on the pilot with the fewest GPUs to park. Returns
+    /// whether any were asked, now or before.
     pub(crate) fn ask_to_park(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) -> bool {
         let Some(c) = self.work.cells.get(cell) else {
             return false;
@@ -117,8 +118,8 @@ impl Core {
         true
     }
 
-    /// Leases of this pilot whose cells must be parked for the cell to start, with their GPUs, beside those asked
-    /// already. Leases that have run the longest come first. `None` means that all of them wouldn't do.
+    /// Leases of this pilot whose cells must be parked for the cell to start, with their GPUs, beside the leases asked
+    /// already. The longest running leases come first. `None` means that even all of them are too few.
     fn could_park(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> Option<(u16, Vec<LeaseId>)> {
         let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
         let before = |o: Idx<Cell>| o != cell && self.work.cells[o].rank < c.rank;
@@ -222,9 +223,9 @@ impl Core {
         self.ask_for_first(pilot, out);
     }
 
-    /// The cell was parked in its middle: the lease ends, and the cell waits for another lease beside its memory. A
-    /// park that nobody asked for, or that comes after a refusal, is taken too: an earlier daemon may have asked, or an
-    /// answer may be late, and the GPUs are free in any case.
+    /// The cell was parked in its middle: the lease ends, and the cell waits for another lease beside its memory. An
+    /// unasked park, or a park after a refusal, is taken too: an earlier daemon may have asked, or an answer may be
+    /// late. The GPUs are free in any case.
     pub(crate) fn cell_parked(
         &mut self,
         kernel_id: &KernelId,
@@ -268,7 +269,7 @@ impl Core {
         self.wait(waiting, out);
     }
 
-    /// The type of the lease's GPUs, where Slurm names it.
+    /// The type of the lease's GPUs, if Slurm names it.
     fn chip_of(&self, lease: &Lease) -> Option<GpuType> {
         let group = &self.supply.pilots[lease.pilot].groups[lease.group?];
         (!group.gpu_type.as_str().is_empty()).then(|| group.gpu_type.clone())

@@ -1,9 +1,9 @@
 //! The order of waiting cells, and when a cell is due.
 //!
-//! Cells go by fair share, class, deadline, and then by the service that their kernels have had: the kernel with the
-//! least goes first (least attained service), which needs no foreknowledge and serves short sessions soon. A cell that
-//! has waited for [`Config::due_after`](crate::Config), or has been overtaken often, is due: due cells go before all
-//! others, the oldest first, and `hold.rs` keeps GPUs free for them.
+//! Cells go by fair share, class, deadline, and then by the past service of their kernels. The kernel with the least
+//! service goes first (least attained service): this needs no foreknowledge and serves short sessions soon. A cell is
+//! due after a wait of [`Config::due_after`](crate::Config), or after many overtakings. Due cells go before all others,
+//! the oldest first, and `hold.rs` keeps GPUs free for them.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -12,12 +12,12 @@ use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
-/// Part of the user's and of the account's service that counts beside the kernel's own: a new kernel for every cell
-/// doesn't get a user ahead of all others.
+/// Weight of the user's and the account's service beside the kernel's own: one part in so many. A new kernel for every
+/// cell thus doesn't get a user ahead of all others.
 const USER_PART: f64 = 16.0;
 const ACCOUNT_PART: f64 = 64.0;
-/// A cell is due after so many runs of the pool's long cells, those of this quantile, but not before a least time. Fewer runs
-/// than those seen don't tell what is long.
+/// A cell is due after `DUE_RUNS` runs as long as the pool's long ones (of quantile `DUE_QUANTILE`), but not before
+/// `DUE_LEAST`. With fewer than `DUE_SEEN` runs, the pool's long runs are unknown, and only the configured age counts.
 const DUE_RUNS: u64 = 10;
 const DUE_QUANTILE: f64 = 0.99;
 const DUE_SEEN: u32 = 200;
@@ -49,14 +49,14 @@ impl Core {
             return due;
         }
         let latest = self.latest_start(cell);
-        // A cell that misses its deadline in any case delays no other.
+        // A cell bound to miss its deadline delays no other.
         let class = match cell.class {
             Class::Deadline if latest < self.now => Class::Batch,
             class => class,
         };
         let (service, fine) = self.service_of(cell.kernel, cell.class);
         Rank {
-            // Behind whom it was parked for.
+            // Behind the cell for which it was parked.
             band: match cell.parked {
                 None => Band::Ordinary,
                 Some(_) => Band::Parked,
@@ -70,13 +70,13 @@ impl Core {
     }
 
     /// Service of the kernel, with parts of its user's and its account's over their shares, in coarse and in fine
-    /// steps. A kernel with a deadline isn't put back for its own runs: it must be done in time.
+    /// steps. A kernel with a deadline isn't put back for its own runs, because its work must be done in time.
     fn service_of(&self, kernel: Idx<Kernel>, class: Class) -> (i16, i16) {
         let k = &self.work.kernels[kernel];
         self.service(self.used(&k.usage), k.user, k.account, class)
     }
 
-    /// The same for a kernel that has had `own`.
+    /// The same for a kernel with the past service `own`.
     pub(crate) fn service(
         &self,
         own: f64,
@@ -115,7 +115,7 @@ impl Core {
         Timestamp(deadline.0.saturating_sub(run.unwrap_or(Span::ZERO).0))
     }
 
-    /// Moves the cell to where its rank now is. Returns whether its rank has changed.
+    /// Moves the cell to the place of its present rank. Returns whether its rank has changed.
     pub(crate) fn rerank(&mut self, cell: Idx<Cell>) -> bool {
         let new = self.rank(&self.work.cells[cell]);
         let changed = new != self.work.cells[cell].rank;
@@ -128,7 +128,8 @@ impl Core {
         changed
     }
 
-    /// The same for all cells. Where a rank has changed, others may be the first now, on nodes where nothing else has.
+    /// The same for all cells. After a change of rank another cell may come first, even on nodes without any other
+    /// change.
     pub(crate) fn rerank_all(&mut self) {
         let all: Vec<Idx<Cell>> = self.work.cells.iter().map(|(i, _)| i).collect();
         let mut changed = BTreeSet::new();
@@ -175,7 +176,7 @@ impl Core {
 
     // --- overtaking ---
 
-    /// Counts from now on who overtakes the cell.
+    /// Counts the overtaking cells from now on.
     pub(crate) fn enter_arenas(&mut self, cell: Idx<Cell>) {
         let c = &self.work.cells[cell];
         let (kernel, gpus) = (c.kernel, c.need.gpus);
@@ -214,7 +215,7 @@ impl Core {
         }
     }
 
-    /// A later cell of `gpus` GPUs has got its lease on `node`: earlier cells that still wait were overtaken.
+    /// A later cell of `gpus` GPUs has got its lease on `node`: earlier cells still waiting were overtaken.
     pub(crate) fn overtake(&mut self, gpus: u16, pool: Idx<Pool>, node: Idx<Node>) {
         let mut due = Vec::new();
         for arena in [Arena::Pool(pool), Arena::Node(node)] {
@@ -225,7 +226,7 @@ impl Core {
         for cell in due {
             self.is_due(cell);
         }
-        // What is held widens with each cell that overtakes.
+        // Holds widen with each overtaking cell.
         if !self.supply.pools[pool].holders.is_empty() {
             self.work.unheld.insert(pool);
         }
@@ -251,7 +252,7 @@ impl Core {
         }
     }
 
-    /// Puts the cell before all that are not due, and holds nodes for it.
+    /// Puts the cell before all cells that are not due, and holds nodes for it.
     fn is_due(&mut self, cell: Idx<Cell>) {
         if std::mem::replace(&mut self.work.cells[cell].due, true) {
             return;
@@ -261,7 +262,7 @@ impl Core {
         self.work.unheld.insert(pool);
     }
 
-    /// Arms the timers by which a waiting cell becomes due, and the one by which a deadline is missed.
+    /// Arms the timers for the cell's becoming due, and for the miss of its deadline.
     pub(crate) fn arm_due(&mut self, cell: Idx<Cell>) {
         let c = &self.work.cells[cell];
         let (latest, seq) = (c.rank.latest, c.seq);
@@ -270,7 +271,7 @@ impl Core {
         }
         let c = &self.work.cells[cell];
         if !c.due && c.due_at.is_none() {
-            // What is long is learnt meanwhile.
+            // Meanwhile the core learns how long runs are.
             let age = c.submitted + self.due_after(self.work.kernels[c.kernel].pool);
             let at = age.min(self.now + DUE_LEAST);
             self.work.cells[cell].due_at = Some(at);
@@ -278,8 +279,8 @@ impl Core {
         }
     }
 
-    /// Age at which a cell is due. Keeping GPUs free for a cell costs as long as the longest cells there run: where all are
-    /// short, none waits for hours behind hundreds of others.
+    /// Age at which a cell is due. Keeping GPUs free for a cell costs as long as the longest cells there run: where all
+    /// are short, none waits for hours behind hundreds of others.
     fn due_after(&self, pool: Idx<Pool>) -> Span {
         let most = self.config.due_after;
         let runs = &self.supply.pools[pool].runs;

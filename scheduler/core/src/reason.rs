@@ -1,4 +1,4 @@
-//! Why a cell waits or is refused: enums that the core decides by, and the sentences that people read.
+//! Reasons for a cell's wait or refusal: enums for the core's decisions, and sentences for people.
 
 use hop_words::id::{GpuType, NodeName, PoolName};
 use hop_words::time::Span;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The user's own other notebooks that hold what a cell waits for.
+/// The user's own other notebooks that hold the GPUs or cores for which a cell waits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Yours {
     pub notebooks: BTreeSet<String>,
@@ -55,7 +55,7 @@ pub enum Reason {
     Claiming { node: NodeName },
     /// A long-running cell is asked to park for this one.
     Parking { node: NodeName },
-    /// Held back for a cell that has waited longer.
+    /// GPUs are held back for a cell with a longer wait.
     HeldBack { node: NodeName },
     /// A limit of the site's.
     Limit {
@@ -82,7 +82,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The user's own other notebooks that hold what is waited for.
+    /// The user's own other notebooks that hold the awaited GPUs or cores.
     pub(crate) fn yours(&self) -> Option<&Yours> {
         match self {
             Self::GpusBusy { yours, .. } | Self::Limit { yours, .. } => Some(yours),
@@ -217,13 +217,13 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Why a kernel that can't let go of its GPUs has to.
+/// Why a kernel must let go of GPUs that it can't let go of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wanted {
     /// A cell could start on them.
     Waited,
-    /// Their pilot takes no new leases: its node is drained, or its time is over.
+    /// The GPUs' pilot takes no new leases: its node is drained, or its time is over.
     Drained,
     /// The kernel is closed, or its process is gone.
     Closed,
@@ -336,7 +336,7 @@ fn too_little_memory(pool: &PoolName, asked: u64, most: u64) -> String {
     }
 }
 
-/// In the unit that people write, where it is even.
+/// Memory in GiB if that is a whole number, else in MiB.
 fn size(mib: u64) -> String {
     match mib {
         1.. if mib.is_multiple_of(1024) => format!("{} GiB", mib / 1024),

@@ -15,9 +15,9 @@ use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 
 impl Core {
-    /// Rebuilds the core. Of each key the last entry counts. Pilots are silent until their agents report; leases
-    /// in pilots that don't report within [`Config::silent_grace`] are lost. Cells that were about to start or to
-    /// wait are forgotten: their replicas submit them again, and a lease that comes up for such a cell is ended.
+    /// Rebuilds the core. Of each key the last entry counts. Pilots are silent until their agents report; leases in
+    /// pilots that don't report within [`Config::silent_grace`] are lost. Cells about to start or in wait are
+    /// forgotten: their replicas submit them again. A lease that starts for such a cell is ended.
     pub fn restore(
         config: Config,
         pools: Vec<PoolConfig>,
@@ -83,7 +83,7 @@ impl Core {
         }
     }
 
-    /// Usage that was noted at `at`, as it is stored now.
+    /// Usage noted at `at`, in the present form.
     fn inflate_noted(&self, usage: f64, at: Timestamp) -> f64 {
         let decay = self.decay();
         decay.inflate(decay.aged(usage, at, self.now), self.now)
@@ -274,7 +274,7 @@ impl Core {
                 ran,
             }),
             Phase::Lingering { since } => {
-                // As long as its replica may take to come back.
+                // The replica gets this long to come back.
                 let until = self.now + self.config.silent_grace.max(Span::from_secs(1));
                 self.at(until, Timer::Linger(lease));
                 LeaseState::Lingering { since, until }

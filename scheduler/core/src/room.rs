@@ -1,4 +1,4 @@
-//! Pilots on which a cell could start now, and the lists by which they are found.
+//! Pilots with room for a cell now, and the lists for finding them.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -20,7 +20,7 @@ fn at_least<T>(gpus: u16) -> RangeFrom<(u16, Idx<T>)> {
 }
 
 impl Core {
-    /// Place for the cell to start now: its kernel's last place if possible, else the one that leaves the fewest GPUs
+    /// Place for the cell to start now: its kernel's last place if possible, else the pilot with the fewest GPUs left
     /// over.
     pub(crate) fn spot(&self, cell: Idx<Cell>) -> Option<Spot> {
         let c = &self.work.cells[cell];
@@ -55,7 +55,8 @@ impl Core {
         self.spot(cell).is_some() && self.over_limit(&self.work.cells[cell]).is_none()
     }
 
-    /// A process must have let go of one device before it gets another on the same node.
+    /// Whether a lease of the kernel is ending on the node. A process must let go of a device before it gets another on
+    /// the same node.
     pub(crate) fn own_lease_ending(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
         self.work.kernels[kernel].leases.iter().any(|id| {
             let lease = &self.work.leases[id];
@@ -67,7 +68,7 @@ impl Core {
     pub(crate) fn room(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> Option<Option<usize>> {
         let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
         let pool = self.work.kernels[c.kernel].pool;
-        // What is free is known; for whom the node is held takes a look at forecasts.
+        // The free GPUs are in a list; the check for holds needs forecasts, so it comes last.
         let enough = p.listed.is_some_and(|l| l.free >= c.need.gpus);
         if p.state != PilotState::Up || p.pool != pool || !enough || self.is_held(p, cell) {
             return None;
@@ -87,8 +88,8 @@ impl Core {
         (0..p.groups.len()).find(|&g| fits(g)).map(Some)
     }
 
-    /// Cells that have GPUs of the pilot reserved before this one: those of better rank, and those whose kernel is on its
-    /// way here, unless this one is due. A kernel that comes in vain would be moved on, and on.
+    /// Cells with GPUs of the pilot reserved before `cell`: cells of better rank and, unless `cell` is due, cells whose
+    /// kernel is on its way here. A kernel that came in vain would be moved on, and on.
     pub(crate) fn reserved_before(&self, p: &Pilot, cell: Idx<Cell>) -> Vec<&Cell> {
         let rank = self.work.cells[cell].rank;
         let comes = |r: &Cell| {
@@ -193,7 +194,7 @@ impl Core {
         }
     }
 
-    /// Pilots of the cell's pool that have room for it now, were its kernel there; the tightest first.
+    /// Pilots of the cell's pool with room for the cell now, were its kernel there; the tightest first.
     pub(crate) fn rooms_anywhere(&self, cell: Idx<Cell>) -> impl Iterator<Item = Idx<Pilot>> + '_ {
         let c = &self.work.cells[cell];
         let lanes = &self.supply.pools[self.work.kernels[c.kernel].pool].lanes;
@@ -229,7 +230,7 @@ impl Core {
     }
 }
 
-/// GPUs of the pilot's group that stay free beside the reservations of these cells.
+/// GPUs of the pilot's group left free by the reservations of these cells.
 pub(crate) fn free_beside(p: &Pilot, group: usize, before: &[&Cell]) -> u16 {
     let g = &p.groups[group];
     let held: u16 = before

@@ -103,7 +103,7 @@ impl Core {
         self.submit_for(cell, node, size, out);
     }
 
-    /// A pilot on the node, for this cell.
+    /// Asks for a pilot on the node, for this cell.
     pub(crate) fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
@@ -117,8 +117,9 @@ impl Core {
         self.reconsider_hold(cell);
     }
 
-    /// A pilot that was meant for the cell is up. If the cell neither starts nor has GPUs there, and several were in vain, the
-    /// next ones start at ever longer intervals: for whatever reason, pilots are of no use to the cell.
+    /// A pilot meant for the cell is up. If the cell neither starts nor has GPUs there, the pilot was in vain. After
+    /// several such pilots, the next ones start at ever longer intervals: for some unknown reason, pilots are of no use
+    /// to the cell.
     pub(crate) fn count_if_vain(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>, seq: u64) {
         if !self.is_same(cell, seq) || self.work.cells[cell].reserved == Some(pilot) {
             return;
@@ -149,7 +150,7 @@ impl Core {
         k.able().any(|r| here(r.node))
     }
 
-    /// Whether a pilot could be started there now, if need be in place of an idle one elsewhere.
+    /// Whether a pilot could be started on the node now, if need be in place of an idle pilot elsewhere.
     pub(crate) fn could_bring(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
         self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
     }
@@ -187,8 +188,8 @@ impl Core {
         self.too_many_own(pool, size) == 0
     }
 
-    /// By how many GPUs the limit of the node's partition would be exceeded with `size` more. A burst partition that isn't
-    /// configured any more has no room.
+    /// By how many GPUs the limit of the node's partition would be exceeded with `size` more. A burst partition that
+    /// isn't configured any more has no room.
     fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
         let Some(name) = &self.supply.nodes[node].burst else {
             return self.too_many_own(pool, size);
@@ -210,8 +211,8 @@ impl Core {
         (there + u32::from(size)).saturating_sub(burst.max_pilots * whole)
     }
 
-    /// GPUs of the pool's pilots that are in the burst partition or on their way there. An ending pilot without leases counts
-    /// as gone.
+    /// GPUs of the pool's pilots in the burst partition or on their way there. An ending pilot without leases counts as
+    /// gone.
     fn gpus_bursting(&self, pool: Idx<Pool>, partition: &str) -> u32 {
         let nodes = self.supply.pools[pool].nodes.iter();
         let nodes = nodes.filter(|&&n| self.supply.nodes[n].burst.as_deref() == Some(partition));
@@ -278,7 +279,7 @@ impl Core {
         if !self.make_room(pool, node, size, cell, out) {
             return;
         }
-        // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
+        // The removed pilots may have been reserved for this cell, or for a cell from which it could take the place.
         let gone = |core: &Self| cell.zip(seq).is_some_and(|(c, seq)| !core.is_same(c, seq));
         if gone(self) {
             return;
@@ -353,8 +354,8 @@ impl Core {
         idle
     }
 
-    /// Whether the pilot may be given back for the cell's. A pilot that is kept for later cells makes room for a due cell: the
-    /// later ones come after it in any case.
+    /// Whether the pilot may be given back for the cell's. A pilot that is kept for later cells makes room for a due
+    /// cell: the later ones come after it in any case.
     fn is_idle_for(&self, pilot: Idx<Pilot>, cell: Option<Idx<Cell>>) -> bool {
         let p = &self.supply.pilots[pilot];
         let due = cell.filter(|&c| self.work.cells[c].due);
@@ -382,8 +383,8 @@ impl Core {
         })
     }
 
-    /// Whether the limits allow this many GPUs more on the node, for the cell. Gives back the least valuable idle pilots of
-    /// the node's partition if need be, the node's own before others. If all of them wouldn't do, none is.
+    /// Whether the limits allow this many GPUs more on the node, for the cell. Gives back the least valuable idle
+    /// pilots of the node's partition if need be, the node's own before others. If all of them wouldn't do, none is.
     fn make_room(
         &mut self,
         pool: Idx<Pool>,
@@ -565,8 +566,8 @@ impl Core {
         self.at(until, Timer::Idle(job));
     }
 
-    /// Whether a cell with GPUs reserved on the pilot may start there, or its kernel is moving there. A pilot is idle if all
-    /// such cells come after a due cell that holds the node.
+    /// Whether a cell with GPUs reserved on the pilot may start there, or its kernel is moving there. If all such cells
+    /// come after a due cell with a hold on the node, the pilot counts as idle.
     fn is_reserved_for_one_that_may_start(&self, p: &Pilot) -> bool {
         p.reserved.iter().any(|&c| {
             let moving = self.work.kernels[self.work.cells[c].kernel].migrating;

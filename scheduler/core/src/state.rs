@@ -35,7 +35,7 @@ pub(crate) struct Supply {
     pub free: Places<Node>,
     /// The nodes among them without a hold.
     pub open: Places<Node>,
-    /// slurmctld doesn't answer, and without it no step starts.
+    /// slurmctld doesn't answer: no step starts meanwhile.
     pub slurm_away: bool,
     // Looked up, never iterated: their order is not deterministic.
     pub pool_by_name: HashMap<PoolName, Idx<Pool>>,
@@ -49,7 +49,7 @@ pub(crate) struct People {
     pub users: Table<User>,
     pub accounts: Table<Account>,
     pub limits: Table<Limit>,
-    /// GPUs that people hold in Slurm jobs of their own.
+    /// GPUs in people's own Slurm jobs.
     pub elsewhere: Vec<(UserName, AccountName, u32)>,
     /// Cells held up by a limit, by what the limit counts.
     pub limited: BTreeMap<Scope, BTreeSet<Idx<Cell>>>,
@@ -91,11 +91,11 @@ pub(crate) struct Work {
     pub next_seq: u64,
     /// Nodes whose reservations or ranks have changed: cells waiting there may be able to start now.
     pub stale: BTreeSet<Idx<Node>>,
-    /// Nodes on which a hold or, beside a hold, a lease has ended: cells waiting there may need a pilot.
+    /// Nodes after the end of a hold or, beside a hold, of a lease: cells waiting there may need a pilot.
     pub demanding: BTreeSet<Idx<Node>>,
-    /// Pools whose due cells have changed: what is held for them is looked at again.
+    /// Pools whose due cells have changed: the holds for these cells are looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
-    /// Counts of overtaken cells, by what the cells compete for.
+    /// Counts of overtaken cells, by the nodes for which the cells compete.
     pub arenas: BTreeMap<Arena, Overtaking>,
     // Looked up, never iterated.
     pub kernel_by_id: HashMap<KernelId, Idx<Kernel>>,
@@ -114,9 +114,9 @@ pub(crate) struct UsedBy {
 /// Limits on Slurm's associations, made quick to look up.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Members {
-    /// Limits that bind a user in an account. Looked up, never iterated.
+    /// Limits on a user in an account. Looked up, never iterated.
     pub binding: HashMap<Association, Vec<Idx<Limit>>>,
-    /// GPUs held, by limit and whom it counts.
+    /// GPUs held, by the limit and its members.
     pub held: BTreeMap<(Idx<Limit>, Member), u32>,
     /// Users and accounts whose usage counts for a limit's GPU-minutes.
     pub used_by: BTreeMap<Idx<Limit>, UsedBy>,
@@ -195,21 +195,21 @@ pub(crate) struct Pool {
     pub think: Habit,
     /// The think times by how many cells came before since the kernel was last away for long.
     pub thinks: Vec<Habit>,
-    /// What sparing a cell the wait for a pilot may cost now; None before the first cell.
+    /// Present price for sparing a cell the wait for a pilot. `None` before the first cell.
     pub price: Option<Price>,
     pub runs: Habit,
-    /// GPUs that the kernels with a replica could ask for.
+    /// Most GPUs that the kernels with a replica could ask for.
     pub demand: u32,
-    /// Use that kernels of each size make of their GPUs.
+    /// Use of their GPUs by kernels of each size.
     pub loads: Vec<Load>,
-    /// When it is looked next whether pilots should be started ahead of need.
+    /// Time of the next look whether pilots should be started ahead of need.
     pub foreseeing: Option<Timestamp>,
-    /// When GPUs of it were last taken, or gone, or asked for by somebody new.
+    /// Last time that GPUs of the pool were taken or given up, or that a new kernel asked for some.
     pub stirred: Timestamp,
     /// When crowded nodes were last looked for.
     pub looked_apart: Option<Timestamp>,
-    /// The time of the last count, the GPUs of its pilots, and the GPUs all kernels could ask for. `None` means that
-    /// the pilots have changed since.
+    /// The time of the last count, the GPUs of the pool's pilots, and the most GPUs that all kernels could ask for.
+    /// `None` means that the pilots have changed since.
     pub balance: std::cell::Cell<Option<(Timestamp, u32, u32)>>,
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
@@ -274,13 +274,13 @@ pub(crate) struct Node {
     pub burst: Option<String>,
     pub pilots: Vec<Idx<Pilot>>,
     pub queue: BTreeSet<(Rank, Idx<Cell>)>,
-    /// Pilots that failed here since one was up.
+    /// Consecutive failures of pilots on this node, since the last success.
     pub failing: Option<Failing>,
-    /// The due cell that the node is held for.
+    /// The due cell with a hold on the node.
     pub held_for: Option<Idx<Cell>>,
     /// GPUs that no pilot has or will have, as [`Lanes`] lists them.
     pub listed: u16,
-    /// GPUs that the replicas placed here could ask for.
+    /// Most GPUs that the replicas placed here could ask for.
     pub subscribed: u32,
     pub replicas: u32,
     /// The kernels whose last cell ran here, or whose first is expected to.
@@ -387,7 +387,7 @@ impl Pilot {
         self.groups.iter().map(|g| g.used).sum()
     }
 
-    /// Whether it lends nothing, and nobody is on the way to it.
+    /// Whether the pilot lends nothing and no cell has GPUs reserved on it.
     pub(crate) fn is_idle(&self) -> bool {
         self.state == PilotState::Up && self.leases.is_empty() && self.reserved.is_empty()
     }
@@ -444,7 +444,7 @@ pub(crate) struct Replica {
     pub executes: Option<Tenure>,
 }
 
-/// A replica that was placed and isn't up.
+/// A placed replica, not up yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Planned {
     pub incarnation: Incarnation,
@@ -463,7 +463,7 @@ pub(crate) struct Kernel {
     pub mem_mib: u64,
     pub cpus: u16,
     pub replicas: Vec<Replica>,
-    /// Members of its log without a process: an election makes a member the executor.
+    /// Members of the kernel's log without a process: an election makes a member the executor.
     pub standbys: Vec<Replica>,
     pub planned: Vec<Planned>,
     pub next_incarnation: u32,
@@ -471,40 +471,40 @@ pub(crate) struct Kernel {
     pub last_node: Option<Idx<Node>>,
     /// The only replica allowed to run GPU cells, while its process can't let go of its device.
     pub bound: Option<Incarnation>,
-    /// The replica that has a waiting cell parked.
+    /// The replica with a parked cell in wait.
     pub parked: Option<Incarnation>,
-    /// Closed for good: the kernel goes after its last lease.
+    /// Closed for good: the kernel is forgotten after its last lease.
     pub closed: bool,
     pub leases: Vec<LeaseId>,
     pub cells: Vec<Idx<Cell>>,
     pub last_end: Option<Timestamp>,
     /// Last sign of life: a cell's end, or the kernel's opening.
     pub quiet_since: Timestamp,
-    /// When a replica of it was last moved.
+    /// Time of the kernel's last move.
     pub moved: Timestamp,
-    /// How long its last move took, or for how long it was waited for in vain. `None`: it was never moved.
+    /// How long the kernel's last move took, or how long it was awaited in vain. `None` means no move so far.
     pub move_took: Option<Span>,
-    /// GPU-seconds that its cells have run, decaying.
+    /// GPU-seconds of the kernel's cells, decaying.
     pub usage: Usage,
     /// GPUs of the last cell, or the expected number before any.
     pub last_gpus: u16,
     /// Recent needs of the kernel's cells: GPUs and weight.
     pub sizes: Vec<(u16, f32)>,
     pub home: Option<Idx<Node>>,
-    /// Own node, given to the kernel when it was placed. Pilots are started for it there.
+    /// Own node, given to the kernel at its placement. The kernel's pilots are started there.
     pub base: Option<Idx<Node>>,
     pub think: Habit,
-    /// Cells since it was last away for long.
+    /// Cells since the kernel was last away for long.
     pub streak: u32,
     pub runs: Habit,
-    /// Run times of its cells by print, the latest last.
+    /// Run times of the kernel's cells by print, the latest last.
     pub prints: Vec<(u64, Habit)>,
     pub migrating: Option<Moving>,
     /// The reason against moving the kernel by policy; `None` means movable.
     pub fixed: Option<String>,
-    /// Since when it has had no replica.
+    /// Since when the kernel has had no replica.
     pub alone_since: Option<Timestamp>,
-    /// Its part in a pool's [`Tally`].
+    /// The kernel's part in a pool's [`Tally`].
     pub tallied: Option<Part>,
 }
 
@@ -523,7 +523,7 @@ pub(crate) struct Tally {
     pub several: BTreeSet<Idx<Kernel>>,
     /// Kernels at home on another node than their own.
     pub away: BTreeSet<Idx<Kernel>>,
-    /// Kernels that sit somewhere and may not be brought elsewhere.
+    /// Kernels with a place that may not be moved elsewhere.
     pub stuck: BTreeSet<Idx<Kernel>>,
 }
 
@@ -546,20 +546,20 @@ pub(crate) struct Moving {
     pub incarnation: Incarnation,
     pub to: Idx<Node>,
     pub since: Timestamp,
-    /// When it is waited for no longer.
+    /// Time for giving the move up.
     pub until: Timestamp,
     /// The tenure of the executor that is to carry the move out.
     pub tenure: Option<Tenure>,
 }
 
-/// What a waiting cell's user was last told.
+/// The last news to a waiting cell's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Told {
     pub position: u32,
     pub kind: std::mem::Discriminant<crate::reason::Reason>,
-    /// GPUs that notebooks of the user's own keep from it.
+    /// GPUs for the cell that notebooks of the user's own hold.
     pub of_own: u16,
-    /// When it was expected to start. `None`: that was not known.
+    /// When the cell was expected to start. `None` means unknown.
     pub starts: Option<Timestamp>,
     /// Until then nobody looks whether the expectation has changed.
     pub holds_until: Timestamp,
@@ -577,38 +577,38 @@ pub(crate) struct Cell {
     pub print: u64,
     pub submitted: Timestamp,
     pub seq: u64,
-    /// How many leases for it came to nothing.
+    /// Number of failed leases for the cell.
     pub failures: u8,
-    /// Pilots that failed to start a lease, and until when each isn't tried again.
+    /// Pilots that failed to start a lease, and the end of the pause on each.
     pub failed_on: Vec<(JobId, Timestamp)>,
-    /// Why the last one came to nothing.
+    /// Why the last lease failed.
     pub why_failed: String,
     pub vain: Vain,
     pub rank: Rank,
     /// Pilot with GPUs reserved for this cell.
     pub reserved: Option<Idx<Pilot>>,
     pub due: bool,
-    /// When it is looked at whether its age makes the cell due. `None` before its wait has begun.
+    /// Time of the next look whether the cell is due by its age. `None` before its wait has begun.
     pub due_at: Option<Timestamp>,
-    /// Nodes held for this cell: no start there may delay the cell. `None` unless the cell is due.
+    /// Nodes held for this cell: no start on them may delay the cell. `None` unless the cell is due.
     pub hold: Option<Hold>,
     /// Arenas in which the cell competes.
     pub arenas: Vec<Arena>,
     pub(crate) told: Option<Told>,
-    /// The limit that holds it up.
+    /// The limit against the cell's start.
     pub limited: Option<Scope>,
     /// Set for a cell parked in its middle: the cell's replica, and the run so far.
     pub parked: Option<(Incarnation, Span)>,
-    /// The kernel has another executor now, which must ask for the cell by then. The cell keeps its place, and starts
-    /// later: no replica would run the cell now.
+    /// The kernel has another executor now, and this executor must ask for the cell before this time. The cell keeps
+    /// its place, and starts later: no replica would run the cell now.
     pub unasked: Option<Timestamp>,
 }
 
-/// Pilots that came up for a waiting cell and were of no use to it.
+/// Pilots that came up for a waiting cell in vain.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Vain {
     pub pilots: u32,
-    /// No further one is asked for before.
+    /// Earliest time for the next pilot.
     pub next: Timestamp,
 }
 
@@ -622,7 +622,7 @@ impl Cell {
         here.map(|(_, until)| *until)
     }
 
-    /// It begins, or goes on.
+    /// The cell begins, or goes on.
     pub(crate) fn running(&self, since: Timestamp) -> Running {
         Running {
             cell: self.id.clone(),
@@ -636,7 +636,7 @@ impl Cell {
     }
 }
 
-/// The part of a limit's members that are counted together.
+/// The members of a limit that are counted together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Member {
     All,
@@ -674,7 +674,7 @@ pub(crate) enum ParkAsk {
     #[default]
     No,
     Asked,
-    /// It can't.
+    /// The cell can't park.
     Refused,
 }
 
@@ -724,13 +724,13 @@ pub(crate) struct Lease {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
-    /// Started on a node that was held for a due cell, before which its own cell doesn't come.
+    /// The lease started on a node held for a due cell, though its own cell comes after that cell.
     pub backfills: bool,
-    /// The kernel can't let go of the GPUs, though no cell runs. `None`: that isn't known.
+    /// The kernel can't let go of the GPUs, though no cell runs. `None` means no such news.
     pub holding: Option<Holding>,
-    /// When its cell is expected to end, as last reckoned: holds until then.
+    /// Expected end of the lease's cell, as last reckoned: believed until then.
     pub expected: std::cell::Cell<Timestamp>,
-    /// The same for people, who are told no guess: when it was reckoned, and the end.
+    /// The same for people, without guesses: the time of the reckoning, and the end.
     pub foreseen: std::cell::Cell<(Timestamp, Timestamp)>,
     pub asked: ParkAsk,
 }
@@ -771,7 +771,7 @@ pub(crate) enum Timer {
     Widen(Idx<Cell>, u64),
     Late(Idx<Cell>, u64),
     Report(Idx<Cell>, u64),
-    /// Pilots that failed a cell are tried again.
+    /// Time to try pilots again after a cell's lease failed on them.
     Retry(Idx<Cell>, u64),
     Scale(Idx<Pool>),
     Foresee(Idx<Pool>),

@@ -24,8 +24,8 @@ impl Core {
         replicas.any(|r| r.executes > Some(tenure))
     }
 
-    /// The executors to be replaced: the kernel's log has elected the new executor, perhaps unknown to these. Whoever
-    /// has a lease and no replica held it before a restart of the driver's.
+    /// The executors to be replaced: the kernel's log has elected the new executor, perhaps unknown to these. An
+    /// executor with a lease but without a replica held the lease before a restart of the driver.
     pub(crate) fn deposed_by(&self, k: Idx<Kernel>, up: &ReplicaUp) -> BTreeSet<Incarnation> {
         if !has_log(up) {
             return BTreeSet::new();
@@ -41,8 +41,8 @@ impl Core {
         others.filter(|e| *e != up.incarnation).collect()
     }
 
-    /// The kernel's cells that another process has submitted. With a log, the new executor is given these cells too,
-    /// and asks for the unbegun ones. Without a log the cells went with that process.
+    /// Deals with the kernel's cells submitted by another process. With a log, the new executor is given these cells
+    /// too, and asks for the unbegun ones. Without a log the cells went with the other process.
     pub(crate) fn cells_of_another(
         &mut self,
         k: Idx<Kernel>,

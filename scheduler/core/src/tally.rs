@@ -18,8 +18,8 @@ pub(crate) fn may_ask_for(k: &Kernel) -> u16 {
     often.map(|&(gpus, _)| gpus).max().unwrap_or(k.default_need.gpus)
 }
 
-/// The node where the kernel's next cell is expected: the one that it moves to; its home if it has several replicas;
-/// else where it sits, or will.
+/// The node where the kernel's next cell is expected. For a moving kernel, it is the target; for a kernel of several
+/// replicas, its home; else the present or planned place of its replica.
 fn expected_on(k: &Kernel) -> Option<Idx<Node>> {
     let goes = k.migrating.map(|m| m.to);
     let plans = k.planned.first().map(|p| p.node);
@@ -49,7 +49,7 @@ impl Tally {
 }
 
 impl Core {
-    /// The GPUs of the pilot if it counts for its pool.
+    /// The GPUs of the pilot, if the pilot counts for its pool.
     pub(crate) fn pilots_part(&self, pilot: Idx<Pilot>) -> Option<u16> {
         let p = &self.supply.pilots[pilot];
         let lends = match p.state {
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// The kernel, which added this, is gone or has changed.
+    /// The kernel with this part is gone or has changed.
     pub(crate) fn untally(&mut self, kernel: Idx<Kernel>, part: Part) {
         let tally = &mut self.supply.pools[part.pool].tally;
         tally.asked -= part.asked;

@@ -1,8 +1,8 @@
 //! Usage: GPU-seconds of a user, an account or a kernel, decaying with a half-life as in Slurm's multifactor
 //! priority. A lease counts from its first moment, with no timer for the sum.
 //!
-//! Usage has two parts. Leases are counted here. Slurm counts the jobs that people submit themselves, and says the whole
-//! sum at each reading. Pilots are the service account's jobs, so no GPU-second is in both parts.
+//! Usage has two parts. Leases are counted here. Slurm counts the jobs that people submit themselves, and says the
+//! whole sum at each reading. Pilots are the service account's jobs, so no GPU-second is in both parts.
 
 use hop_words::time::{Span, Timestamp};
 
@@ -51,7 +51,7 @@ pub(crate) struct Usage {
     since: Timestamp,
     /// GPUs held since then.
     held: u32,
-    /// Usage of Slurm's own jobs by its last word, inflated.
+    /// Usage of Slurm's own jobs by its last report, inflated.
     elsewhere: f64,
     /// The share in fair share, relative to others.
     pub weight: f64,
@@ -87,7 +87,7 @@ impl Usage {
         self.held = self.held.saturating_add_signed(gpus);
     }
 
-    /// Takes over what was noted at `at`, inflated.
+    /// Takes over the usage noted at `at`, inflated.
     pub(crate) fn restore(&mut self, inflated: f64, at: Timestamp) {
         self.settled = inflated;
         self.since = at;
@@ -104,7 +104,7 @@ impl Usage {
         self.settled += inflated;
     }
 
-    /// Takes Slurm's word for the weight, and for what its own jobs have used, inflated: in the place of its last one.
+    /// Takes over Slurm's weight and its own jobs' usage, inflated, in the place of Slurm's last report.
     pub(crate) fn told(&mut self, weight: f64, elsewhere: f64) {
         self.weight = weight;
         self.elsewhere = elsewhere;

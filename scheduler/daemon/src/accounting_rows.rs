@@ -48,7 +48,7 @@ impl AccountingRows {
         self.open.iter().map(|(id, row)| (*id, row))
     }
 
-    /// Row of a live lease without a row. `None` means that the lease has a row.
+    /// New row of a live lease that has none. `None` means that the lease has a row.
     pub(crate) fn adopt(
         &mut self,
         node: &NodeName,
@@ -340,7 +340,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Row of a lease that has not started.
+    /// Row of a lease before its start.
     fn row(self, state: &str) -> AcctRow {
         AcctRow {
             lease: self.lease,

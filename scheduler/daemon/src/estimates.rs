@@ -1,7 +1,7 @@
 //! Likely ranges of told waits, learnt from how earlier estimates turned out. Pure.
 //!
 //! The core makes the estimates. Each granted cell gives the factor between its estimates and its wait. Waiting cells
-//! aren't counted yet: when a pool's waits have just grown, its ranges are too narrow for a while.
+//! aren't counted yet: when a pool's waits have just grown, the pool's ranges are too narrow for a while.
 
 use hop_words::id::{CellId, KernelId};
 use hop_words::time::{Span, Timestamp};

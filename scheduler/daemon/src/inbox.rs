@@ -63,7 +63,7 @@ impl Inbox {
         self.filled.notify_one();
     }
 
-    /// The next in turn, and whose it is. Waits for one; cancel-safe.
+    /// The next message in turn, and its user's uid. Waits for a message; cancel-safe.
     pub(crate) async fn next(&self) -> (u32, Incoming) {
         loop {
             let filled = self.filled.notified();

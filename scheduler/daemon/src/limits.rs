@@ -48,7 +48,7 @@ impl SlurmAccounts<'_> {
         }
     }
 
-    /// GrpTRES of an account: all below it together.
+    /// GrpTRES of an account: a limit on all users and accounts below it together.
     fn of_account(&self, row: &Association, limits: &mut Vec<Limit>) {
         let below = self.below(&row.account);
         let who = self.members(|a| below.contains(&a.account));
@@ -196,7 +196,7 @@ impl SlurmAccounts<'_> {
 
     // --- who is who ---
 
-    /// Rows of people whose leases they may concern.
+    /// Rows of people with possible leases under these limits.
     fn people(&self) -> impl Iterator<Item = &Association> {
         self.associations
             .iter()
@@ -311,11 +311,12 @@ fn clip(gpus: u64) -> u32 {
     u32::try_from(gpus).unwrap_or(u32::MAX)
 }
 
-/// Weights, and what people's own jobs have used by Slurm's word of `at`. An account weighs its share of the whole tree,
-/// a user their share in an account (the largest of several). GPU-minutes are Slurm's own, decayed alike.
+/// Weights, and what people's own jobs have used by Slurm's word of `at`. An account weighs its share of the whole
+/// tree, a user their share in an account (the largest of several). GPU-minutes are Slurm's own, decayed alike.
 ///
-/// An account has used what its people have. The account's own row has more: the pilots' use where the service account is
-/// in it, which the core charges to the users of its leases, and the accounts' below it, which have rows of their own.
+/// An account's usage is the sum of its users' usage. The account's own row has more. It includes the pilots' usage if
+/// the service account is in it; the core charges that usage to the users of the leases. It includes also the usage of
+/// the accounts below, which have rows of their own.
 pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName, at: Timestamp) -> Shares {
     let mut accounts: BTreeMap<AccountName, Share> = BTreeMap::new();
     let mut users: BTreeMap<UserName, Share> = BTreeMap::new();

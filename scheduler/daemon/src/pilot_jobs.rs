@@ -89,7 +89,7 @@ pub(crate) struct Coming {
 pub(crate) enum Failure {
     /// Slurm may have accepted the job all the same.
     Uncertain(String),
-    /// Slurm is away, or refused it for now.
+    /// Slurm is away, or refused the job for now.
     No(String),
 }
 
@@ -100,13 +100,13 @@ pub(crate) struct PilotJobs {
     /// Jobs of ours that nobody knows, and since when.
     orphans: BTreeMap<JobId, Timestamp>,
     missed: BTreeMap<JobId, u8>,
-    /// Nodes of each pool that a pilot could be on.
+    /// Possible nodes for pilots, of each pool.
     nodes: BTreeMap<PoolName, Vec<NodeName>>,
-    /// The pool of each node that was among these at any time.
+    /// The pool of each node that was ever in `nodes`.
     known: BTreeMap<NodeName, PoolName>,
-    /// Slurm's word for why each of our jobs waits, by the last squeue.
+    /// Slurm's reason for the wait of each of our jobs, by the last squeue.
     waits: BTreeMap<JobId, String>,
-    /// Pools that must not be lent, and why.
+    /// Pools that must not be lent, with the reasons.
     refused: BTreeMap<PoolName, String>,
     /// Nodes of the pilots in the last squeue, and of the pilots that will come.
     places: BTreeMap<JobId, NodeName>,
@@ -239,8 +239,8 @@ impl PilotJobs {
         }
     }
 
-    /// A pilot's agent has reported: its pool works. An unknown job is taken for a request of its pool without a job
-    /// id.
+    /// A pilot's agent has reported: its pool works. An unknown job is matched with a request of its pool that has no
+    /// job id yet.
     pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool) -> Vec<Act> {
         self.pauses.remove(pool);
         self.orphans.remove(&job);

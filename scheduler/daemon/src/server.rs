@@ -24,11 +24,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, info, warn};
 
-/// Messages that may wait for one caller.
+/// Most messages in wait for one caller.
 const OUTGOING: usize = 4096;
-/// Connections that are not proven yet, in all.
+/// Most unproven connections in all.
 const UNPROVEN: usize = 256;
-/// Credentials that MUNGE decodes at a time: each takes about a millisecond.
+/// Most credentials at MUNGE at a time: each takes about a millisecond.
 const DECODES: usize = 8;
 /// Seconds' worth of messages that a user may send at once.
 const BURST: f64 = 5.0;
@@ -254,7 +254,7 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
     server.inbox.push(uid, opened).await;
     let writing = tokio::spawn(async move {
         while let Some(Outgoing { id, body, unread }) = queue.recv().await {
-            // A message that is being written takes as much room as a waiting one.
+            // A message under way takes as much room as a waiting one.
             let _room = sender.upgrade().and_then(|s| s.try_reserve_owned().ok());
             let message = FromHopd { id, body };
             if let Err(error) = writer.send(&message).await {

@@ -27,7 +27,7 @@ pub(crate) struct Facts {
     pub down: Vec<NodeName>,
     /// Usable nodes of each pool.
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
-    /// Pools that must not be lent, and why.
+    /// Pools that must not be lent, with the reasons.
     pub refused: BTreeMap<PoolName, String>,
     /// Whom each pool's partition takes.
     pub rules: BTreeMap<PoolName, Rules>,
@@ -433,8 +433,8 @@ done
     }
 }
 
-/// The most that a node of the pool could ever have, burst nodes included, whatever its state. A node that has not
-/// registered may have more than Slurm knows.
+/// The most that a node of the pool could ever have, in any state, burst nodes included. An unregistered node may have
+/// more than Slurm knows.
 fn offers(name: &PoolName, pool: &Pool, partitions: &[Partition], nodes: &[Node]) -> PoolOffers {
     let own = std::iter::once(&pool.partition);
     let wanted = own.chain(pool.burst.iter().map(|b| &b.partition));

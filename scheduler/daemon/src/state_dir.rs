@@ -116,7 +116,8 @@ impl StateDir {
     }
 }
 
-/// Takes the lock. A killed `hopd` has it until Linux has closed its files, and so has a child that it was about to start.
+/// Takes the lock. A killed `hopd`, or a child that it was about to start, has the lock until Linux has closed its
+/// files.
 fn take(lock: &File) -> rustix::io::Result<()> {
     let begun = Instant::now();
     loop {

@@ -121,7 +121,7 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
                 lease: None,
                 user: c.user,
                 name: c.name,
-                // Slurm's word for a job that stands still.
+                // Slurm's word for a job at a standstill.
                 state: if c.parked.is_some() {
                     "SUSPENDED"
                 } else {
@@ -142,7 +142,7 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
         .collect()
 }
 
-/// A node of which nothing is lent now.
+/// A node without anything lent now.
 pub(crate) fn absent(
     node: NodeName,
     pool: PoolName,
@@ -234,7 +234,7 @@ pub(crate) fn explain(core: &Core, kernel: KernelId, cell: Option<CellId>) -> Re
     }
 }
 
-/// Whether `owns` says that the caller may cancel it.
+/// Whether the caller may cancel the target. `owns` says whether a kernel is the caller's.
 pub(crate) fn may_cancel(
     core: &Core,
     target: &CancelTarget,

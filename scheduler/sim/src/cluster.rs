@@ -27,7 +27,8 @@ pub struct Cluster {
     pub warm_per_node: u16,
     /// Nodes that boot on demand and cost money, for `ours` alone; the cheapest first.
     pub burst: Vec<BurstNodes>,
-    /// Jobs of other users that fill what pilots leave, for `ours` alone. `None` means that nobody else wants the nodes.
+    /// Jobs of other users that fill the GPUs without pilots, for `ours` alone. `None` means that nobody else wants the
+    /// nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchQueue>,
 }
@@ -43,7 +44,7 @@ pub struct BatchQueue {
     /// Time for which GPUs are free before a job starts on them.
     #[serde(rename = "starts_after_s", with = "duration")]
     pub starts_after: Span,
-    /// Time after which a job has left, once a pilot wants its GPUs. `None` means that jobs aren't stopped.
+    /// Time for a job to leave, once a pilot wants its GPUs. `None` means that jobs aren't stopped.
     #[serde(
         rename = "yields_s",
         with = "duration::option",
@@ -186,7 +187,7 @@ pub struct Latencies {
     pub message: Dist,
     /// Taking a device back, beside parking.
     pub take_back: Dist,
-    /// From a pilot's submission to its agent's first word, on a node that is up.
+    /// From a pilot's submission to its agent's first word, on a node in service.
     pub pilot: Dist,
     /// From a pilot's drain or cancellation to its GPUs being Slurm's again.
     pub pilot_end: Dist,
@@ -560,7 +561,7 @@ impl Cluster {
         u16::try_from(part).unwrap_or(self.cpus_per_node)
     }
 
-    /// A short name for all that was configured.
+    /// A short name for the whole configuration.
     pub fn hash(&self) -> String {
         let text = serde_json::to_string(self).expect("a cluster has nothing that JSON can't say");
         blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()

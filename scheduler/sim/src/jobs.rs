@@ -1,7 +1,7 @@
 //! Traces of batch jobs: Slurm's accounting, SWF, and the public traces of Helios, Philly and openb.
 //!
-//! A job becomes a cell. Jobs of one user that follow each other become a session. `docs/trace-format.md` describes the
-//! forms. The form of shared/data and our own lines are read in [`crate::trace`].
+//! A job becomes a cell. Consecutive jobs of one user become a session. `docs/trace-format.md` describes the forms. The
+//! form of shared/data and our own lines are read in [`crate::trace`].
 
 mod philly;
 mod swf;
@@ -101,8 +101,8 @@ struct Sittings {
 }
 
 impl Sittings {
-    /// Adds a job that was submitted `after` the first job of the trace. It continues the sitting of its user that ended
-    /// last before, if this is no longer ago than [`SITTING`]. Jobs that overlap are in sittings of their own.
+    /// Adds a job, submitted `after` the first job of the trace. The job continues the last ended sitting of its user,
+    /// if that ended within [`SITTING`]. Overlapping jobs are in sittings of their own.
     fn add(&mut self, after: f64, job: Job) {
         let submit = Timestamp((after * 1e6) as u64 + OPENED_BEFORE.0);
         let run = Span((job.run * 1e6) as u64);

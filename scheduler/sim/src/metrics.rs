@@ -146,7 +146,7 @@ pub struct PolicyResult {
     pub held: Steps,
     /// GPUs of pilots from submission to end.
     pub provisioned: Steps,
-    /// Burst nodes' GPUs among these, and their cost.
+    /// The part of these GPUs on burst nodes, and its cost.
     pub burst: Steps,
     pub burst_cost: f64,
     /// Number of pilots submitted to Slurm.
@@ -160,9 +160,9 @@ pub struct PolicyResult {
     pub spills: u64,
     /// Cells that wait.
     pub waiting: Steps,
-    /// Jobs of the batch queue beside the pool, if there is one.
+    /// Jobs of the batch queue beside the pool, if any.
     pub batch: Option<BatchResult>,
-    /// Reason of the wait, where the policy tells a reason.
+    /// Reason of the wait, if the policy tells a reason.
     pub whys: Vec<Why>,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
@@ -246,7 +246,8 @@ pub struct PolicySummary {
     /// With think times counted.
     pub antt_with_think: f64,
     pub stp_with_think: f64,
-    /// Share of the possible saving (reserved less used) that leases and pilots keep; none where hardly any is possible.
+    /// Share of the possible saving (reserved less used) that leases and pilots keep; none where hardly any is
+    /// possible.
     pub held_saving_share: Option<f64>,
     pub provisioned_saving_share: Option<f64>,
     /// Burst nodes' part of the provisioned GPU-hours, and their cost.
@@ -268,8 +269,8 @@ pub struct PolicySummary {
 /// How well run times and needs were foretold, of one kind of cells.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Predictions {
-    /// `history 0`, `1 to 3`, ...: past runs of the cell or its kernel. `after 600 s`: cells that ran for that long,
-    /// with the forecast made then.
+    /// `history 0`, `1 to 3`, ...: past runs of the cell or its kernel. `after 600 s`: cells with at least this run,
+    /// and the forecast made then.
     pub of: String,
     pub cells: usize,
     /// Median of |foretold - real| / real.
@@ -471,7 +472,7 @@ impl PolicyResult {
         all
     }
 
-    /// ANTT and STP over sessions (Eyerman and Eeckhout): a session's time is that from submission to reply of its
+    /// ANTT and STP over sessions (Eyerman and Eeckhout). A session's time is the time from submission to reply of its
     /// cells, alone and shared; with `think`, from its first submission to its last reply.
     pub fn antt_stp(&self, trace: &Trace, think: bool) -> (f64, f64) {
         let n = trace.sessions.len();

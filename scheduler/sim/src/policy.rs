@@ -60,7 +60,7 @@ impl Policy {
         all
     }
 
-    /// Ours as it ships, with three replicas and with one, and the baselines.
+    /// Our policy as shipped, with three replicas and with one, and the baselines.
     pub fn main() -> Vec<Self> {
         vec![
             Self::with("three-replicas").expect("it is in the list"),
@@ -95,7 +95,8 @@ impl Policy {
         Some(Self::Ours(w))
     }
 
-    /// Ours with a part that the simulated cluster has only by name: three replicas, which larger pools ship with, or parking.
+    /// Ours with a part that the simulated cluster has only by name: three replicas, which larger pools ship with, or
+    /// parking.
     fn with(what: &str) -> Option<Self> {
         let mut w = Without::default();
         match what {

@@ -1,12 +1,12 @@
-//! What every form of a trace is read into: sessions and their cells; and why a text can't be read.
+//! The common form of every trace: sessions and their cells. Also the reasons for which a text can't be read.
 
 use hop_words::time::{Span, Timestamp};
 use std::fmt;
 
-/// So much of a wrong value is repeated.
+/// Characters of a wrong value that a message repeats.
 pub(crate) const QUOTED: usize = 40;
 
-/// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
+/// No time or length in a trace is greater than this: a greater number is not in seconds or minutes.
 pub(crate) const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
 
 /// Time for which a session is open before its first cell, if untold by the trace.
@@ -46,13 +46,13 @@ impl Session {
     }
 }
 
-/// Jobs of a trace that no cell stands for.
+/// Jobs of a trace without a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeftOut {
     pub without_gpus: u64,
-    /// They ask for more than [`MOST_GPUS`], and so for several nodes.
+    /// Jobs for more than [`MOST_GPUS`], and so for several nodes.
     pub too_large: u64,
-    /// They were cancelled before their start, or their times are not known.
+    /// Jobs cancelled before their start, or without known times.
     pub never_ran: u64,
 }
 
@@ -145,7 +145,7 @@ pub enum TraceError {
 }
 
 impl TraceError {
-    /// A value that isn't as it must be.
+    /// A value unlike its required form.
     pub(crate) fn value(line: usize, what: &'static str, value: &str, must: &'static str) -> Self {
         Self::Value {
             line,

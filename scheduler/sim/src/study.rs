@@ -64,7 +64,7 @@ pub struct Point {
 }
 
 impl Point {
-    /// `runs`: one summary of this policy for each seed.
+    /// `runs` has one summary of this policy for each seed.
     pub fn new(policy: String, at: BTreeMap<String, f64>, gpus: u32, runs: &[(u64, PolicySummary)]) -> Self {
         let figures = FIGURES.iter().filter_map(|(name, figure)| {
             Some((*name, Spread::of(runs.iter().filter_map(|(_, s)| figure(s)))?))

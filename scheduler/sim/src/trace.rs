@@ -1,5 +1,5 @@
-//! Traces: submissions of cells and their run times. `docs/trace-format.md` describes the forms of files. Traces of batch
-//! jobs are read in [`crate::jobs`].
+//! Traces: submissions of cells and their run times. `docs/trace-format.md` describes the forms of files. Traces of
+//! batch jobs are read in [`crate::jobs`].
 
 use crate::jobs::{self, Header, Rows};
 use crate::rng::Rng;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 pub struct Trace {
     pub name: String,
     pub sessions: Vec<Session>,
-    /// Jobs that no cell stands for, where the file is one of batch jobs.
+    /// Jobs without a cell, if the file is a trace of batch jobs.
     pub left_out: LeftOut,
 }
 
@@ -59,15 +59,15 @@ impl Trace {
     /// table of shared/data.
     ///
     /// # Errors
-    /// The first line that can't be read, with its number.
+    /// The first unreadable line, with its number.
     pub fn parse(name: &str, text: &str, seed: u64) -> Result<Self, TraceError> {
         Self::parse_with(name, text, seed, 1)
     }
 
-    /// The same, where so many processors of a trace in SWF stand for one GPU.
+    /// The same, with so many processors of a trace in SWF for one GPU.
     ///
     /// # Errors
-    /// The first line that can't be read, with its number.
+    /// The first unreadable line, with its number.
     pub fn parse_with(name: &str, text: &str, seed: u64, procs_per_gpu: u32) -> Result<Self, TraceError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let first = text.trim_start();

@@ -139,7 +139,7 @@ fn core_config(cluster: &Cluster, without: Without) -> Config {
         due_after: knobs.due_after,
         due_overtaken: knobs.due_overtaken,
         report_every: Span::from_secs(15),
-        // Here every lease starts, however long it takes.
+        // In this world every lease starts, however long the start takes.
         start_timeout: Span(2 * LONGEST.0),
         ..Config::default()
     };
@@ -280,7 +280,7 @@ impl<'a> World<'a> {
             }
             self.now = self.now.max(at);
             if let Event::Wake = event {
-                // A wake that an earlier one has replaced.
+                // An earlier wake has replaced this one.
                 if self.wake != Some(at) {
                     continue;
                 }

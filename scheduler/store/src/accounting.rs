@@ -256,7 +256,7 @@ fn prepare(connection: &mut Connection) -> Result<(), rusqlite::Error> {
     Ok(())
 }
 
-/// The database as the writer's thread has it.
+/// The database in the writer's thread.
 struct Tables {
     path: PathBuf,
     connection: Connection,

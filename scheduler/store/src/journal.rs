@@ -50,7 +50,7 @@ pub enum JournalOpenError {
     },
 }
 
-/// Contents of a journal when it was opened.
+/// Contents of a journal at its opening.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot<K, V> {
     /// Term of the daemon with the file open: the last term plus one, already durable. An id of the term and a counter
@@ -79,7 +79,7 @@ where
     /// The same with a term above `known`, which is known from elsewhere: the journal may be a new one in a lost one's
     /// place.
     pub fn open_after(path: &Path, known: Term) -> Result<(Self, Snapshot<K, V>), JournalOpenError> {
-        // redb takes some damage for impossible, and panics. Whoever starts a daemon needs a sentence all the same.
+        // redb takes some damage for impossible, and panics. The administrator needs a sentence all the same.
         let read = std::panic::catch_unwind(|| read_file(path, known));
         let (database, term, entries) = read.unwrap_or_else(|_| {
             Err(JournalOpenError::Damaged {
@@ -123,7 +123,7 @@ where
         }
     }
 
-    /// Queues changes and waits until they are durable. An error means entries not durable *yet*.
+    /// Queues changes and waits until they are durable. An error means that the entries aren't durable *yet*.
     pub async fn commit<'a>(
         &self,
         changes: impl IntoIterator<Item = (&'a K, Option<&'a V>)>,
@@ -135,7 +135,7 @@ where
         self.post(changes).durable().await
     }
 
-    /// Waits until everything posted so far is durable.
+    /// Waits until all earlier posts are durable.
     pub async fn flush(&self) -> Result<(), SaveError> {
         self.writer.post(Vec::new()).durable().await
     }
@@ -152,7 +152,7 @@ fn encode<K: Serialize, V: Serialize>(key: &K, value: Option<&V>) -> Result<Enco
     Ok((serde_json::to_vec(key)?, value))
 }
 
-/// The file as the writer's thread has it.
+/// The file in the writer's thread.
 struct File {
     path: PathBuf,
     /// None after a failure: redb wants to be opened anew then.

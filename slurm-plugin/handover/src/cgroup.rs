@@ -1,9 +1,9 @@
 //! A kernel's cgroups: making them at registration, opening and closing devices in them, removing them.
 //!
 //! On v1 a kernel gets a devices cgroup of ours outside Slurm's tree, since Slurm rewrites the rules in its own
-//! directories whenever a step starts; freezer, memory and accounting stay Slurm's. It is never wider than Slurm's. On v2
-//! the device program of the task's own cgroup, which Slurm never touches again, gets exceptions in place and loses them
-//! again. Cores are [`crate::cores`]'s.
+//! directories at each start of a step; freezer, memory and accounting stay Slurm's. Our cgroup is never wider than
+//! Slurm's. On v2 the device program of the task's own cgroup, which Slurm never touches again, gets exceptions in
+//! place and loses them again. [`crate::cores`] handles cores.
 
 use crate::bpf::{Number, Program};
 use crate::cpuset::CpuSet;
@@ -219,7 +219,7 @@ pub fn close_devices(mounts: &Mounts, cgroup: &KernelCgroup, leased: &[Number]) 
     let Some(dir) = dir(mounts, cgroup) else {
         return Ok(());
     };
-    // It may be removed between looking and writing.
+    // The directory may vanish between looking and writing.
     permit(&dir, cgroup, leased, false).or_else(|e| if dir.is_dir() { Err(e) } else { Ok(()) })
 }
 
@@ -248,12 +248,12 @@ pub fn holds(cgroup: &KernelCgroup, pid: u32) -> bool {
     })
 }
 
-/// The processes of a kernel, its children included.
+/// The processes of a kernel, children included.
 pub fn processes(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<i32> {
     listed(mounts, cgroup, "cgroup.procs", "cgroup.procs")
 }
 
-/// The threads of a kernel, its children's included.
+/// The threads of a kernel and its children.
 pub fn threads(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<i32> {
     listed(mounts, cgroup, "tasks", "cgroup.threads")
 }
@@ -320,8 +320,8 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
     }
 }
 
-/// Lets a process go that its user holds still, since SIGKILL does nothing to it: on v1 users may make freezers of their
-/// own below that of their step.
+/// Lets a process go that its user holds still, since SIGKILL does nothing to it. On v1 users may make their own
+/// freezers below their step's.
 pub fn thaw(mounts: &Mounts, pid: u32) {
     let membership = Membership::of(pid).unwrap_or_default();
     let Some(path) = membership.v1("freezer") else {
@@ -349,7 +349,8 @@ impl Drop for Frozen {
     }
 }
 
-/// Removes the cgroups made by [`confine`], if empty. `true` means that none is left. On v2 it is Slurm's, and to be empty.
+/// Removes the cgroups made by [`confine`], if empty. `true` means that none is left. On v2 it is Slurm's, and to be
+/// empty.
 pub fn remove(mounts: &Mounts, cgroup: &KernelCgroup) -> bool {
     let KernelCgroup::V1 { devices, cpuset, .. } = cgroup else {
         return processes(mounts, cgroup).is_empty();

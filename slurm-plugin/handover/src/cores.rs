@@ -1,8 +1,8 @@
 //! Cores of a lease: widening a kernel's cpuset and the masks of the kernel's threads, and narrowing both.
 //!
 //! The cpuset is the limit. A thread with a mask of its own (task/affinity sets a mask, and children inherit the mask)
-//! stays within the mask however wide the cpuset is: every thread of the kernel gets the new mask. Without constrained
-//! cores there is no limit to widen, and nothing is done.
+//! stays within the mask however wide the cpuset is. So every thread of the kernel gets the new mask. Without
+//! constrained cores there is no limit to widen, and nothing is done.
 
 use crate::cgroup::{self, CgroupError, read_cpus};
 use crate::cpuset::CpuSet;
@@ -138,8 +138,8 @@ fn write(dir: &Path, cpus: &CpuSet) -> Result<(), CgroupError> {
     cgroup::write(dir, "cpuset.cpus", &cpus.to_string(), "can't set")
 }
 
-/// Rounds over the thread list: a thread started meanwhile inherits its maker's mask, so only makers that were
-/// not reached yet can add old masks, and each round leaves fewer of them.
+/// Rounds over the thread list. A new thread inherits its maker's mask, so only makers not reached yet can add old
+/// masks, and each round leaves fewer of them.
 const ROUNDS: usize = 8;
 
 fn set_masks(mounts: &Mounts, cgroup: &KernelCgroup, cpus: &CpuSet) {

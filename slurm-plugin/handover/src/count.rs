@@ -1,19 +1,19 @@
 //! Counts the open files of a lent device: zero proves that nobody holds the device any more.
 //!
 //! Linux makes a `struct file` for each open of a device, and frees the file after the last reference. A reference is a
-//! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a thread
-//! that sleeps in a system call. Three BPF programs count the files:
+//! descriptor, a duplicate, a child's descriptor, a mapping, an entry of a ring, a descriptor in flight in a socket, or
+//! a pointer on the stack of a thread asleep in a system call. Three BPF programs count the files:
 //!
 //! - `judged`, a device program of the cgroup above all: checks each open by a kernel's thread. The program refuses
 //!   devices not lent to this very kernel, and uncountable files. A file that passes counts from then on.
 //! - `allocated`, on the tracepoint of the allocator: notes the file that a kernel's thread is about to open.
 //! - `freed`, on the tracepoint of the allocator: the file no longer counts, and the driver's `release` has run.
 //!
-//! Linux never leaves `judged` out, so no open is missed. It may leave out a tracepoint's program: a stale note then has
-//! `judged` count another file than the one that is opened. A freed file is therefore taken off the count only if it
+//! Linux never leaves `judged` out, so no open is missed. Linux may leave out a tracepoint's program: a stale note then
+//! has `judged` count another file instead of the opened one. A freed file is therefore taken off the count only if it
 //! reached the open of the device with the credentials of the counted open. Each such file was judged itself, so the
-//! count is never less than the number of open files. A left-out `freed` is made up for when the address is allocated
-//! again, and both tracepoints have their program twice, since the two are left out independently.
+//! count is never less than the number of open files. The next allocation of the address makes up for a left-out
+//! `freed`. Both tracepoints have their program twice, since the two are left out independently.
 //!
 //! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: other processes' opens
 //! belong to no lease, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes
@@ -294,7 +294,7 @@ impl Counter {
         self.know(device)
     }
 
-    /// Refuses the device to every kernel unless it is lent, and lets [`Sight`] show its open files.
+    /// Refuses the device to every kernel without a lease on it, and lets [`Sight`] show its open files.
     ///
     /// # Errors
     /// Linux's.
@@ -306,8 +306,8 @@ impl Counter {
         }
     }
 
-    /// Lets the kernel open the prepared device, and counts its opens. The kernel's cgroup permits the device by now: an
-    /// open that is counted and then refused by somebody else would count for ever.
+    /// Lets the kernel open the prepared device, and counts its opens. The kernel's cgroup permits the device by now:
+    /// an open that is counted and then refused by somebody else would count for ever.
     ///
     /// # Errors
     /// Linux's.
@@ -433,7 +433,7 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
 /// Offsets of the fields read by the programs on this Linux.
 #[derive(Debug)]
 struct Layout {
-    /// A file's inode, and its address space with the host of that: what a failed open leaves.
+    /// A file's inode, and its address space with the space's host: a failed open leaves these.
     inode: i16,
     mapping: i16,
     host: i16,
@@ -452,7 +452,7 @@ struct Layout {
     cgroups: i16,
     unified: i16,
     devices: Option<[i16; 2]>,
-    /// A cgroup's folder, and the number of that.
+    /// A cgroup's folder, and the folder's number.
     folder: i16,
     number: i16,
 }
@@ -508,7 +508,8 @@ const COUNT: u8 = 7;
 const OTHER: u8 = 8;
 const STACK: u8 = 10;
 
-// On the stack: the device, the cgroup (hierarchy and number), the file, who opened it, a place to read into, the thread.
+// On the stack: the device, the cgroup (hierarchy and number), the file, who opened it, a place to read into, the
+// thread.
 const DEVICE_AT: i16 = -8;
 const GROUP_AT: i16 = -24;
 const FILE_AT: i16 = -32;
@@ -693,8 +694,8 @@ impl Counter {
         a.finish()
     }
 
-    /// The file that the thread is about to open; goes to `Deny` if it is about to open none: then nothing can be counted.
-    /// The note is good for one open. Whether it is of this open shows in the end, when the file is freed; these checks
+    /// The file that the thread is about to open. Without such a file, goes to `Deny`: the open can't be counted. The
+    /// note is good for one open. Only the free of the file shows whether the note was of this open. The checks here
     /// spare a good program a file that counts for ever.
     fn file_of_thread(&self, a: &mut Assembler, layout: &Layout) {
         a.push(CALL, 0, 0, 0, PID_TGID);
@@ -710,7 +711,7 @@ impl Counter {
         // The later open gives the file its inode.
         a.field(OTHER, FILE, layout.inode);
         a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Deny);
-        // Refused by Linux, but only after this program.
+        // Linux refuses this open, but only after this program.
         a.field(OTHER, FILE, layout.flags);
         a.push(AND, OTHER, 0, 0, libc::O_NOATIME);
         a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Deny);
@@ -805,9 +806,9 @@ impl Counter {
         a.finish()
     }
 
-    /// The last file at the address on the stack is gone. It is taken off the count if it had reached the open of the
-    /// counted device with the opener's credentials, which no other process has meanwhile. Memory of the file is as its
-    /// last user left it: the allocator keeps its own words elsewhere.
+    /// The last file at the address on the stack is gone. The file is taken off the count if it had reached the open of
+    /// the counted device with the opener's credentials; no other process has had these meanwhile. Memory of the file
+    /// is as its last user left it: the allocator keeps its own words elsewhere.
     fn settle(&self, a: &mut Assembler, layout: &Layout) {
         const CREDENTIALS: u8 = 9;
         a.on_map(LOOKUP, self.files.fd(), FILE_AT);

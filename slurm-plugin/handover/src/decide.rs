@@ -119,7 +119,7 @@ pub enum Before {
     Undo(StepKey),
 }
 
-/// May the device be granted under this epoch, and is there anything to be undone first?
+/// Decides whether the device may be granted under this epoch, and whether anything must be undone first.
 ///
 /// # Errors
 /// [`Refusal::StaleEpoch`].

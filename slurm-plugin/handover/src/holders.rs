@@ -18,7 +18,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// A process that holds one of the devices, or may, with the kind of reference.
+/// A process with a certain or possible hold on one of the devices, and the kind of reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Found {
     pub pid: u32,
@@ -45,11 +45,12 @@ struct Scan<'a> {
     found: HashSet<Found>,
 }
 
-/// How long a search may take: a user may have millions of descriptors, and Slurm drains the node of a step that doesn't
-/// end.
+/// How long a search may take: a user may have millions of descriptors, and Slurm drains the node of a step that
+/// doesn't end.
 const SEARCH: Duration = Duration::from_secs(5);
 
-/// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false`: there was more to search.
+/// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false` means that there was more
+/// to search.
 pub fn among(pids: &[u32], numbers: &[Number]) -> (Vec<Found>, bool) {
     let until = Instant::now() + SEARCH;
     let said = apart(SEARCH, usize::MAX, |out| {

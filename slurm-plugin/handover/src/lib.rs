@@ -3,9 +3,10 @@
 //! The agent uses [`token`]: its requests to the plugin, and the plugin's confirmations. The SPANK plugin
 //! (`slurm-plugin/spank`) uses the rest, as root in slurmstepd.
 //!
-//! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`probe`] (what Slurm lets a step
-//! open), [`mounts`] and [`cgroup`] with [`bpf`] (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`]
-//! with [`holders`] (ending whoever keeps it from being so). `docs/who-holds-a-device.md` argues why that is enough.
+//! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`probe`] (the devices that
+//! Slurm lets a step open), [`mounts`] and [`cgroup`] with [`bpf`] (devices), [`cores`], [`count`] (the proof that a
+//! device is free), and [`release`] with [`holders`] (the end of its remaining holders). `docs/who-holds-a-device.md`
+//! argues why this is enough.
 
 mod apart;
 pub mod bpf;

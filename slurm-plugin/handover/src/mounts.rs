@@ -69,7 +69,7 @@ pub enum Placement {
     V1,
     /// The task's cgroup.
     V2(PathBuf),
-    /// It doesn't, as far as the path tells.
+    /// Slurm doesn't confine the task's devices, as far as the path tells.
     None,
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn group_of(mounts: &Mounts, membership: &Membership) -> Option<Group
     numbered(Group::DEVICES, v1).or_else(|| numbered(Group::UNIFIED, v2))
 }
 
-/// A cgroup by its directory; `None` means a directory that is gone.
+/// A cgroup by its directory; `None` means that the directory is gone.
 pub(crate) fn numbered(hierarchy: u64, dir: Option<PathBuf>) -> Option<Group> {
     let id = std::fs::metadata(dir?).ok()?.ino();
     Some(Group { hierarchy, id })

@@ -2,7 +2,7 @@
 //!
 //! Runs as root in any slurmstepd with a callback, for a moment each; lasting facts are in [`crate::store`]. Order on
 //! disk: a lease is recorded before anything is opened, and forgotten after everything is closed and no process holds
-//! it, so a process killed at any point leaves a record that says what to undo.
+//! it. So a process killed at any point leaves a record of the steps to undo.
 
 use crate::bpf::Number;
 use crate::cgroup::{self, CgroupError};
@@ -470,8 +470,8 @@ impl Node {
         }
     }
 
-    /// A job that had the device from Slurm may have left it to another process of its user's. The device is that
-    /// user's to let go of, then, and blocked until a look sees nobody.
+    /// A job with the device from Slurm may have left it to another process of its user's. Then this user has to let go
+    /// of the device, and the device is blocked until a look sees no holder.
     fn check_strangers(&self, device: &Device) -> Result<(), Refusal> {
         let number = Number::of(device);
         let _lock = self.lock_device(device)?;
@@ -857,7 +857,7 @@ impl Node {
         }
         .run(grace, dying);
         if let (true, true, Some(counted)) = (left, released.holders.is_empty(), counted) {
-            // What fails here shows at the next grant, which refuses a device with a count.
+            // A failure here shows at the next grant: the grant refuses a device with a count.
             numbers.iter().for_each(|n| drop(counted.restart(*n)));
         }
         let level = if lost || left {

@@ -72,7 +72,7 @@ pub struct Answers {
 /// Asks for each of `files`, where Slurm put the process of `membership`.
 ///
 /// # Errors
-/// No such cgroup exists, or no child can be made there.
+/// The cgroup doesn't exist, or no child can be made in it.
 pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io::Result<Answers> {
     let mut answers = Answers::default();
     let cgroup = entrance(mounts, membership)?;
@@ -94,7 +94,7 @@ pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io
     Ok(answers)
 }
 
-/// The file through which a process enters the cgroup that judges its devices.
+/// The file for entering the cgroup whose rules decide on the process's devices.
 fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<File> {
     let dir = match placement(membership) {
         Placement::V1 => membership

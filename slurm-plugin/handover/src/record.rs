@@ -116,7 +116,7 @@ pub enum DeviceState {
     Free,
     /// The kernel of the lease that the step `step` has.
     Lent { step: StepKey, lease: LeaseId },
-    /// No kernel, but something may hold it still.
+    /// No kernel has the device, but a process may still hold it.
     Blocked(Blocked),
 }
 

@@ -1,9 +1,10 @@
 //! After a lease: waits until nobody holds the lease's devices, and ends the holders among the lessee's processes.
 //!
-//! Only the lessee's processes are ever ended: those in the kernel's cgroup, and those of the lessee's uid in a job
-//! of Slurm's. If Linux counts ([`crate::count`]), a count of zero ends the wait, and the search may miss holders: it
-//! starts with the seen holders, and ends with the whole kernel. Whatever ends nothing of the count, since others are
-//! seen with every file, isn't done. Otherwise a single look at frozen processes must do.
+//! Only the lessee's processes are ever ended: processes in the kernel's cgroup, and processes of the lessee's uid in a
+//! job of Slurm's. If Linux counts ([`crate::count`]), a count of zero ends the wait, and the search may miss holders:
+//! it starts with the seen holders, and ends with the whole kernel. Each stage ends more processes than the last, but
+//! only while it may lower the count: not once every counted file is seen with somebody else, too. Without a count, a
+//! single look at frozen processes must do.
 
 use crate::bpf::Number;
 use crate::cgroup::{self, Frozen};
@@ -57,13 +58,13 @@ pub struct Released {
 /// Processes that a round ends. Each stage goes further, and follows once the last one finds nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Processes that were seen to hold a device.
+    /// Processes seen with a hold on a device.
     Seen,
     /// Processes with a possible hiding place of a device.
     Suspect,
-    /// All of the kernel but its first process.
+    /// All processes of the kernel but its first.
     Children,
-    /// All of the kernel.
+    /// All processes of the kernel.
     Kernel,
 }
 
@@ -116,7 +117,7 @@ impl Release<'_> {
         if self.numbers.is_empty() || self.wait(Instant::now() + grace) {
             return Released::default();
         }
-        // Without it, whoever is seen through /proc is ended as a suspect.
+        // Without this sight, holders seen through /proc are ended as suspects.
         let sight = self.counter.and_then(|c| c.sight().ok());
         let mut ended = Ended::default();
         let deadline = Instant::now() + dying;
@@ -240,7 +241,8 @@ impl Release<'_> {
         any
     }
 
-    /// Processes of jobs that have a file of the devices which no lease counts. The service account's may.
+    /// Processes in jobs that hold a file of the devices outside of any lease. Root's and the service account's
+    /// processes may hold one.
     pub fn strangers(&self) -> Vec<Holder> {
         let sight = self.counter.and_then(|c| c.sight().ok());
         let mut seen = sight.and_then(|s| s.look().ok()).unwrap_or_default();

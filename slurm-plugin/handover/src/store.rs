@@ -1,9 +1,9 @@
 //! The records of one node as files of root's: `RUN_DIR/NODE/{kernels,gpus,leases}/KEY.json`.
 //!
-//! A write is a new file renamed over the old, so a reader sees either. Nothing is synced: the directory is on a
-//! tmpfs, and cgroups, processes and records of a node die together. The folder bears the number of the boot, and each
-//! record the version of its form: those of another boot are void, those of another version or that can't be read are
-//! never taken for clean, and concern nobody but their own device or kernel. Locks are flocks on files beside them; the
+//! A write is a new file renamed over the old, so a reader sees either. Nothing is synced: the directory is on a tmpfs,
+//! and cgroups, processes and records of a node die together. The folder bears the number of the boot, and each record
+//! the version of its form. Records of another boot are void. Unreadable records, or records of another version, are
+//! never taken for clean, and concern only their own device or kernel. Locks are flocks on files beside them; the
 //! kernel drops them with their process, however it dies.
 
 use crate::bpf::Number;
@@ -120,7 +120,7 @@ impl Store {
     /// The store below `run_dir`, made if missing (0700).
     ///
     /// # Errors
-    /// A directory that can't be made, or doesn't belong to this process (to root in slurmstepd).
+    /// The directory can't be made, or doesn't belong to this process's user (in slurmstepd: to root).
     pub fn open(run_dir: &Path, node: &str) -> Result<Self, StoreError> {
         let dir = run_dir.join(node);
         for part in PARTS.into_iter().chain(["locks"]) {

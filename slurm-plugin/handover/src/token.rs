@@ -122,7 +122,7 @@ pub struct Standing {
     pub at: Timestamp,
 }
 
-/// A device that is lent to nobody before it is free.
+/// A device not lent to anybody before it is free.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockedDevice {
     pub index: GpuIndex,
@@ -147,7 +147,7 @@ pub struct HandedOver {
     pub at: Timestamp,
 }
 
-/// Evidence by which a node knows that nobody holds a device after its lease.
+/// Evidence, for the node, that nobody holds a device after its lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
@@ -188,7 +188,7 @@ pub struct TakenBack {
     pub at: Timestamp,
 }
 
-/// Something that keeps a device from being clean.
+/// A process, or another cause, that keeps a device from being clean.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     pub pid: u32,
@@ -196,7 +196,7 @@ pub struct Holder {
     /// The program's file, empty where it couldn't be read.
     pub exe: String,
     pub how: Hold,
-    /// Why it was not ended, in a sentence.
+    /// Why the holder was not ended, in a sentence.
     pub why: String,
 }
 

@@ -30,7 +30,7 @@ pub(crate) fn versions() -> (Option<Version>, Option<(u32, u32)>) {
 
 /// An initialised libslurm. A single instance exists, in the only thread of this process.
 pub(crate) struct Library {
-    /// Names of users that NSS was asked for.
+    /// Users' names from NSS, by uid.
     users: RefCell<HashMap<u32, UserName>>,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Library {
 struct Wrong(c_int);
 
 impl Library {
-    /// Reads slurm.conf. Ends the process if that can't be done.
+    /// Reads slurm.conf. Ends the process if it can't be read.
     pub(crate) fn start() -> Self {
         // SAFETY: null means the default slurm.conf (or SLURM_CONF); called once, before any other call.
         unsafe { sys::slurm_init(ptr::null()) };

@@ -1,8 +1,8 @@
 //! The helper process that links libslurm, for `hop_slurm::link`.
 //!
 //! JSON lines on stdin and stdout, one answer for each question, until stdin ends. libslurm calls `exit` or `fatal()`
-//! on errors that it takes for final (an unreadable slurm.conf, a missing plugin). A fatal error ends this process
-//! alone, and the parent goes on with Slurm's commands. A build without Slurm's headers only reports so.
+//! on final errors in its view (an unreadable slurm.conf, a missing plugin). A fatal error ends this process alone, and
+//! the parent goes on with Slurm's commands. A build without Slurm's headers only reports so.
 
 use hop_slurm::link::{Ask, Hello, PROTOCOL};
 use std::io::{self, BufRead, Write};

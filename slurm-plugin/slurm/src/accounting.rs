@@ -32,7 +32,7 @@ pub enum LimitScope {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     pub scope: LimitScope,
-    /// All that run within the scope together (`GrpTRES`).
+    /// A limit on all jobs within the scope together (`GrpTRES`).
     pub group: Tres,
     /// TRES minutes over time, decaying (`GrpTRESMins`).
     pub group_minutes: Tres,
@@ -95,7 +95,8 @@ impl Slurm {
         self.runner.query(&call, parse_qos).await
     }
 
-    /// What `PrivateData` hides from this user, of what leases rest on: nothing from operators and from Slurm's own account.
+    /// The kinds of facts needed for leases that `PrivateData` hides from this user. Operators and Slurm's own account
+    /// see all.
     pub async fn hidden_from(&self, user: &UserName, config: &Config) -> Result<Vec<String>, QueryError> {
         let hidden: Vec<String> = config.hides().map(str::to_owned).collect();
         if hidden.is_empty() || config.slurm_user() == Some(user.as_str()) {

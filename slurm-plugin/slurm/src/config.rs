@@ -100,13 +100,13 @@ impl Config {
         word("limits") || word("safe")
     }
 
-    /// What people without `AdminLevel=Operator` don't see of others (`PrivateData`), of what leases rest on.
+    /// The kinds of facts needed for leases that `PrivateData` hides from people without `AdminLevel=Operator`.
     pub fn hides(&self) -> impl Iterator<Item = &str> {
         let words = self.get("PrivateData").unwrap_or_default().split(',');
         words.map(str::trim).filter(|word| HIDEABLE.contains(word))
     }
 
-    /// The account that Slurm itself runs under, which sees all.
+    /// Slurm's own account, which sees all.
     pub fn slurm_user(&self) -> Option<&str> {
         self.get("SlurmUser")?.split('(').next()
     }

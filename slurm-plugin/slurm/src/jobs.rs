@@ -94,7 +94,7 @@ impl JobFilter {
             && (self.ended || !job.state.is_over())
     }
 
-    /// The arguments of `squeue` that narrow the answer to this filter.
+    /// The arguments of `squeue` for this filter.
     pub(crate) fn args(&self) -> Vec<String> {
         let mut args = vec!["--noheader".to_owned(), "--all".to_owned(), "--local".to_owned()];
         if self.ended {

@@ -94,7 +94,7 @@ words! {
 }
 
 impl JobState {
-    /// It waits for resources and may yet start.
+    /// Whether the job waits for resources and may yet start.
     pub fn is_waiting(&self) -> bool {
         matches!(
             self,

@@ -98,7 +98,7 @@ impl Step {
         self.number(bindings::spank_item_S_JOB_UID)
     }
 
-    /// Whether this is the step's first task on this node: replicas and leases have no other task.
+    /// Whether the current task is the step's first on this node: replicas and leases have no other task.
     pub(crate) fn is_first_task(self) -> bool {
         self.number(bindings::spank_item_S_TASK_ID) == Some(0)
     }
@@ -108,7 +108,7 @@ impl Step {
     }
 }
 
-/// Whether this is slurmstepd, not srun or sbatch.
+/// Whether this process is slurmstepd, not srun or sbatch.
 pub(crate) fn in_stepd() -> bool {
     // SAFETY: takes nothing, reads a variable of Slurm's.
     unsafe { bindings::spank_context() == bindings::spank_context_S_CTX_REMOTE }

@@ -1,8 +1,8 @@
-//! Answered cells, until their clients have the reply and the word that nothing more comes (`idle`).
+//! Answered cells, until their clients have the reply and the word `idle`: nothing more comes of the cell.
 //!
-//! A client waits for both, in any order. Each may still be on its way when the replica or the front is lost: the replica sends
-//! what a lost front had not delivered, and the front says what a lost replica leaves unsaid. What the front itself owes is
-//! recorded for the kernel's next front.
+//! A client waits for both, in any order. Reply or `idle` may still be on its way when the replica or the front is
+//! lost. The replica sends again the messages that a lost front had not delivered; the front says what a lost replica
+//! leaves unsaid. The front's own debts are recorded for the kernel's next front.
 
 use super::marks::{Idle, Mark};
 use super::requests::Open;
@@ -15,7 +15,7 @@ use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
 use serde_json::json;
 
-/// Answered cells that are kept at most: a kernel that breaks the protocol may never say `idle`.
+/// Most answered cells to keep: a kernel that breaks the protocol may never say `idle`.
 const MOST: usize = 100;
 
 /// Bytes of a status message's content at most.
@@ -27,7 +27,7 @@ pub(super) struct Answered {
     pub(super) open: Open,
     /// The reply with its number. `None` means that the reply has left.
     reply: Option<(Mark, Message)>,
-    /// The replica is lost that could send again what a lost front has not delivered.
+    /// The replica is lost, and so can't send the front's undelivered messages again.
     is_ours: bool,
 }
 
@@ -38,7 +38,7 @@ impl Answered {
         reply + self.open.message.as_ref().map_or(0, Message::size)
     }
 
-    /// A message has left. Returns whether it is a part of the answer.
+    /// A message has left. Returns whether the message is a part of the answer.
     fn leaves(&mut self, mark: Mark) -> bool {
         let reply = self.reply.take_if(|(m, _)| *m == mark).is_some();
         let idle = self.open.idle == Idle::OnItsWay(mark);
@@ -109,7 +109,7 @@ impl Front {
         }
     }
 
-    /// A request's reply is on its way, by the replica, or by this front if it is `ours`.
+    /// A request's reply is on its way, by the replica, or by this front if `is_ours`.
     pub(super) fn answers(&mut self, open: Open, (mark, reply): (Mark, &Message), is_ours: bool) {
         let answered = Answered {
             open,
@@ -128,8 +128,8 @@ impl Front {
         }
     }
 
-    /// Nothing is left to do with these messages to clients. Returns the replica's numbers of those that it sent: to be recorded
-    /// before the replica forgets them.
+    /// These messages to clients are dealt with. Returns the replica's numbers of its own messages among them, to be
+    /// recorded before the replica forgets them.
     pub fn have_left(&mut self, marks: &[Mark]) -> Vec<u64> {
         let tenure = self.tenure;
         for mark in marks {
@@ -157,7 +157,7 @@ impl Front {
         }
     }
 
-    /// The replica is lost: it says nothing more of the cells that it has answered, and sends nothing again.
+    /// The replica is lost: it says nothing more of its answered cells, and sends nothing again.
     pub(super) fn owes_answers(&mut self, at: Time, wire: &mut impl Wire) {
         let due = |a: &Answered| a.open.idle == Idle::Due;
         let headers: Vec<(CellId, Bytes)> = self
@@ -224,7 +224,7 @@ impl Front {
         }
     }
 
-    /// The last of the numbered answers that the replica's log may forget: a reply that is on its way may be wanted once more.
+    /// The last of the numbered answers that the replica's log may forget: a reply on its way may be wanted once more.
     pub(super) fn may_be_forgotten(&self) -> hop_log::CellNumber {
         let lacks = |cell: &CellId| {
             self.open.iter().any(|o| o.id == *cell)

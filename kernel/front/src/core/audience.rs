@@ -1,14 +1,15 @@
-//! Subscribers that come back to a killed front's successor, one after the other.
+//! Subscribers coming back to a killed front's successor, one after the other.
 //!
-//! A Jupyter server has several subscriptions to a kernel's outputs: one of its own, and one for each page. What is published
-//! between the return of the first and of the last is lost to the others. So outputs wait until as many are here as the
-//! front before had, for a second at most: some may have gone for good.
+//! A Jupyter server has several subscriptions to a kernel's outputs: one of its own, and one for each page. An output
+//! between the return of the first subscriber and of the last is lost to the others. So outputs wait until as many
+//! subscribers are here as at the earlier front, for a second at most: some may have gone for good.
 
 use super::unseen::Change;
 use super::{Front, Wire};
 use hop_words::time::{Span, Timestamp as Time};
 
-/// How long outputs wait for the others once the first subscriber is here. A client of ZeroMQ tries again after 0.1 to 0.2 s.
+/// How long outputs wait for the others once the first subscriber is here. A client of ZeroMQ tries again after 0.1 to
+/// 0.2 s.
 const GRACE: Span = Span::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ impl Audience {
         self.awaited = count;
     }
 
-    /// For the kernel's next front: the number of those that are here, or were.
+    /// For the kernel's next front: the number of present or awaited subscribers.
     pub(super) fn record(&self) -> Change {
         Change::Audience(self.here.max(self.awaited))
     }
@@ -52,7 +53,7 @@ impl Front {
         self.unseen.note(Some(self.audience.record()));
     }
 
-    /// Outputs wait no longer for subscribers that don't come back.
+    /// Outputs wait no longer for missing subscribers.
     pub fn look_at_audience(&mut self, at: Time, wire: &mut impl Wire) {
         if self.audience.until.is_some_and(|until| until <= at) {
             self.awaits_nobody(wire);

@@ -1,5 +1,5 @@
-//! Cells of an earlier server. A kernel that ran on when its server and front were lost may still run such a cell, which has no
-//! client any more. The cell's outputs are shown at the notebook's next cell, or at the cell that waits behind it.
+//! Cells of an earlier server. A kernel that outlived its server and front may still run such a cell, which has no
+//! client any more. The cell's outputs are shown at the notebook's next cell, or at the cell in wait behind it.
 
 use super::{Front, Notice, Open, Wire};
 use bytes::Bytes;
@@ -19,7 +19,8 @@ const CELL_ASKS: &str = "gresshopper: a cell that runs on from before this serve
 /// The cells of an earlier server, and their outputs and sentences for the user.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    /// Cells that were asked for through this front. `None`: the kernel had no earlier server, and all cells are of this one.
+    /// Cells requested through this front. `None` means that the kernel had no earlier server, and all cells are of
+    /// this one.
     asked: Option<HashSet<CellId>>,
     /// Outputs and sentences that the notebook's user has not read yet.
     untold: Meanwhile,
@@ -90,7 +91,7 @@ impl Before {
 }
 
 impl Front {
-    /// Its kernel may have run on when its server and its front before were lost.
+    /// The kernel may have outlived its server and its earlier front.
     #[must_use]
     pub fn after_a_loss(mut self) -> Self {
         self.before.asked = Some(HashSet::new());
@@ -108,7 +109,8 @@ impl Front {
         open.map(|o| o.header.clone())
     }
 
-    /// Shows an output of an earlier server's cell, now or at the next cell. Returns whether the message is such an output.
+    /// Shows an output of an earlier server's cell, now or at the next cell. Returns whether the message is such an
+    /// output.
     pub(super) fn show_before(&mut self, message: &Message, at: Time, wire: &mut impl Wire) -> bool {
         let shows = self.meanwhile.is_none() && self.before.is_of(message) && self.before.keep(message);
         if shows {
@@ -123,8 +125,8 @@ impl Front {
         self.tell_at_open_cell(at, wire);
     }
 
-    /// An earlier server's cell can't be handed to another replica, and nobody waits for its answer. Returns whether the cell
-    /// is such a one.
+    /// An earlier server's cell can't be handed to another replica, and nobody waits for its answer. Returns whether
+    /// the cell is of an earlier server.
     pub(super) fn loses_before(&mut self, open: &Open, at: Time, wire: &mut impl Wire) -> bool {
         let lost = self.before.has(&open.id);
         if lost {

@@ -1,5 +1,5 @@
-//! Numbers of messages to clients: the front learns by a number that its message has left, and tells the replica of it by the
-//! replica's own number.
+//! Numbers of messages to clients. By a number the front learns that its message has left. By the replica's own number
+//! the front then tells the replica.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark(pub u64);
 
-/// Messages to clients that have not left, with the present replica's number of those that it sent.
+/// Messages to clients still on their way, with the present replica's number of its own messages.
 #[derive(Debug, Default)]
 pub(super) struct Marks {
     last: u64,
@@ -32,12 +32,12 @@ impl Marks {
         self.items.get(&mark).copied()
     }
 
-    /// An item of the replica announces the answer that follows. Returns an earlier such item, if nothing has followed it.
+    /// An item of the replica announces the next answer. Returns an earlier such item, if no answer has followed it.
     pub(super) fn announces(&mut self, seq: u64) -> Option<u64> {
         self.announced.replace(seq)
     }
 
-    /// A number for a reply, which may have been announced.
+    /// A number for a reply. The reply may have been announced.
     pub(super) fn give_reply(&mut self, seq: u64) -> Mark {
         let mark = self.give(Some(seq));
         let announced = self.announced.take();
@@ -65,6 +65,6 @@ pub(super) enum Idle {
     /// The replica is to say it.
     Due,
     OnItsWay(Mark),
-    /// The clients have heard it, or don't wait for it.
+    /// The clients have heard the word, or don't wait for it.
     Left,
 }

@@ -1,8 +1,9 @@
-//! Requests that have no reply: which replica gets them, and their record for the kernel's next front.
+//! Requests without a reply: which replica gets them, and their record for the kernel's next front.
 //!
-//! A front may be killed together with the replica that had its requests: nobody else knows of them then. Each open request is
-//! recorded, and so is the front's word before that word leaves. The next front hands out what the replica lacks, under the
-//! first tenure in which the cell may have begun (docs/replication.md, "Why each attempt is on one replica").
+//! A front may be killed together with the replica of its requests: nobody else knows of them then. Each open request
+//! is recorded, and so is the front's word before that word leaves. The next front hands out the requests that the
+//! replica lacks, under the first tenure in which the cell may have begun (docs/replication.md, "Why each attempt is on
+//! one replica").
 
 use super::marks::{Idle, Mark};
 use super::unseen::{Answer, Change, Request};
@@ -24,11 +25,12 @@ pub(super) struct Open {
     pub(super) identity: Bytes,
     pub(super) header: Bytes,
     pub(super) is_cell: bool,
-    /// The whole request, for another replica. `None` means that an earlier front took the request, and has left no record.
+    /// The whole request, for another replica. `None` means that an earlier front took the request, and has left no
+    /// record.
     pub(super) message: Option<Message>,
     /// The first tenure under which the cell may have begun.
     pub(super) first: Option<Tenure>,
-    /// The cell begins with our word alone.
+    /// The cell begins only with the front's word.
     pub(super) asks: bool,
     /// The replica of this tenure may have begun the cell.
     pub(super) may_have_begun: bool,
@@ -92,8 +94,7 @@ impl Front {
         self.open.push(open);
     }
 
-    /// Goes on with what an earlier front has left: its open requests, and what it kept for pages. From now on changes are
-    /// recorded.
+    /// Goes on with an earlier front's open requests and its records for pages. From now on changes are recorded.
     pub fn take_up(&mut self, records: &[u8], at: Time) {
         for change in self.unseen.take_up(records) {
             match change {
@@ -149,7 +150,7 @@ impl Front {
         }
     }
 
-    /// An executor says something of a cell: it may be that the cell runs.
+    /// An executor sends a message of a cell: the message may mean that the cell runs.
     pub(super) fn hears_of_cell(&mut self, message: &Message) {
         if !self.open.iter().any(|o| o.is_cell && !o.runs) {
             return;
@@ -166,8 +167,8 @@ impl Front {
         }
     }
 
-    /// A replica came back to a new front, with its requests in work. It has replies to those in `answered` as well, which
-    /// are on their way. The others never came there.
+    /// A replica came back to a new front, with its requests in work. It also has replies on their way to the requests
+    /// in `answered`. No other request ever reached the replica.
     pub fn resume(
         &mut self,
         in_flight: Vec<InFlight>,
@@ -194,8 +195,8 @@ impl Front {
     // From one replica to the next.
 
     /// Sends the requests to this tenure's replica from now on, the oldest first. `met` says whether the earlier
-    /// replica ever had a connection to this front. If not, only an earlier front's requests can have begun there, and the
-    /// others wait for this replica.
+    /// replica ever had a connection to this front. If not, only an earlier front's requests can have begun there, and
+    /// the others wait for this replica.
     pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
         let last = std::mem::replace(&mut self.tenure, tenure);
         let waited = std::mem::take(&mut self.requests_wait);
@@ -295,7 +296,7 @@ impl Open {
         true
     }
 
-    /// Whether no word has come that the cell runs. None comes of a silent cell.
+    /// Whether there is no word yet that the cell runs. A silent cell sends none.
     fn waits_in_line(&self) -> bool {
         let says = |m: &Message| {
             let content = Envelope::parse(m).ok()?.content;
@@ -357,7 +358,7 @@ impl Open {
         })
     }
 
-    /// An answered cell, of which its client may lack a part.
+    /// An answered cell whose client may lack a part of the answer.
     pub(super) fn answered(answer: &Answer) -> Option<Self> {
         let (identity, header) = (
             hex::decode(&answer.identity).ok()?,

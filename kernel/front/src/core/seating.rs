@@ -1,4 +1,4 @@
-//! Answers to clients while the kernel has no node, so that none of them gives up; and the clients that announced
+//! Answers to clients while the kernel has no node, so that no client gives up. Also the clients that announced
 //! themselves, for the kernel's next replica (docs/wiring.md, "While the seat waits").
 
 use super::unseen::Change;
@@ -12,25 +12,25 @@ use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
 use serde_json::{Value, json};
 
-/// The most remembered requests that were answered in the kernel's place.
+/// Most remembered requests with an answer in the kernel's place.
 const ANSWERED_MAX: usize = 1000;
 
-/// What the kernel's seat waits for.
+/// The reason for the wait of the kernel's seat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeatWaits {
-    /// Slurm's word for it, `Resources`.
+    /// Slurm's word for the reason, such as `Resources`.
     pub reason: String,
     /// When Slurm expects to start the seat.
     pub start: Option<Time>,
 }
 
-/// The reason where Slurm can't say one.
+/// The reason if Slurm can't say one.
 pub(crate) const NO_SLURMCTLD: &str = "Slurm's controller doesn't answer";
-/// The reason where the seat runs, and Slurm doesn't start the kernel's step in it.
+/// The reason if the seat runs, and Slurm doesn't start the kernel's step in it.
 pub(crate) const NO_STEP: &str = "Slurm has not started its process in its seat yet";
 
 impl SeatWaits {
-    /// Slurm's reason as a person would say it.
+    /// Slurm's reason in a person's words.
     pub fn sentence(&self) -> String {
         // `ReqNodeNotAvail, UnavailableNodes:...` has its detail behind the word.
         let word = self.reason.split(',').next().unwrap_or_default().trim();
@@ -64,7 +64,7 @@ struct Announced {
     comm: String,
     identity: Bytes,
     header: Bytes,
-    /// Its `comm_open`, and its last word on the notebook's default need.
+    /// The client's `comm_open`, and its last word on the notebook's default need.
     messages: Vec<Message>,
 }
 
@@ -82,7 +82,7 @@ pub(super) struct Seating {
     /// What the present kernel says.
     learnt: Option<Value>,
     wait: Option<Wait>,
-    /// Requests that were answered in the kernel's place.
+    /// Requests already answered in the kernel's place.
     answered: Vec<CellId>,
     /// The oldest first.
     announced: Vec<Announced>,
@@ -99,7 +99,7 @@ impl Seating {
         Some(notice)
     }
 
-    /// Whether the reply to this request is known already, the kernel's own being one too many.
+    /// Whether this request was already answered in the kernel's place: the kernel's own reply is then superfluous.
     pub(super) fn is_answered(&mut self, request: &str) -> bool {
         let at = self.answered.iter().position(|id| id.as_str() == request);
         at.map(|at| self.answered.swap_remove(at)).is_some()
@@ -117,7 +117,7 @@ impl Seating {
         }
     }
 
-    /// A client announces itself, or changes what it said, or leaves.
+    /// A client announces itself, changes its announcement, or leaves.
     pub(super) fn comm(
         &mut self,
         identity: &Bytes,
@@ -178,14 +178,14 @@ impl Seating {
 }
 
 impl Front {
-    /// Notes what the kernelspec's last kernel said of itself.
+    /// Notes the `kernel_info_reply` of the kernelspec's last kernel.
     #[must_use]
     pub fn knowing(mut self, info: Option<Value>) -> Self {
         self.seating.info = info;
         self
     }
 
-    /// What the kernel said of itself, where that is news.
+    /// The present kernel's information, if it differs from the last kernel's.
     pub fn take_learnt(&mut self) -> Option<Value> {
         let learnt = self.seating.learnt.take()?;
         self.seating.info = Some(learnt.clone());
@@ -212,7 +212,7 @@ impl Front {
             self.answer_in_its_place(at, wire);
         }
         if self.seating.wait.take().is_some() {
-            // A cell that came meanwhile is about to begin: idle would end the client's wait for its turn.
+            // A waiting cell is about to begin: idle would end the client's wait for its turn.
             let cell = self.open.iter().find(|o| o.is_cell).map(|o| o.header.clone());
             let state = if cell.is_some() { "busy" } else { "idle" };
             let metadata = json!({"gresshopper": {"state": "cpu"}});
@@ -249,7 +249,7 @@ impl Front {
 
     // A client's questions before it accepts a kernel.
 
-    /// Answers the questions for the kernel's information that are open.
+    /// Answers the open questions for the kernel's information.
     fn answer_in_its_place(&mut self, at: Time, wire: &mut impl Wire) {
         if self.seating.info.is_none() {
             return;
@@ -351,7 +351,7 @@ impl Front {
     }
 }
 
-/// The parent of what belongs to no request.
+/// The parent of messages without a request.
 fn none() -> Bytes {
     Bytes::from_static(b"{}")
 }

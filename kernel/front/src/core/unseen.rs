@@ -1,8 +1,9 @@
 //! Outputs that the notebook's file may lack (docs/wiring.md, "A page that was away").
 //!
-//! A notebook's page may be closed, or lose its connection, while its cells run. The outputs of each cell are kept until a
-//! page says that they are in the notebook's file. The notebook's next page asks for them, replaces the cell's outputs, and
-//! goes on with the messages that follow. Each change is recorded for the kernel's next front, which goes on with all of it.
+//! A notebook's page may be closed, or lose its connection, while its cells run. The outputs of each cell are kept
+//! until a page says that they are in the notebook's file. The notebook's next page asks for these outputs, replaces
+//! the cell's own, and goes on with the later messages. Each change is recorded for the kernel's next front, which goes
+//! on with all records.
 
 mod outputs;
 mod record;
@@ -22,10 +23,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{HashSet, VecDeque};
 
-/// Most bytes of outputs and code that are kept for one kernel. The oldest outputs are dropped first.
+/// Most bytes of kept outputs and code for one kernel. The oldest outputs are dropped first.
 const KEEP: usize = 8 << 20;
 
-/// Number of cells that are kept for one kernel. The oldest are dropped first.
+/// Most kept cells for one kernel. The oldest are dropped first.
 const CELLS_MAX: usize = 1000;
 
 /// Most bytes of a notebook's path. A page with a longer path is not served.
@@ -44,7 +45,7 @@ pub(super) struct Unseen {
     log: Log,
 }
 
-/// A page that says which cells are in its notebook's file.
+/// A page, which says which cells are in the notebook's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Page {
     session: String,
@@ -72,7 +73,7 @@ pub(super) struct Cell {
     /// The notebook's id of the cell.
     cell_id: String,
     code: String,
-    /// Number of messages that were published for the cell. A page that has heard as many lacks none.
+    /// Number of messages published for the cell. A page with as many messages lacks none.
     heard: u64,
     outputs: Outputs,
     is_busy: bool,
@@ -83,7 +84,7 @@ pub(super) struct Cell {
 }
 
 impl Unseen {
-    /// Notes the notebook that a page names. A page that names another path has renamed its notebook.
+    /// Notes the notebook that a page names. If the page names another path, its notebook was renamed.
     fn page(&mut self, session: &str, notebook: &str) {
         let known = self.pages.iter().position(|p| p.session == session);
         let known = known.map(|at| self.pages.remove(at));
@@ -135,7 +136,7 @@ impl Unseen {
         page.map(|p| &*p.notebook)
     }
 
-    /// Keeps a cell that a page asks for. Pages that follow the cell's previous execution are moved to the new one.
+    /// Keeps a page's new cell. Pages following the cell's previous execution now follow this one.
     fn asked(&mut self, session: &str, mut cell: Cell) -> Vec<Told> {
         // Only the last execution of a cell is kept.
         for old in &mut self.cells {
@@ -155,7 +156,8 @@ impl Unseen {
         told
     }
 
-    /// The change by a message that is published for a kept cell, or answers it. `None` means that it is for no kept cell.
+    /// The change by a message that is published for a kept cell, or answers it. `None` means a message for no kept
+    /// cell.
     fn comes(&self, message: &Message, seq: Option<u64>, is_reply: bool) -> Option<Change> {
         if self.cells.is_empty() {
             return None;
@@ -178,7 +180,7 @@ impl Unseen {
     /// Adds a message to its cell. Returns the news of the cell's end, if the cell ends with this message.
     fn came(&mut self, cell: &CellId, seq: Option<u64>, what: Came) -> Vec<Told> {
         if let (Some(seq), Some((_, last))) = (seq, &mut self.stream) {
-            // A killed front had taken this item, and it comes again.
+            // This item comes again: a killed front had taken it.
             if seq <= *last {
                 return Vec::new();
             }
@@ -205,14 +207,14 @@ impl Unseen {
         told
     }
 
-    /// Forgets cells that are in the notebook's file as they ended.
+    /// Forgets cells whose final state is in the notebook's file.
     fn seen(&mut self, seen: &[CellId]) {
         let seen: HashSet<&CellId> = seen.iter().collect();
         self.forget(|c| c.has_ended() && seen.contains(&c.id));
     }
 
-    /// Returns the notebook's cells for a page that asks, without those that the page has `shown` to their end. The page will
-    /// be told when one of the others ends.
+    /// Returns the notebook's cells for the asking page, except the cells that the page has `shown` to their end. The
+    /// page will be told of the end of each other cell.
     fn wanted(&mut self, notebook: &str, shown: &[CellId], page: &Follower) -> Vec<Told> {
         let shown: HashSet<&CellId> = shown.iter().collect();
         let mut wanted = Vec::new();
@@ -267,7 +269,7 @@ impl Unseen {
 }
 
 impl Cell {
-    /// `None` means that the request is not one of a notebook's cell.
+    /// `None` means that the request is not for a notebook's cell.
     fn of(header: &Header, request: &Envelope, notebook: String) -> Option<Self> {
         #[derive(Deserialize)]
         struct Metadata {
@@ -297,7 +299,7 @@ impl Cell {
         })
     }
 
-    /// Whether `other`, which is later, executes the same cell.
+    /// Whether `other`, a later cell, executes the same cell of the notebook.
     fn is_before(&self, other: &Self) -> bool {
         self.notebook == other.notebook && self.cell_id == other.cell_id
     }
@@ -353,8 +355,8 @@ pub(super) fn state_in(content: &[u8]) -> Option<String> {
 }
 
 impl Front {
-    /// Publishes a message after those that found no subscriber, and keeps it for the notebook's next page if it is an
-    /// output of a cell. False: there is no subscriber.
+    /// Publishes a message after the messages that found no subscriber. Keeps it for the notebook's next page if it is
+    /// an output of a cell. Returns false if there is no subscriber.
     pub(super) fn publish(
         &mut self,
         message: &Message,
@@ -407,7 +409,8 @@ impl Front {
         drop(self.unseen.change(Change::Stream(replica)));
     }
 
-    /// Handles a page's message on its cells' outputs. Returns whether the message has no other purpose: no replica needs it.
+    /// Handles a page's message on its cells' outputs. Returns whether the message has no other purpose: then no
+    /// replica needs it.
     pub(super) fn page_says(
         &mut self,
         header: &Header,
@@ -454,7 +457,7 @@ impl Front {
         !is_opening
     }
 
-    /// Publishes `busy` again while a cell of the notebook runs: a new page doesn't know that it does.
+    /// Publishes `busy` again while a cell of the notebook runs: a new page doesn't know that a cell runs.
     fn say_busy(&mut self, notebook: &str, at: Time, wire: &mut impl Wire) {
         let runs = |c: &&Cell| c.notebook == notebook && c.is_busy && !c.is_idle;
         if let Some(header) = self.unseen.cells.iter().find(runs).map(|c| c.header.clone()) {

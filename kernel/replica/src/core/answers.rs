@@ -10,8 +10,8 @@ use hop_words::id::CellId;
 use hop_zmtp::Message;
 use serde_json::{Value, json};
 
-/// In `metadata.gresshopper`, marks a reply written by the supervisor while the kernel was still making its own.
-/// Clients see it only where the kernel's own was lost.
+/// In `metadata.gresshopper`, marks a reply written by the supervisor before the kernel had made its own. Clients see
+/// the mark only if the kernel's own reply was lost.
 const AHEAD: &str = "written_ahead";
 
 /// Why a cell is answered without having been run.
@@ -48,8 +48,8 @@ impl Core {
         }
     }
 
-    /// Whether the message makes a waiting kernel look idle: a request that came meanwhile, a completion say, has ended.
-    /// Clients show the newest state, whatever it belongs to.
+    /// Whether the message makes a waiting kernel look idle: for instance at the end of another request, such as a
+    /// completion. Clients show the newest state, whatever its request.
     fn hides_a_wait(&self, message: &Message) -> bool {
         let told = self.lease.wait().is_some_and(|wait| wait.told);
         let Some(seeker) = self.lease.seeker().filter(|_| told) else {
@@ -92,7 +92,7 @@ impl Core {
         self.say(header, "status", &json!({"execution_state": state}));
     }
 
-    /// Answers an interrupt that the kernel doesn't hear of.
+    /// Answers an interrupt that the kernel never sees.
     pub(super) fn answer_interrupt(&mut self, channel: Channel, identity: Bytes, header: &Bytes) {
         self.status(header, "busy");
         let content = json!({"status": "ok"});
@@ -173,7 +173,7 @@ impl Core {
         self.status(&header, "idle");
     }
 
-    /// A request behind a cell that was lost with its executor.
+    /// Answers a request behind a cell lost with its executor.
     pub(super) fn abort_request(&mut self, identity: Bytes, header: &Bytes) {
         self.status(header, "busy");
         let message = self.write_reply(header, &json!({"status": "aborted"}));
@@ -198,7 +198,7 @@ impl Core {
         self.stderr(&header, &wording::runs_again(reason));
     }
 
-    /// The reply to a cell that ran well and has nothing to tell, before the kernel has made it.
+    /// The reply to a successful cell without results to show, before the kernel has made the reply.
     pub(super) fn write_ahead(&mut self, header: &Bytes, count: i64) -> Message {
         let content =
             json!({"status": "ok", "execution_count": count, "user_expressions": {}, "payload": []});
@@ -210,7 +210,8 @@ impl Core {
         self.stderr(header, wording::LAST_OUTPUTS_MAY_BE_MISSING);
     }
 
-    /// Ends a cell for clients: nothing more of it comes. An earlier executor's own word may have been lost with its link.
+    /// Ends a cell for clients: nothing more of the cell comes. An earlier executor may have sent this end, but its
+    /// link may have lost it.
     pub(super) fn idle(&mut self, header: &Bytes) {
         self.status(header, "idle");
     }

@@ -126,7 +126,7 @@ impl Core {
         }
     }
 
-    /// A block ends, or was interrupted while it waited.
+    /// A block ends, or was interrupted in its wait.
     fn release_block(&mut self) {
         let Some(seeker) = self.lease.seeker().filter(|s| s.as_cell().is_none()) else {
             return;

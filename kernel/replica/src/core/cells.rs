@@ -21,12 +21,12 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) message: Message,
-    /// The cell's text, for the `execute_input` of a cell that is answered in the kernel's stead. Empty for a cell
-    /// without a need, never answered so.
+    /// The cell's text, for the `execute_input` if the supervisor answers in the kernel's stead. Empty for a cell
+    /// without a need: the supervisor never answers for these.
     pub(crate) code: String,
 }
 
-/// The place of a cell on its way. How far the lease of a `Seeking` or `Running` cell is, [`super::Place`] tells.
+/// The place of a cell on its way. [`super::Place`] tells the state of the lease of a `Seeking` or `Running` cell.
 #[derive(Debug)]
 enum Stage {
     /// Waits for the cells before it. An unreadable need is told when the cell's turn comes.
@@ -35,7 +35,8 @@ enum Stage {
     Seeking(Request, Need),
     /// The kernel has it. The request is kept for the kernel's next process.
     Running(Request, Need),
-    /// The kernel has it, outside of the order: a subshell's cell, or a request that only the kernel can refuse.
+    /// The cell is in the kernel, outside of the order: a subshell's cell, or a request that only the kernel can
+    /// refuse.
     Free,
 }
 
@@ -45,12 +46,12 @@ enum Permit {
     /// The kernel keeps no log, or the cell is outside of the order.
     NotNeeded,
     Needed,
-    /// The front was told that the cell is to begin.
+    /// The front was told of the cell's coming start.
     Asked,
     Given,
 }
 
-/// So often does a cell with `%%retry` begin.
+/// Most starts of a cell with `%%retry`.
 const ATTEMPTS: u32 = 3;
 
 /// An execute request without a reply.
@@ -67,12 +68,12 @@ pub(crate) struct Cell {
     pub(super) cell_id: Option<String>,
     stop_on_error: bool,
     permit: Permit,
-    /// The front has heard that the cell is to begin.
+    /// The front has heard of the cell's coming start.
     announced: bool,
     /// The kernel has begun the cell, by the agent's word; in the present process, and in any.
     begun: bool,
     ran: bool,
-    /// The cell runs again after a loss in its middle.
+    /// The cell runs again after a loss during its run.
     retry: bool,
     attempts: u32,
     stage: Stage,
@@ -93,14 +94,14 @@ pub(super) enum Next {
     Wait,
     Forward(CellId),
     Ask(CellId, Need),
-    /// The cell's need can't be read, for this reason.
+    /// The cell's need is unreadable, for this reason.
     Refuse(CellId, String),
 }
 
 /// The fate of a cell whose process has died.
 #[derive(Debug)]
 pub(super) enum LostCell {
-    /// The cell was in its middle, and runs again at the request of its text (`%%retry`).
+    /// The cell was lost during its run, and runs again at the request of its text (`%%retry`).
     Again(CellId),
     /// The cell ran to its end, and the log gets the answer; the kernel's own reply never came.
     Ended(Cell),
@@ -151,14 +152,14 @@ impl Cells {
         }
     }
 
-    /// The number that a cell shows which never reached the kernel: the last one's. Notebooks show none for 0, as of a
-    /// cell that was never run.
+    /// The number for a cell that never reached the kernel: the last cell's. Notebooks show no number for 0, as if the
+    /// cell had never run.
     pub(super) fn shown_count(&self) -> i64 {
         self.count.max(1)
     }
 
-    /// Takes in an execute request. Returns the message if the kernel is to have it at once, outside of the order. A
-    /// repeated request is ignored: it is answered once.
+    /// Takes in an execute request. Returns the message if the kernel is to get it at once, outside of the order. A
+    /// repeated request is ignored: each request is answered once.
     pub(super) fn arrive(
         &mut self,
         identity: Bytes,
@@ -291,15 +292,16 @@ impl Cells {
         asked.for_each(|cell| cell.permit = Permit::Needed);
     }
 
-    /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of them.
+    /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of
+    /// them.
     pub(super) fn not_begun(&self) -> Vec<CellId> {
         let unsent = |c: &&Cell| matches!(c.stage, Stage::Held(..) | Stage::Seeking(..));
         let waits = |c: &&Cell| unsent(c) && c.announced && !c.ran;
         self.cells.iter().filter(waits).map(|c| c.id.clone()).collect()
     }
 
-    /// Gives the cell to the kernel. Returns the request, with its client; `None` means a cell that the kernel already
-    /// has.
+    /// Gives the cell to the kernel. Returns the request, with its client; `None` means that the kernel already has the
+    /// cell.
     pub(super) fn send(&mut self, id: &CellId) -> Option<(Bytes, Message)> {
         let cell = self.find_mut(id)?;
         let (request, need) = match std::mem::replace(&mut cell.stage, Stage::Free) {
@@ -323,7 +325,7 @@ impl Cells {
     }
 
     /// Takes out the cells begun by the dead process, the oldest first, and the cells aborted by an earlier error.
-    /// Other cells stay and wait for their turn, as does a cell that is to run again. `ended` tells whether a cell ran
+    /// Other cells stay and wait for their turn, as do cells with another run to come. `ended` tells whether a cell ran
     /// to its end, with its reply still missing.
     pub(super) fn take_sent(&mut self, ended: impl Fn(&CellId) -> bool) -> Vec<LostCell> {
         let mut lost = Vec::new();
@@ -353,7 +355,7 @@ impl Cells {
         lost
     }
 
-    /// Takes out a cell that the kernel never had.
+    /// Takes out a cell that the kernel never got.
     pub(super) fn take_unsent(&mut self, id: &CellId) -> Option<(Cell, Request)> {
         let at = self.position(id)?;
         let mut cell = self.cells.remove(at)?;
@@ -367,7 +369,7 @@ impl Cells {
         }
     }
 
-    /// Takes out all cells that wait behind others.
+    /// Takes out all cells in wait behind others.
     pub(super) fn take_held(&mut self) -> Vec<(Cell, Request)> {
         let held = |c: &&Cell| matches!(c.stage, Stage::Held(..));
         let ids: Vec<CellId> = self.cells.iter().filter(held).map(|c| c.id.clone()).collect();
@@ -423,7 +425,7 @@ impl Cells {
         self.cells.iter().map(in_flight).collect()
     }
 
-    /// Notes the lease that the cell's reply will tell of.
+    /// Notes the lease for the cell's reply to report.
     pub(super) fn set_metadata(&mut self, id: &CellId, value: Value) {
         if let Some(cell) = self.find_mut(id) {
             cell.metadata = Some(value);

@@ -17,18 +17,18 @@ pub enum Place {
     Returning,
     /// Has its lease, and waits for the front's word or for the kernel.
     Beginning,
-    /// The kernel runs it, with a lease or without.
+    /// The cell is in the kernel, with a lease or without.
     Running,
-    /// The cell is leaving its GPUs while it runs.
+    /// The cell is being stopped, to leave its GPUs.
     Stopping,
     /// Stands still in its middle.
     Standing,
-    /// The kernel has it outside of the order.
+    /// The cell is in the kernel, outside of the order.
     Free,
 }
 
 impl Core {
-    /// `None` means that the cell was answered, or never came.
+    /// `None` means a cell already answered, or never received.
     pub fn place(&self, id: &CellId) -> Option<Place> {
         let cell = self.cells.find(id)?;
         let mine = self.lease.is_for(id);
@@ -94,7 +94,7 @@ impl Core {
         assert_eq!(ids.len(), all, "a request arrives once");
     }
 
-    /// The lease and its cell know of each other.
+    /// The lease and its cell refer to each other.
     fn check_lease(&self) {
         let seeker = self.lease.seeker().and_then(|s| s.as_cell());
         let known = |cell: &CellId| Some(cell) == seeker;

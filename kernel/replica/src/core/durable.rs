@@ -1,5 +1,5 @@
-//! A kernel that outlives its process: its state is captured after each cell, written to the user's store, and brought back
-//! into the next process (docs/replication.md; the messages are those of docs/agent-wire.md, `state.*`).
+//! A kernel outlives its process: its state is captured after each cell, written to the user's store, and brought back
+//! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
 use super::{Core, wording};
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
-/// How long the capture of a kernel with several replicas may hold up its cell's reply. Nine of ten captures take less, and a
-/// reply that waits in vain still leaves within 25 ms (docs/promises.md).
+/// How long the capture of a kernel with several replicas may hold up its cell's reply. Nine of ten captures take less,
+/// and a reply that waits in vain still leaves within 25 ms (docs/promises.md).
 const PATIENCE: Span = Span::from_millis(12);
 
-/// Captures that wait for the reply of their cell.
+/// Most captures in wait of their cell's reply.
 pub(super) const CAPTURED_MAX: usize = 64;
 
-/// Facts of a kernel that keeps a log.
+/// Facts of a kernel with a log.
 #[derive(Debug, Clone)]
 pub struct Durably {
     /// The state in which the front has opened the kernel's tenure.
@@ -43,7 +43,7 @@ pub struct Durably {
 /// The conversation with the agent inside the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Talk {
-    /// It hasn't said hello. After this time the kernel is used without captures.
+    /// The agent hasn't said hello. After this time the kernel is used without captures.
     Silent {
         until: Option<Timestamp>,
     },
@@ -60,7 +60,7 @@ pub(super) enum Talk {
     Off,
 }
 
-/// The end that the replica makes by itself.
+/// An end by the replica's own decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Farewell {
     /// The seat ends: the kernel goes on elsewhere.
@@ -104,7 +104,7 @@ pub(super) struct Durable {
     pub(super) captured: VecDeque<(CellId, Parcel)>,
     /// Replies that wait for the cell's effects to be durable, with the number of their cell.
     pub(super) held_replies: VecDeque<(CellNumber, CellId, Answering)>,
-    /// Requests to come that waited behind another cell, and whether an error of that one stops them.
+    /// Coming requests that waited behind another cell, and whether an error of that cell stops them.
     pub(super) behind: HashSet<CellId>,
     pub(super) stops: bool,
     /// Answered cells whose effects the newest tenure lacks, until the front is told.
@@ -122,7 +122,7 @@ pub(super) struct Durable {
     pub(super) leaving: Option<Leaving>,
     /// Failed captures since the last good one.
     pub(super) failed_captures: u32,
-    /// Sentences that the user reads at the next cell.
+    /// Sentences for the user at the next cell.
     pub(super) notices: Vec<String>,
     /// Why nothing can be written to the store, once the user has been told.
     pub(super) broken: Option<String>,
@@ -135,13 +135,13 @@ pub(super) enum Grouped {
     Alone,
     /// The group is being founded.
     Founding,
-    /// There is a group, with these voters. Another member's vote counts once it has the log.
+    /// A group exists, with these voters. Another member's vote counts once that member has the log.
     Yes { voters: BTreeSet<Incarnation> },
     /// Most members are out of reach. This replica saves the kernel by itself, and leaves.
     GivenUp,
 }
 
-/// A move that was asked for and isn't over.
+/// A move under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Move {
     /// The replica in the new seat.
@@ -149,7 +149,7 @@ pub(super) struct Move {
     pub(super) cause: MoveCause,
     /// The new seat has a member of the kernel's log, which is to be elected.
     pub(super) elects: bool,
-    /// The member is elected at this time at the latest. `None`: nothing is being prepared for it.
+    /// The latest time for the member's election. `None` means that nothing is being prepared for the move.
     pub(super) elects_at: Option<Timestamp>,
 }
 
@@ -248,7 +248,7 @@ impl Durable {
         self.leaving.is_some()
     }
 
-    /// The kernel doesn't go on in this replica, whatever happens.
+    /// Whether the kernel leaves this replica for certain.
     pub(super) fn is_at_its_end(&self) -> bool {
         let stays = |l: &Leaving| matches!(l.farewell, Farewell::Move(_)) && !l.in_haste;
         self.leaving.as_ref().is_some_and(|l| !stays(l))
@@ -263,8 +263,9 @@ impl Durable {
 }
 
 impl Core {
-    /// How long a capture may hold up its cell's reply. In a group the captured effects go into the log with the cell's end, and
-    /// are safe before the user reads the reply. A single replica writes them to the store: users would wait for too long.
+    /// How long a capture may hold up its cell's reply. In a group the captured effects go into the log with the cell's
+    /// end, and are safe before the user reads the reply. A single replica writes them to the store: users would wait
+    /// for too long.
     pub(super) fn patience(&self) -> Option<Span> {
         self.may_have_group().then_some(PATIENCE)
     }

@@ -17,7 +17,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::VecDeque;
 
-/// The most bytes of a record for which a cell's answer waits. A larger record follows in its own entry.
+/// The most bytes of a record in one entry with its cell's end, before the answer. A larger record follows in its own
+/// entry.
 const WITH_ITS_CELL: usize = 1 << 20;
 
 /// The body of `state.cell` and `state.record`.
@@ -26,7 +27,7 @@ const WITH_ITS_CELL: usize = 1 << 20;
 struct Capture {
     /// The cell's request, in `state.cell`.
     msg_id: Option<CellId>,
-    /// The cells that a later record completes, the oldest first.
+    /// The cells completed by a later record, the oldest first.
     cells: Vec<Completed>,
     /// `whole`, `later` or `failed`, in `state.cell`.
     status: String,
@@ -45,8 +46,8 @@ struct Completed {
 }
 
 impl Durable {
-    /// Whether a capture goes into the log with the end of its cell: in a group it is then as safe as the answer, at no further
-    /// commit.
+    /// Whether a capture goes into the log with the end of its cell: in a group it is then as safe as the answer, at no
+    /// further commit.
     fn goes_with_its_cell(&self, parcel: &Parcel) -> bool {
         let size: usize = parcel.attachments.iter().map(Bytes::len).sum();
         self.is_grouped() && self.broken.is_none() && size <= WITH_ITS_CELL
@@ -114,8 +115,8 @@ impl Core {
         });
     }
 
-    /// A cell ran well to its end, and the reply is known before the kernel has made it: the group writes the reply down in
-    /// the meantime. Cells with a lease wait for their reply, which tells of the lease.
+    /// A cell ran well to its end, and the reply is known before the kernel has made it: the group writes the reply
+    /// down in the meantime. Cells with a lease wait for their reply, which tells of the lease.
     fn end_ahead(&mut self, cell: &CellId, count: i64) {
         let may = |c: &&Cell| c.stage() == StageName::Running && self.lease.running_cell() != Some(cell);
         let Some((identity, header)) = self
@@ -139,7 +140,8 @@ impl Core {
         self.propose_end(cell, |journal, record| journal.ended_ahead(cell, written, record));
     }
 
-    /// The reply to a cell whose answer was written ahead leaves once the log has that; `None` is the written one itself.
+    /// The reply to a cell whose answer was written ahead leaves once the log has that; `None` is the written one
+    /// itself.
     pub(super) fn reply_ahead(&mut self, cell: &CellId, reply: Option<Answering>) {
         let Some(durable) = &mut self.durable else {
             return;
@@ -149,7 +151,7 @@ impl Core {
         }
     }
 
-    /// Proposes the end of a cell. A capture that came before the reply goes into the log with it, or else right behind it.
+    /// Proposes the end of a cell. The log gets a capture from before the reply with this end, or else right behind it.
     fn propose_end(&mut self, cell: &CellId, end: impl FnOnce(&mut Journal, Option<Record>) -> Entry) {
         let Some(durable) = &mut self.durable else {
             return;
@@ -247,7 +249,7 @@ impl Core {
         durable.commits_since = None;
         let (effect, answer) = match durable.journal.apply(index, entry) {
             Ok(applied) => applied,
-            // The entry overtook another one, and is proposed again behind it.
+            // The entry overtook another entry, and is proposed again behind it.
             Err(Refusal::OutOfOrder { .. }) => return,
             Err(_) => return self.entry_refused(entry),
         };
@@ -315,7 +317,7 @@ impl Core {
                 act: Act::Moved { .. },
                 ..
             } if executes => self.leave_by_word(),
-            // Of a deposed executor: its answers must not leave.
+            // The entry is of a deposed executor: its answers must not leave.
             _ => durable.journal.forget_answer(entry),
         }
     }
@@ -411,17 +413,17 @@ impl Core {
         }
     }
 
-    /// Answers a request that the log has an answer for, or that may have begun with an earlier executor. Returns whether
-    /// it did.
+    /// Answers a request if the log has the answer, or if the cell may have begun with an earlier executor. Returns
+    /// whether it did.
     pub(super) fn was_answered(&mut self, identity: &Bytes, envelope: &Envelope, header: &Header) -> bool {
         let cell: CellId = header.msg_id.as_str().into();
         let Some(durable) = &mut self.durable else {
             return false;
         };
         let behind = durable.behind.remove(&cell);
-        // An error stops the cells that waited behind it, and no later ones.
+        // An error stops the cells in wait behind the failed cell, and no later ones.
         durable.stops &= behind;
-        // Clients may use an id again: a cell that answers to an earlier one's id is a new one.
+        // Clients may use an id again: a later cell with an earlier cell's id is a new cell.
         let first = durable.journal.first_handed(&cell);
         let fate = first.map_or(Fate::Run, |first| durable.journal.state().fate(&cell, first));
         if durable.stops && !matches!(fate, Fate::Answered(_)) {
@@ -429,7 +431,7 @@ impl Core {
             return true;
         }
         let stops = stops_on_error(&envelope.content);
-        // Elections of earlier executors are told to the front, which then hands the request out as a new one.
+        // The front is told of earlier executors' elections, and then hands the request out as a new one.
         match fate {
             Fate::Run => false,
             Fate::Answered(answer) => {

@@ -1,8 +1,9 @@
-//! A replica in a member's seat that follows the kernel's log: the process restores the logged state and applies each record
-//! committed later. The kernel goes on there at once when the log elects the member. Pure, as [`super::Core`], which then
-//! takes over.
+//! A replica in a member's seat that follows the kernel's log: the process restores the logged state and applies each
+//! record committed later. The kernel goes on there at once when the log elects the member. Pure, as [`super::Core`],
+//! which then takes over.
 //!
-//! Whatever can't be followed ends the follower: the seat then starts a replica as it would without one.
+//! Any record that the process can't follow ends the follower. The seat then starts a replica, as it would without a
+//! follower.
 
 use super::block::answer_to_hello;
 use super::durable::{begin_standby, restore_with};
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 pub(crate) enum Input {
     /// The agent in the kernel's process said something.
     Agent(Parcel),
-    /// The group's state, from which the seat was behind.
+    /// The group's state, for a seat behind the others.
     State(State),
     /// The next entry of the group's log.
     Applied { index: Index, entry: Entry },
@@ -48,11 +49,11 @@ pub(crate) struct Elected {
 #[derive(Debug, PartialEq, Eq)]
 enum Talk {
     Silent,
-    /// The store is named, by the request of this id.
+    /// The process opens the store, by the request of this id.
     Opening(u64),
-    /// Records up to this one are read, or applied.
+    /// The process reads or applies records, up to this one.
     Reading(u64, RecordNumber),
-    /// The process has the records up to this one.
+    /// The process has all records up to this one.
     Has(RecordNumber),
     Over,
 }
@@ -75,7 +76,7 @@ pub(crate) struct Following {
     store: PathBuf,
     talk: Talk,
     last_request: u64,
-    /// Committed records that the process lacks, the oldest first.
+    /// Committed records still to send to the process, the oldest first.
     lacks: VecDeque<Record>,
     told: Told,
     /// The restoration is answered.
@@ -118,7 +119,7 @@ impl Following {
         self.state.executor() == Some(self.me)
     }
 
-    /// The entry by which the log learns that this member keeps the variables. `None`: it is no member.
+    /// The entry to tell the log that this member keeps the variables. `None` means that the replica is no member.
     pub(crate) fn hot(&self) -> Option<Entry> {
         let member = self.state.members().get(&self.me)?;
         Some(member.entry(self.me, true))
@@ -184,7 +185,7 @@ impl Following {
         }
     }
 
-    /// Has the process read what the log has now.
+    /// Has the process read the log's present content.
     fn restore(&mut self) {
         let restore = self.state.restore();
         let Some(settled) = restore.settled else {
@@ -198,7 +199,7 @@ impl Following {
             attachments.extend([text.clone(), body.clone()]);
             upto = record.number;
         }
-        // Nobody waits for this process: it reads everything before it is of use.
+        // No user waits for this process: it reads everything before its first use.
         let body = restore_with(settled, &self.folder, false);
         let id = self.ask("state.restore", body, attachments);
         self.talk = Talk::Reading(id, upto);

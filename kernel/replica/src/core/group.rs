@@ -1,5 +1,6 @@
-//! A kernel with several replicas: the log is that of a Raft group, which elects the executor. This replica takes office
-//! with the logged state, hands over when the seat ends, and leaves once another replica is elected (docs/replication.md).
+//! A kernel with several replicas: its log is the log of a Raft group, and the group elects the executor. This replica
+//! takes office with the logged state, hands over at the seat's end, and leaves once another replica is elected
+//! (docs/replication.md).
 
 use super::durable::{Durable, Farewell, Grouped};
 use super::{Core, Output, Phase, wording};
@@ -11,19 +12,19 @@ use hop_words::id::{Incarnation, JobId, NodeName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
-/// Bytes of records in the log that wait for the store. Beyond them a record goes to the store alone: a hanging store must
-/// not fill the log, which takes no more than `hop_log::TAIL_MAX`.
+/// Bytes of records in the log that wait for the store. Beyond them a record goes to the store alone: a hanging store
+/// must not fill the log, which takes no more than `hop_log::TAIL_MAX`.
 const TAIL_MAX: usize = hop_log::TAIL_MAX / 2;
 
-/// An entry that is not in the log after so long never will be: most members are out of reach. Silent members are noticed
-/// after 8 s, and another leader is elected within two.
+/// After so long an uncommitted entry will never be in the log: most members are out of reach. Silent members are
+/// noticed after 8 s, and another leader is elected within two.
 const COMMITS_WITHIN: Span = Span::from_secs(15);
 
-/// A look at the time as late as this says that the process was stopped meanwhile.
+/// A wake-up this late means that the process was stopped meanwhile.
 const STOPPED: Span = Span::from_secs(5);
 
 impl Core {
-    /// Takes office: the log has this replica as the executor, and its tenure's folder is to be opened.
+    /// Takes office: by the log this replica is the executor. The folder of its tenure is to be opened.
     pub(super) fn take_office(&mut self) {
         if let Some(durable) = &mut self.durable {
             durable.opening = true;
@@ -46,7 +47,7 @@ impl Core {
         }
     }
 
-    /// Whether the kernel should have further replicas, and this seat has a keeper that can found their group.
+    /// Whether the kernel should have further replicas, and this seat has a keeper to found their group.
     pub(super) fn may_have_group(&self) -> bool {
         self.identity.launch.replicas.count() > 1 && self.identity.has_keeper
     }
@@ -168,7 +169,8 @@ impl Core {
         }
     }
 
-    /// Another replica executes, or this replica is no member any more: its words don't count, and it leaves without one.
+    /// Another replica executes, or this replica is no member any more: its words don't count, so it leaves without
+    /// any.
     pub(super) fn deposed(&mut self) {
         if matches!(self.phase, Phase::Over) {
             return;
@@ -190,9 +192,9 @@ impl Core {
         }
     }
 
-    /// Leaves a group that takes no entries, with all of this replica's knowledge in the store. The front opens the next tenure
-    /// from there, in another group. Answers that are not in the log are not told to clients here: the next replica answers, unless
-    /// another member has been elected after all.
+    /// Leaves a group that takes no entries, with all of this replica's knowledge in the store. The front opens the
+    /// next tenure from there, in another group. Answers that are not in the log are not told to clients here: the next
+    /// replica answers, unless another member has been elected after all.
     pub(super) fn give_up_group(&mut self) {
         let Some(durable) = &mut self.durable else {
             return;
@@ -214,7 +216,8 @@ impl Core {
         self.bid_farewell(farewell, None, None);
     }
 
-    /// Records that the log has and the store has not go to the folder of this tenure: the namespace is read from there.
+    /// Copies the records in the log but not in the store to the folder of this tenure: the namespace is read from
+    /// there.
     pub(super) fn carry_over(&mut self) {
         let Some(durable) = &self.durable else {
             return;
@@ -238,7 +241,7 @@ impl Core {
         }
     }
 
-    /// The member to which a leaving executor hands the kernel.
+    /// The member to get the kernel from a leaving executor.
     pub(super) fn heir(&self, farewell: &Farewell) -> Option<Incarnation> {
         match farewell {
             Farewell::Leave(_) => self.chosen().or_else(|| self.first_standby()),
@@ -247,7 +250,7 @@ impl Core {
         }
     }
 
-    /// The standby that goes on soonest: a hot one, else the one that came first.
+    /// The standby with the quickest start: a hot one, else the member of longest standing.
     fn first_standby(&self) -> Option<Incarnation> {
         let standbys = self.standbys().into_iter();
         standbys

@@ -1,7 +1,7 @@
 //! The executor's side of the kernel's log: proposed entries, and their effects once applied.
 //!
-//! With one replica the shell applies each proposal at once; with three it goes through the kernel's Raft group. The rules
-//! are hop-log's (docs/replication.md); this knows which cells wait for an answer of the log.
+//! With one replica the shell applies each proposal at once; with three, proposals go through the kernel's Raft group.
+//! The rules are hop-log's (docs/replication.md); this module knows which cells wait for an answer of the log.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_log::{
@@ -78,7 +78,7 @@ impl Journal {
         committed.chain(proposed).sum()
     }
 
-    /// An act of this executor's, behind the earlier proposals.
+    /// An act of this executor, behind the earlier proposals.
     pub(super) fn act(&mut self, act: Act) -> Entry {
         let now = self.tenure();
         let before = self
@@ -93,8 +93,8 @@ impl Journal {
         })
     }
 
-    /// A cell ran to its end; the answer waits for the entry. `record` has the effects of the cell and of all cells before, if
-    /// they were captured already.
+    /// A cell ran to its end; the answer waits for the entry. `record` has the effects of the cell and of all cells
+    /// before, if they were captured already.
     pub(super) fn ended(
         &mut self,
         cell: &CellId,
@@ -107,7 +107,7 @@ impl Journal {
         self.act(act)
     }
 
-    /// A cell ran well to its end, and the reply is still being made: this answer is the log's. `record` as for
+    /// A cell ran well to its end, and the reply is still being made: the log gets this answer. `record` as for
     /// [`Journal::ended`].
     pub(super) fn ended_ahead(&mut self, cell: &CellId, written: Answering, record: Option<Record>) -> Entry {
         let act = ended(cell, Outcome::Ok, &written, record);
@@ -125,8 +125,8 @@ impl Journal {
         self.ahead.contains_key(cell)
     }
 
-    /// The reply to a cell whose answer was written ahead; `None` stands for what was written. Returns it if the log has the
-    /// cell's end already. Otherwise it waits for the entry.
+    /// The reply to a cell with an answer written ahead; `None` stands for the written answer. Returns the answer if
+    /// the log already has the cell's end. Otherwise the answer waits for the entry.
     pub(super) fn replied(
         &mut self,
         cell: &CellId,
@@ -166,7 +166,7 @@ impl Journal {
     /// Applies an entry. Returns the entry's effect, with the answer waiting for the entry.
     ///
     /// # Errors
-    /// The log refuses the entry; the answer that waited for it must not leave.
+    /// The log refuses the entry; the waiting answer must not leave.
     pub(super) fn apply(
         &mut self,
         index: Index,
@@ -186,7 +186,7 @@ impl Journal {
         Ok((effect, self.answering.remove(cell)))
     }
 
-    /// The answer that waited for the cell's entry.
+    /// The answer in wait of the cell's entry.
     pub(super) fn take_answer(&mut self, cell: &CellId) -> Option<Answering> {
         self.answering.remove(cell)
     }
@@ -199,7 +199,7 @@ impl Journal {
         }
     }
 
-    /// The front has handed out this request before, first under this tenure.
+    /// The front has handed out this request before, first under `tenure`.
     pub(super) fn was_handed(&mut self, cell: CellId, tenure: Tenure) {
         self.handed_before.insert(cell, tenure);
     }
@@ -224,7 +224,7 @@ impl Journal {
         }
     }
 
-    /// Proposals that were not applied, the oldest first.
+    /// Proposals not yet applied, the oldest first.
     pub(super) fn proposed(&self) -> impl Iterator<Item = &Entry> {
         self.proposed.iter()
     }

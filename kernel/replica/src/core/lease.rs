@@ -11,12 +11,12 @@ use serde_json::Value;
 /// A shorter wait is not told: a message for each cell would be noise.
 const TELL_AFTER: Span = Span::from_millis(200);
 
-/// The cell or block that a lease is for.
+/// The cell or block to get a lease.
 #[derive(Debug, Clone)]
 pub(super) struct Seeker {
-    /// The name by which `hopd` knows it: the cell's id, or `CELL/N` for a block.
+    /// The cell's or block's name at `hopd`: the cell's id, or `CELL/N` for a block.
     pub(super) id: CellId,
-    /// Header of the request to which the messages belong.
+    /// Header of the request, for all messages about the lease.
     pub(super) header: Bytes,
     pub(super) need: Need,
     pub(super) class: Class,
@@ -55,7 +55,7 @@ impl Wait {
     }
 }
 
-/// How often a cell stood still in its middle, and how long it had run before.
+/// How often a cell stood still in its middle, and its run time before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Parked {
     pub(super) ran: Span,
@@ -73,7 +73,7 @@ pub(super) struct Holder {
     /// Time from which on the cell may be parked for others. `None` means never.
     pub(super) parks_from: Option<Timestamp>,
     pub(super) parked: Parked,
-    /// Set once the lease was taken away under the cell, which may take its time to end.
+    /// Set once the lease was taken away under the running cell. The cell may take its time to end.
     pub(super) revoked: Option<Revoked>,
 }
 
@@ -107,7 +107,7 @@ pub(super) enum Lease {
     Standing(Box<Standing>),
 }
 
-/// A cell (or block) that stands still, until it runs again.
+/// A cell (or block) at a standstill, until it runs again.
 #[derive(Debug)]
 pub(super) struct Standing {
     pub(super) seeker: Seeker,
@@ -124,7 +124,7 @@ pub(super) struct Standing {
     /// When to ask for GPUs again.
     pub(super) again: Option<Timestamp>,
     pub(super) pause: Span,
-    /// When to say why an interrupt hasn't ended it.
+    /// When to say why an interrupt hasn't ended the cell.
     pub(super) explain_at: Option<Timestamp>,
 }
 
@@ -148,7 +148,7 @@ impl Standing {
 }
 
 impl Lease {
-    /// The cell that runs on a lease, or stands still in its middle. Other cells must not run beside it.
+    /// The cell running on a lease, or at a standstill in its middle. Other cells must not run beside it.
     pub(super) fn running_cell(&self) -> Option<&CellId> {
         match self {
             Self::None | Self::Asked(..) | Self::Returning(..) => None,
@@ -196,13 +196,13 @@ impl Lease {
         }
     }
 
-    /// The time at which a waiting user must be told so.
+    /// Time to tell a waiting user of the wait.
     pub(super) fn tell_at(&self) -> Option<Timestamp> {
         self.wait().filter(|w| !w.told).map(|w| w.since + TELL_AFTER)
     }
 }
 
-/// Time from which on a cell that begins now may be parked for others.
+/// Time from which a cell beginning now may be parked for others.
 pub(super) fn parks_from(grant: &Grant, class: Class, now: Timestamp) -> Option<Timestamp> {
     let quantum = grant.quanta.iter().find(|(of, _)| *of == class);
     quantum.map(|(_, span)| now + *span)

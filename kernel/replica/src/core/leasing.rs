@@ -14,7 +14,7 @@ use hop_words::time::{Span, Timestamp};
 use serde_json::{Value, json};
 
 impl Core {
-    /// Asks for the lease of the first cell that waits.
+    /// Asks for the lease of the first waiting cell.
     pub(super) fn ask_for_cell(&mut self, id: CellId, need: Need) {
         let Some(cell) = self.cells.find(&id) else {
             return;
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// Tells the user that a told wait is over.
+    /// Tells the user of the end of a told wait.
     pub(super) fn tell_granted(&mut self, header: &Bytes, wait: &Wait) {
         if wait.told {
             let notice = self.notice();
@@ -146,14 +146,15 @@ impl Core {
         self.carry_out(acts);
     }
 
-    /// Whether this replica can use the lease: `hopd` tells all processes of a kernel of its leases.
+    /// Whether this replica can use the lease: `hopd` tells all processes of a kernel of the kernel's leases.
     pub(super) fn is_ours(&self, grant: &Grant) -> bool {
         let identity = &self.identity;
         grant.executor == identity.incarnation && grant.node == identity.node
     }
 
-    /// A lease for a cell of ours on another process's node: it goes back, and the cell asks again. `hopd` hears that from
-    /// the newest tenure alone. Without a log it can't tell processes apart, and the lease may be our successor's.
+    /// A lease for a cell of this replica is on another process's node: the lease goes back, and the cell asks again.
+    /// `hopd` accepts this from the newest tenure alone. Without a log `hopd` can't tell processes apart, and the lease
+    /// may be our successor's.
     pub(super) fn granted_elsewhere(&mut self, cell: &CellId, grant: &Grant) {
         let waits = match &self.lease {
             Lease::Asked(seeker, _) => seeker.id == *cell,
@@ -167,7 +168,7 @@ impl Core {
         }
     }
 
-    /// The kernel's memory is where the granted lease needs it.
+    /// The kernel's memory is in its place for the granted lease.
     pub(super) fn proceed(&mut self) {
         match std::mem::take(&mut self.lease) {
             Lease::Returning(seeker, wait, grant) => {
@@ -237,7 +238,7 @@ impl Core {
         self.tell_hopd(ToHopd::CancelCell { kernel, tenure, cell });
     }
 
-    /// The cell or block that had a lease, or stood still without one, has ended.
+    /// The cell or block with a lease, or at a standstill without one, has ended.
     pub(super) fn lease_used(&mut self, cell: &CellId, outcome: Outcome) {
         if !self.lease.is_for(cell) {
             return;
@@ -285,8 +286,8 @@ impl Core {
         });
     }
 
-    /// `hopd` takes a lease away. Returns the cell on the lease, which is told the reason, interrupted, and has the grace
-    /// time to end.
+    /// `hopd` takes a lease away. Returns the cell on the lease, which is told the reason, interrupted, and has the
+    /// grace time to end.
     pub(super) fn revoked(&mut self, lease: LeaseId, reason: &str) -> Option<CellId> {
         let at = self.now;
         let cell = match &mut self.lease {

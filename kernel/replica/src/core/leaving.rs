@@ -1,4 +1,5 @@
-//! The end of this replica: its seat ends, or the kernel moves or hibernates. The state is captured once more before that.
+//! The end of this replica: its seat ends, or the kernel moves or hibernates. Before the end the state is captured once
+//! more.
 
 use super::durable::{Durable, Farewell, Leaving, Talk};
 use super::{Core, Output, Phase};
@@ -8,8 +9,8 @@ use hop_protocol::message::Note;
 use hop_words::time::{Span, Timestamp};
 use serde_json::json;
 
-/// Time for the running cell of a kernel that hibernates, and then for the last capture. Fronts and provisioners wait for
-/// the kernel's end longer than both.
+/// Time for the running cell of a kernel that hibernates, and then for the last capture. Fronts and provisioners wait
+/// for the kernel's end longer than both.
 const LAST_CELL: Span = Span::from_secs(15);
 const LAST_CAPTURE: Span = Span::from_secs(20);
 
@@ -129,7 +130,7 @@ impl Core {
         self.go_if_settled();
     }
 
-    /// Leaves once everything that was captured is in the store.
+    /// Leaves once all captures are in the store.
     pub(super) fn go_if_settled(&mut self) {
         let Some(durable) = &self.durable else {
             return;
@@ -160,7 +161,7 @@ impl Core {
         if let Some(durable) = &mut self.durable {
             durable.moving = None;
         }
-        // A cell that the front lets begin in this moment is the next replica's.
+        // A cell that the front lets begin in this moment goes to the next replica.
         for cell in self.cells.not_begun() {
             self.note(Note::NotBegun { cell });
         }

@@ -1,7 +1,7 @@
 //! The place of the kernel's GPU memory, and its moves as leases come and go.
 //!
-//! [`Park`] decides. The shell carries its acts out by a child process, `hop gpu`, so that the replica never opens a device
-//! file (docs/gpu-park.md).
+//! [`Park`] decides. The shell carries out its acts by a child process, `hop gpu`, so that the replica never opens a
+//! device file (docs/gpu-park.md).
 
 use super::lease::Lease;
 use super::wording;
@@ -20,7 +20,7 @@ pub(super) enum Park {
     Home,
     /// A running cell is being stopped, for its memory to be taken off the GPUs.
     Stopping(Meanwhile),
-    /// The memory is being taken off the GPUs. `wanted` means that a new lease waits until that has ended.
+    /// The memory is being taken off the GPUs. `wanted` means that a new lease waits until the memory is off.
     Leaving { wanted: bool },
     /// The memory is in host memory.
     Away,
@@ -33,11 +33,11 @@ pub(super) enum Park {
 pub(super) enum Target {
     Held,
     Over,
-    /// The lease is over, and another one exists.
+    /// The lease is over, and there is another lease.
     Another,
 }
 
-/// Present state of the cell that is being stopped.
+/// Present state of the cell under the stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meanwhile {
     /// The cell runs, as far as is known.
@@ -46,7 +46,7 @@ pub(super) enum Meanwhile {
     Ended,
     /// The cell has ended, and its lease is over.
     Over,
-    /// The cell has ended. Another lease, or the same lease for another cell, waits until the stop has ended.
+    /// The cell has ended. Another lease, or the same lease for another cell, waits until the end of the stop.
     Wanted,
 }
 
@@ -84,12 +84,12 @@ pub(super) enum Act {
     Proceed,
     /// The lease that waits can't be used.
     Refuse(String),
-    /// The kernel's user should know that it is still on a GPU whose lease is over.
+    /// The kernel's user should know: the kernel is still on a GPU of a lease that is over.
     Warn(String),
 }
 
 impl Park {
-    /// Asks the running cell to leave its GPUs in its middle.
+    /// Asks the running cell to leave its GPUs during its run.
     pub(super) fn asked(&mut self) -> Vec<Act> {
         match self {
             Self::Home => {
@@ -106,7 +106,7 @@ impl Park {
         }
     }
 
-    /// The cell that was being stopped has ended.
+    /// The cell under the stop has ended.
     pub(super) fn cell_ended(&mut self) {
         if let Self::Stopping(meanwhile @ Meanwhile::Runs) = self {
             *meanwhile = Meanwhile::Ended;
@@ -218,7 +218,8 @@ impl Park {
                 vec![Act::Proceed]
             }
             (Returned::Back | Returned::Half(_), Target::Over) => self.leave(false),
-            // The memory is on the GPU of a lease that is over. It leaves, and then goes to the other lease's GPU.
+            // The memory is on the GPU of a lease that is over. First the memory leaves, then it goes to the other
+            // lease's GPU.
             (Returned::Back | Returned::Half(_), Target::Another) => self.leave(true),
             (Returned::StillAway(_), Target::Another) => self.go_back(),
             (Returned::StillAway(_), Target::Over) => {
@@ -237,7 +238,7 @@ impl Park {
         }
     }
 
-    /// Whether the memory is on its way off a GPU, or has to leave again once it is back.
+    /// Whether the memory is on its way off a GPU, or has to leave again after its return.
     pub(super) fn is_leaving(&self) -> bool {
         matches!(
             self,
@@ -260,26 +261,27 @@ fn proceed(wanted: bool) -> impl Iterator<Item = Act> {
     wanted.then_some(Act::Proceed).into_iter()
 }
 
-/// The last lease of GPUs: the kernel may hold memory there after its cell has ended.
+/// The last lease of GPUs: the kernel may hold memory on these GPUs after its cell's end.
 #[derive(Debug)]
 pub(super) struct Last {
     pub(super) id: LeaseId,
     pub(super) devices: Vec<PathBuf>,
-    /// The header of the cell for which the lease was granted. The user reads of the memory's moves under that cell.
+    /// The header of the lease's first cell. The user reads of the memory's moves under that cell.
     pub(super) header: Bytes,
     pub(super) grace: Span,
 }
 
-/// The kernel's GPU memory, and the leases that are given back once it has left.
+/// The kernel's GPU memory, and the leases to give back once the memory has left.
 #[derive(Debug, Default)]
 pub(super) struct Gpu {
     pub(super) park: Park,
     pub(super) last: Option<Last>,
-    /// A cell that should end since its lease is over, and that lease: it is left once the cell has ended.
+    /// A cell that should end, because its lease is over, and that lease. The kernel leaves the lease's GPUs after the
+    /// cell's end.
     pub(super) after: Option<(CellId, LeaseId)>,
-    /// Leases that are over. They are given back once no memory is on its way off a GPU.
+    /// Leases to give back, once no memory is on its way off a GPU.
     pub(super) leaving: Vec<LeaseId>,
-    /// The sentence that the user reads if the kernel is killed now.
+    /// The sentence for the user if the kernel is killed now.
     pub(super) doomed: Option<String>,
     /// The lease that the kernel may keep if it can't let go of the lease's GPUs.
     pub(super) may_hold: Option<LeaseId>,
@@ -294,7 +296,7 @@ pub(super) struct StillHeld {
     why: String,
     /// The user was told whether the lease stays.
     told: bool,
-    /// The reason for which the lease must go all the same. `None` means that it stays, as far as is known.
+    /// Why the lease must go all the same. `None` means that the lease stays, as far as is known.
     wanted: Option<String>,
 }
 
@@ -304,8 +306,8 @@ impl Gpu {
         self.after.as_ref().is_some_and(|(_, after)| *after == lease)
     }
 
-    /// Stops waiting for the end of the lease's cell, which stands still now and is off the GPUs. Returns whether the cell
-    /// should have ended.
+    /// Stops waiting for the end of the lease's cell, which stands still now and is off the GPUs. Returns whether the
+    /// cell should have ended.
     pub(super) fn revoked_meanwhile(&mut self, lease: LeaseId) -> bool {
         let revoked = self.after.take_if(|(_, after)| *after == lease).is_some();
         if revoked {
@@ -331,7 +333,7 @@ impl Gpu {
 pub enum Errand {
     /// Take the memory off by the first rung that works (docs/gpu-park.md, "The ladder").
     Leave,
-    /// Take the memory off in the middle of a cell, by the driver alone. Memory that doesn't come off is put back.
+    /// Take the memory off during a cell's run, by the driver alone. Memory that doesn't come off is put back.
     Stop,
     /// As [`Self::Stop`], at the end of a lease whose cell stood still and was on its way back.
     StopAgain,
@@ -367,7 +369,7 @@ impl Core {
         });
     }
 
-    /// Gives back the last lease if the process ends between two cells: its memory on the GPUs ends with it.
+    /// Gives back the last lease if the process ends between two cells: the memory on the GPUs ends with the process.
     pub(super) fn leave_devices(&mut self) {
         self.gpu.held = None;
         if let Some(last) = self.gpu.last.take() {
@@ -375,11 +377,11 @@ impl Core {
         }
     }
 
-    /// Leaves the GPUs of a lease that was over before its cell, which has ended now.
+    /// Leaves the GPUs of a lease that was over before its cell, now that the cell has ended.
     pub(super) fn leave_after(&mut self, cell: &CellId) {
         if let Some((_, lease)) = self.gpu.after.take_if(|(after, _)| after == cell) {
             match &self.gpu.last {
-                // A block of the cell has a newer lease, and the kernel's memory belongs to that one.
+                // A block of the cell has a newer lease, now the lease of the kernel's memory.
                 Some(last) if last.id != lease => self.release_lease(lease),
                 _ => self.leave(lease),
             }
@@ -421,7 +423,7 @@ impl Core {
                         .as_ref()
                         .map(|last| wording::parked_too_slowly(last.grace));
                     match self.lease {
-                        // The lease ended while its stopped cell was on its way back.
+                        // The lease ended during the return of its stopped cell.
                         Lease::Standing(_) => self.send_errand(Errand::StopAgain),
                         _ => self.send_errand(Errand::Leave),
                     }
@@ -440,7 +442,8 @@ impl Core {
         }
     }
 
-    /// Gives back the leases that are over. Tells `hopd` instead if the kernel can't let go of one, and may keep it.
+    /// Gives back the leases that are over. If the kernel can't let go of one of them, and may keep it, tells `hopd` so
+    /// instead.
     pub(super) fn release_left(&mut self) {
         for lease in std::mem::take(&mut self.gpu.leaving) {
             match &self.gpu.held {
@@ -458,7 +461,8 @@ impl Core {
         }
     }
 
-    /// The user wants to give the lease back. If that fails, the kernel keeps it, and the user reads why.
+    /// The user wants to give the lease back. If the kernel can't let go of it, the kernel keeps the lease, and the
+    /// user reads why.
     pub(super) fn user_lets_go(&mut self, lease: LeaseId) {
         self.gpu.may_hold = Some(lease);
         if let Some(held) = &mut self.gpu.held {
@@ -475,8 +479,8 @@ impl Core {
         }
     }
 
-    /// Follows `hopd`'s decision on GPUs that the kernel can't let go of. `None` means that the kernel keeps them; otherwise
-    /// `wanted` says why it must leave.
+    /// Follows `hopd`'s decision on GPUs that the kernel can't let go of. `None` means that the kernel keeps them;
+    /// otherwise `wanted` says why the kernel must leave.
     pub(super) fn held(&mut self, lease: LeaseId, wanted: Option<&str>, within: Span) {
         let Some(held) = self.gpu.held.as_mut().filter(|held| held.lease == lease) else {
             return;

@@ -1,7 +1,7 @@
-//! The decisions of a kernel's supervisor: the order of cells, their lease, the GPU memory that comes and goes with leases,
-//! the kernel's beginning and end. Pure: no socket, no process, no clock, no randomness.
+//! The decisions of a kernel's supervisor: the order of cells, their lease, the GPU memory that comes and goes with
+//! leases, the kernel's beginning and end. Pure: no socket, no process, no clock, no randomness.
 //!
-//! [`Core::handle`] is the whole interface: the shell passes each event with its time, carries out the outputs, and
+//! [`Core::handle`] is the whole interface. The shell passes each event with its time, carries out the outputs, and
 //! comes back at [`Core::due`] with [`Input::Tick`]. The shell (`crate::run`) owns sockets and processes; the front
 //! decides for clients; `hopd` decides who gets which GPU.
 
@@ -77,7 +77,7 @@ pub struct Identity {
     pub launch: Launch,
     /// The replica sits in a seat, whose keeper can keep the kernel's group.
     pub has_keeper: bool,
-    /// Whether a cell can be parked in its middle as far as this node's programs are concerned.
+    /// Whether this node's programs can park a cell during its run.
     pub can_park: bool,
     /// Names of the node's GPUs.
     pub models: Models,
@@ -102,7 +102,7 @@ pub enum Input {
     KernelUp { pid: u32 },
     /// The kernel published something for its clients.
     Published(Message),
-    /// The kernel answered a client, or asks it for input.
+    /// The kernel answered a client, or asks the client for input.
     FromKernel {
         channel: Channel,
         identity: Bytes,
@@ -112,7 +112,7 @@ pub enum Input {
     Exited(Exit),
     /// The agent inside the kernel said something.
     Agent(Parcel),
-    /// `hopd` said something, or its connection came or went.
+    /// A message of `hopd`, or a change of its connection.
     Hopd(News),
     /// An errand of `hop gpu` has ended.
     Errand(ErrandEnd),
@@ -130,11 +130,11 @@ pub enum Input {
     Rested,
     /// The folder of the next tenure is open.
     TenureOpened,
-    /// Nothing can be written to the store, for this reason.
+    /// The store can't be written any more, for this reason.
     StoreFailed(String),
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
-    /// The front has handed out this request before, first under this tenure.
+    /// The front has handed out this request before, first under `tenure`.
     HandedBefore {
         cell: CellId,
         tenure: Tenure,
@@ -142,20 +142,21 @@ pub enum Input {
     },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
-    /// The replica of the kernel's next seat waits there.
+    /// The replica of the kernel's next seat is ready there.
     MoveReady { incarnation: Incarnation },
-    /// Nothing came of a move, as the front knows.
+    /// A move has failed, as the front knows.
     MoveFailed {
         incarnation: Incarnation,
         reason: String,
     },
-    /// A new front: it knows nothing of the earlier front's preparations, and doesn't answer the earlier front's questions.
+    /// A new front: it knows nothing of the earlier front's preparations, and doesn't answer the earlier front's
+    /// questions.
     FrontChanged,
     /// Nobody uses the kernel any more. A kernel with a kept state hibernates.
     Orphaned { reason: String },
     /// The kernel's group has elected this replica. Its state was given at the beginning.
     Elected,
-    /// The group's state: it is founded, or this seat was behind.
+    /// The group's state: the group is founded, or this seat was behind.
     GroupState(Box<State>),
     /// The kernel can't have a group.
     NotFounded,
@@ -204,9 +205,9 @@ pub enum Output {
         why: Option<String>,
     },
     KillKernel,
-    /// Start the kernel's process anew: the old one has ended.
+    /// Start the kernel's process anew: the old process has ended.
     StartKernel,
-    /// Have the log take in this entry. Once it is committed, [`Input::Applied`] says so.
+    /// Have the log take in this entry. After its commit comes [`Input::Applied`].
     Propose(Entry),
     /// Write a record behind the others in the tenure's folder. The first record there follows the state from which
     /// the namespace was restored, if any.
@@ -233,7 +234,7 @@ pub enum Output {
     },
     /// Kernel and group are over.
     Disband,
-    /// The group takes no entries any more: what is proposed from now on counts by this replica's own word.
+    /// The group takes no entries any more: from now on this replica alone decides on proposals.
     GoAlone,
     /// The replica ends, once the front has taken everything.
     Leave,
@@ -286,11 +287,11 @@ pub struct Core {
     lease: Lease,
     gpu: Gpu,
     hopd: Hopd,
-    /// The last cell that ended on a lease, for a `hopd` that was away.
+    /// The last ended cell with a lease, for a `hopd` that was away.
     ended: Option<EndedCell>,
-    /// `None` means that the kernel keeps no log.
+    /// `None` means a kernel without a log.
     durable: Option<Durable>,
-    /// The last move that failed, as `hopd` should know.
+    /// The last failed move, for `hopd` to know.
     not_moved: Option<Box<ToHopd>>,
     notices: Notices,
     /// Numbers the blocks of a kernel.
@@ -448,7 +449,7 @@ impl Core {
         self.office().1
     }
 
-    /// The last entry of the log that was applied.
+    /// The last applied entry of the log.
     pub fn applied_index(&self) -> Index {
         self.durable.as_ref().map_or(Index(0), Durable::applied_index)
     }
@@ -542,7 +543,7 @@ impl Core {
         }
     }
 
-    /// Goes on with the first cell that the kernel hasn't got, and later cells, as far as they may go.
+    /// Goes on with the first cell not yet in the kernel, and later cells, as far as they may go.
     fn advance(&mut self) {
         // Requests to a leaving replica are for the next one.
         while matches!(self.phase, Phase::Up) && !self.holds_back() {
@@ -608,8 +609,8 @@ impl Core {
         envelope.message()
     }
 
-    /// Interrupts the cell that waits for a lease, if any. The kernel runs no cell then and must not hear of it: its
-    /// signal would strike the user's next cell, since our answer to this one arrives sooner.
+    /// Interrupts the cell in wait of a lease, if any. The kernel runs no cell then and must not get the signal. The
+    /// signal would strike the user's next cell, since our answer to this cell arrives sooner.
     fn interrupt_waiting(&mut self) -> bool {
         let Some(cell) = self.cells.seeking().cloned() else {
             return false;
@@ -621,7 +622,8 @@ impl Core {
     }
 
     fn interrupt_kernel(&mut self) {
-        // A process that isn't up runs no cell, and the signal would break its start: the next cell would never be answered.
+        // A process that isn't up runs no cell, and the signal would break its start: the next cell would never be
+        // answered.
         if matches!(self.phase, Phase::Up) {
             self.out.push(Output::InterruptKernel { why: None });
         }

@@ -1,10 +1,10 @@
 //! A move of the kernel to another seat (docs/replication.md). The front prepares a replica in the new seat while cells
-//! go on; then the present replica saves everything between two cells and leaves. A failure before leaves the kernel in its
-//! present seat, and `hopd` hears the reason.
+//! go on; then the present replica saves everything between two cells and leaves. A failure before leaves the kernel in
+//! its present seat, and `hopd` hears the reason.
 //!
-//! A member of the kernel's group gets the kernel by an election. Where time permits, a replica in the member's seat follows
-//! the log first: the kernel is then away for a few records' time only. In a hot standby's seat one does so already. Without
-//! a follower the seat starts a replica.
+//! A member of the kernel's group gets the kernel by an election. If time permits, a replica in the member's seat
+//! follows the log first: the kernel is then away for a few records' time only. In a hot standby's seat a follower runs
+//! already. Without a follower the seat starts a replica.
 
 use super::Core;
 use super::durable::{Farewell, Leaving, Move};
@@ -53,7 +53,7 @@ impl Core {
         self.say_farewell(Farewell::Move(to));
     }
 
-    /// Nothing follows the log in the member's seat: its seat starts a replica once it is elected.
+    /// Without a follower in the member's seat: the seat starts a replica after the election.
     pub(super) fn elect_unprepared(&mut self) {
         let due = |m: &&Move| m.elects_at.is_some_and(|at| at <= self.now);
         if let Some(to) = self.moving().filter(due).map(|m| m.to) {
@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// The member that was to be elected in any case.
+    /// The member whose election is decided.
     pub(super) fn chosen(&self) -> Option<Incarnation> {
         self.moving().filter(|m| m.elects).map(|m| m.to)
     }
@@ -71,7 +71,7 @@ impl Core {
         self.durable.as_ref()?.moving.as_ref()
     }
 
-    /// Why the kernel isn't moved. A bound kernel is moved by its user alone, who was told of the losses.
+    /// Why the kernel isn't moved. Only the user moves a bound kernel, and was told of the losses.
     fn stays_because(&self, victim: Incarnation, cause: MoveCause) -> Option<String> {
         let Some(durable) = self.durable.as_ref().filter(|_| self.comes_back()) else {
             return Some("its state is not saved, or its process ends".into());
@@ -90,7 +90,7 @@ impl Core {
         (by_policy && !reasons.is_empty()).then(|| reasons.join(" "))
     }
 
-    /// The replica in the new seat waits: this one leaves as soon as no cell runs.
+    /// The replica in the new seat is ready: this replica leaves as soon as no cell runs.
     pub(super) fn move_ready(&mut self, to: Incarnation) {
         if self.moving().is_none_or(|m| m.to != to) {
             return self.note(Note::MoveOff { incarnation: to });
@@ -98,7 +98,7 @@ impl Core {
         self.elect(to);
     }
 
-    /// The front says that a move has failed: the present move, or an earlier one.
+    /// The front reports a failed move: the present move, or an earlier one.
     pub(super) fn move_failed(&mut self, to: Incarnation, reason: String) {
         if let Some(moving) = self.moving().filter(|m| m.to == to && m.elects) {
             if moving.elects_at.is_some() {
@@ -130,7 +130,7 @@ impl Core {
         self.give_up_move("its front was replaced meanwhile");
     }
 
-    /// The kernel's state can't be taken along: it stays.
+    /// The kernel's state can't be taken along, so the kernel stays.
     pub(super) fn give_up_move(&mut self, why: &str) {
         let Some(to) = self.moving().map(|m| m.to) else {
             return;

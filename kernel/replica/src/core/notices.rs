@@ -37,7 +37,7 @@ struct Shown {
     at: Timestamp,
 }
 
-/// A lease that is kept for the next cell.
+/// A lease kept for the next cell.
 #[derive(Debug)]
 struct Lingering {
     lease: LeaseId,
@@ -63,8 +63,8 @@ pub(super) struct Notices {
 }
 
 impl Core {
-    /// Takes in a comm message that may announce a client. Returns whether a client did: then the kernel never sees the
-    /// message.
+    /// Takes in a comm message with a client's possible announcement. Returns whether a client announced itself: then
+    /// the kernel never sees the message.
     pub(super) fn announcement(&mut self, envelope: &Envelope, header: &Header) -> bool {
         if !header.msg_type.starts_with("comm_") {
             return false;
@@ -141,7 +141,8 @@ impl Core {
         true
     }
 
-    /// The lease stays with the kernel after its cell, until `hopd` says otherwise; it has said so of one taken away.
+    /// The lease stays with the kernel after its cell, until `hopd` says otherwise. For a lease taken away, `hopd` has
+    /// said so already.
     pub(super) fn lingers(&mut self, holder: &Holder) {
         if holder.revoked.is_some() {
             return;
@@ -256,9 +257,9 @@ impl Core {
         self.say(header, "comm_msg", &json!({"comm_id": comm, "data": notice}));
     }
 
-    // The text of clients that didn't announce themselves.
+    // The text for clients without an announcement.
 
-    /// The cell whose client gets a text, with its header and the time at which the text is due.
+    /// The cell whose client gets a text, with its header and the text's due time.
     fn text_is_for(&self) -> Option<(&CellId, Bytes, Timestamp)> {
         let Lease::Asked(seeker, wait) = &self.lease else {
             return None;
@@ -275,7 +276,7 @@ impl Core {
         alone.then_some((&cell.id, cell.header.clone(), due))
     }
 
-    /// The text that the waiting cell should show now.
+    /// The text for the waiting cell to show now.
     fn text(&self) -> Option<String> {
         match &self.lease {
             Lease::Asked(seeker, wait) => Some(wording::waits(&seeker.need, &wait.state)),
@@ -351,7 +352,7 @@ fn of_holder(holder: &Holder) -> Value {
     with(holder.described.clone(), with(since, until(holder.parks_from)))
 }
 
-/// The key of a time that may be known.
+/// The key of a time, if the time is known.
 fn until(at: Option<Timestamp>) -> Value {
     at.map_or_else(|| json!({}), |at| json!({"until": seconds(at)}))
 }

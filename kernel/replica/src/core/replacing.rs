@@ -23,8 +23,8 @@ impl Core {
             && !matches!(self.phase, Phase::Over)
     }
 
-    /// Whether another replica could go on now, and the user would lose nothing: no cell runs, each answered cell is in the
-    /// log with its effects, and nothing is held that can't be captured.
+    /// Whether another replica could go on now without a loss to the user: no cell runs, each answered cell is in the
+    /// log with its effects, and all content can be captured.
     pub fn rests(&self) -> bool {
         let rests = |durable: &Durable| {
             let state = durable.journal.state();
@@ -39,13 +39,13 @@ impl Core {
             && self.durable.as_ref().is_some_and(rests)
     }
 
-    /// Whether a kernel that nobody uses is worth being saved.
+    /// Whether a kernel without users is worth a save.
     pub(super) fn is_found_again(&self) -> bool {
         self.durable.as_ref().is_some_and(|d| d.found_again)
     }
 
-    /// The kernel's process has died. The cell in its middle is lost, and the kernel goes on in a new process from its last
-    /// captured state.
+    /// The kernel's process has died. The cell in its middle is lost, and the kernel goes on in a new process from its
+    /// last captured state.
     pub(super) fn come_back(&mut self, exit: Exit) {
         let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
         let restoring = matches!(self.phase, Phase::Preparing { .. }) && self.has_state();
@@ -66,7 +66,7 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
-        // A lost cell gives the reason itself. A process that wasn't used yet is not missed.
+        // A lost cell gives the reason itself. An unused process is not missed.
         if self.cells.running().is_none() && !starting {
             durable.notices.push(wording::process_is_new(&reason));
         }
@@ -105,7 +105,7 @@ impl Core {
         let Some((id, is_cell)) = seeker else {
             return;
         };
-        // A cell that hasn't begun keeps its place in the queue, or the lease, whose GPUs are this replica's.
+        // A cell before its start keeps its place in the queue, or its lease: the lease's GPUs are this replica's.
         let waits = is_cell && self.cells.seeking() == Some(&id);
         match &self.lease {
             Lease::Returning(..) if waits => self.proceed(),
@@ -121,7 +121,7 @@ impl Core {
         }
     }
 
-    /// The cell in whose middle the process died is lost, and those behind it are aborted as behind any error.
+    /// The cell running at the process's death is lost, and the cells behind it are aborted as behind any error.
     fn lose_running_cells(&mut self, reason: &str) {
         let mut aborts = false;
         let ahead: BTreeSet<CellId> = self

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// An agent that is silent for as long as this after the kernel is heard doesn't capture.
+/// An agent without a word for this long after the kernel is heard doesn't capture.
 const AGENT_SPEAKS: Span = Span::from_secs(10);
 
 /// A state whose restore has killed the process so often is left alone.
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Whether there is a state to come back from.
+    /// Whether there is a state to bring back.
     pub(super) fn has_state(&self) -> bool {
         let durable = self.durable.as_ref();
         durable.is_some_and(|d| d.journal.state().restore().settled.is_some())
@@ -180,7 +180,7 @@ impl Core {
         self.note_bound(restored.unmovable);
     }
 
-    /// The state can't be brought back: the kernel is an empty one, and the state stays where it is.
+    /// The state can't be brought back: the kernel begins empty, and the state stays in its folder.
     fn not_restored(&mut self, why: &str) {
         let Some(durable) = &mut self.durable else {
             return;

@@ -1,6 +1,5 @@
-//! A cell parked in its middle, because others wait for the GPUs. The cell stands still at its next CUDA
-//! call, keeps its place in the kernel, and goes on with the next lease. [`super::memory`] takes it off the GPUs and
-//! brings it back.
+//! A cell parked during its run, because others wait for the GPUs. The cell stands still at its next CUDA call, keeps
+//! its place in the kernel, and goes on with the next lease. [`super::memory`] takes its memory off the GPUs and back.
 
 use super::Core;
 use super::lease::{Holder, Lease, Parked, Seeker, Standing, Stop, Wait, parks_from};
@@ -10,7 +9,8 @@ use hop_words::id::{CellId, LeaseId};
 use hop_words::time::Span;
 use serde_json::json;
 
-/// The first pause before a cell asks again, after a return that failed or a refusal; each further pause is twice the last.
+/// The first pause before a cell asks again, after a return that failed or a refusal; each further pause is twice the
+/// last.
 const FIRST_PAUSE: Span = Span::from_secs(4);
 const LONGEST_PAUSE: Span = Span::from_secs(300);
 
@@ -112,7 +112,7 @@ impl Core {
         }
     }
 
-    /// The header of the request that shows what a cell or block prints now.
+    /// The header of the request to show the cell's or block's prints now.
     fn header_of(&self, seeker: &Seeker) -> bytes::Bytes {
         match (seeker.as_cell(), self.cells.running()) {
             (None, Some(running)) => self.cells.header(running),
@@ -152,14 +152,15 @@ impl Core {
         self.stderr(&header, &wording::goes_on(self.now.since(standing.since)));
     }
 
-    /// The lease that the cell was granted is over before its memory was back.
+    /// The cell's granted lease is over before the cell's memory was back.
     pub(super) fn stand_again(&mut self) {
         if let Lease::Standing(standing) = &mut self.lease {
             standing.grant = None;
         }
     }
 
-    /// GPUs were granted, but the memory of the cell can't go back to them: they go back, and the cell asks again later.
+    /// GPUs were granted, but the memory of the cell can't go back to them: they go back, and the cell asks again
+    /// later.
     pub(super) fn can_not_return(&mut self, why: &str) {
         let Lease::Standing(standing) = &mut self.lease else {
             return;
@@ -173,8 +174,8 @@ impl Core {
         self.ask_later(&wording::cell_can_not_go_back(why));
     }
 
-    /// `hopd` won't serve the cell, or somebody cancelled it. It is interrupted; in a CUDA call that takes effect only
-    /// with a GPU.
+    /// `hopd` won't serve the cell, or somebody cancelled it. The cell is interrupted; in a CUDA call the interrupt
+    /// takes effect only with a GPU.
     pub(super) fn standing_refused(&mut self, reason: &str) {
         self.ask_later(&format!("it was refused a GPU to go on with: {reason}"));
         self.interrupt_kernel();
@@ -203,7 +204,7 @@ impl Core {
         }
     }
 
-    /// Time passes for a cell that stands still.
+    /// Time passes for a cell at a standstill.
     pub(super) fn standing_tick(&mut self) {
         let now = self.now;
         let Lease::Standing(standing) = &mut self.lease else {

@@ -50,8 +50,8 @@ impl Core {
         self.go_if_settled();
     }
 
-    /// Sends the held replies whose cells are durable in the group's log, which has each record whole. Without a group
-    /// they wait for the store ([`Core::rested`]).
+    /// Sends the held replies of cells that are durable in the group's log: the log has each record whole. Without a
+    /// group the replies wait for the store ([`Core::rested`]).
     pub(super) fn send_durable(&mut self) {
         let grouped = self.durable.as_ref().filter(|d| d.is_grouped());
         if let Some(through) = grouped.map(|d| d.journal.state().durable_through()) {

@@ -32,7 +32,7 @@ pub(super) const STANDS_IN_CUDA: &str = "gresshopper: the cell is interrupted, b
 /// Why a replica leaves its group.
 pub(super) const MOST_REPLICAS_GONE: &str = "most of its replicas are out of reach";
 
-/// A cell is answered in place of a kernel that was lost while it made the reply.
+/// A cell is answered in place of the kernel, which was lost before its own reply.
 pub(super) const LAST_OUTPUTS_MAY_BE_MISSING: &str = "gresshopper: the kernel's process or node was lost right after this cell \
     had ended. The last of what it printed may be missing.\n";
 
@@ -84,7 +84,7 @@ pub(super) fn waits(need: &Need, state: &Value) -> String {
     format!("Waiting for {what}{place}{eta}{reason}")
 }
 
-/// A length of time as a person says it, in steps that a waiting person cares about.
+/// A length of time as a person says it, in steps useful to a waiting person.
 fn rough(seconds: f64) -> String {
     let seconds = seconds as u64;
     match seconds {
@@ -172,7 +172,7 @@ pub(super) fn stays_held(why: &str, within: Span) -> String {
     )
 }
 
-/// The warning to a user whose kernel can't let go of a GPU that it must leave.
+/// The warning to a user whose kernel can't let go of a GPU but must leave it.
 pub(super) fn must_let_go(wanted: &str, why: &str, within: Span) -> String {
     format!(
         "gresshopper: the GPU goes back, as {wanted}, but this kernel still holds it: {why}. Processes that hold it are \

@@ -1,4 +1,4 @@
-//! Commands of the user's from other nodes, led to the door of the kernel's process on this one.
+//! Commands of the user's from other nodes, led to the door of the kernel's process on this node.
 
 use hop_door::{Doors, folders};
 use hop_keeper::visit::Visitor;
@@ -8,10 +8,11 @@ use std::io;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// How long a process may take to say what it is.
+/// Most time for a process to say its purpose.
 const HELLO: Duration = Duration::from_secs(5);
 
-/// Leads a command to the process that runs the kernel's cells here. Without one, the command hears that by the hang-up.
+/// Leads a command to the process that runs the kernel's cells here. Without such a process, the command sees a
+/// hang-up.
 pub(super) async fn lead(visitor: Visitor) {
     let kernel = visitor.kernel.clone();
     let found = tokio::task::spawn_blocking(move || find(&kernel)).await;

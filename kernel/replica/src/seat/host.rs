@@ -90,8 +90,8 @@ pub(super) struct Busy {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) kept: BTreeMap<String, Kept>,
-    /// The last member here of each group that this seat has left. A member without memory of its vote must not come back;
-    /// a later incarnation is another member.
+    /// The last member here of each group that this seat has left. A member without memory of its vote must not come
+    /// back; a later incarnation is another member.
     pub(super) left: BTreeMap<String, Incarnation>,
 }
 
@@ -117,13 +117,13 @@ impl Host {
     /// dropped.
     ///
     /// # Errors
-    /// The keeper's folders can't be used, or it can't listen.
+    /// The keeper's folders can't be used, or the keeper can't listen.
     pub(super) async fn start(
         seat: Seat,
         listen: IpAddr,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>, TempDir), HostError> {
         let parent = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        // The log has what the user's cells computed and answered.
+        // The log has the results and answers of the user's cells.
         let log = tempfile::Builder::new()
             .permissions(Permissions::from_mode(0o700))
             .prefix("gresshopper-seat-")
@@ -167,7 +167,7 @@ impl Host {
         }
     }
 
-    /// A kernel opened anew has left its older groups behind.
+    /// The kernel was opened anew, and has left its older groups behind.
     pub(super) fn leave_older(&self, kernel: &KernelId, generation: Generation) {
         for (name, kept) in &self.table().kept {
             let older = parse(name).is_some_and(|(_, of)| of < generation.0);

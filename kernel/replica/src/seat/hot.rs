@@ -5,7 +5,8 @@ use super::{LONGEST_PAUSE, pause};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Between the wish for a hot standby and its start: a kernel that has just begun, or moved, needs the nodes' cores itself.
+/// Between the wish for a hot standby and its start: a kernel that has just begun, or moved, needs the nodes' cores
+/// itself.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// Between the end of a hot standby that could not follow and the next, twice as long each time.
@@ -32,12 +33,12 @@ enum Stage {
 /// The hot standby of one group in one seat.
 #[derive(Debug)]
 pub(super) struct Hot {
-    /// The kernel is to have one.
+    /// The kernel is to have a hot standby.
     wanted: bool,
     stage: Stage,
-    /// Processes in a row that could not follow for long.
+    /// Consecutive processes unable to follow for long.
     failed: u32,
-    /// No process is started before.
+    /// Earliest start of the next process.
     not_before: Option<Instant>,
 }
 
@@ -51,7 +52,7 @@ impl Hot {
         }
     }
 
-    /// What to do. `chosen`: by the log this member is to be hot, and there is state to follow.
+    /// The next step. `chosen` says that by the log this member is to be hot, and that there is state to follow.
     pub(super) fn next(&mut self, chosen: bool, now: Instant) -> Option<Deed> {
         match (self.stage, chosen && self.wanted) {
             (Stage::Off, true) => {

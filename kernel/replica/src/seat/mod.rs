@@ -1,7 +1,7 @@
 //! The seat's batch step: holds the job while replicas sit there, and lets the job end after a while without any. It
 //! also keeps the logs of the user's kernels with three replicas ([`host`]).
 //!
-//! Replicas keep a connection to an abstract socket, so that nothing lies on disk; Linux names the connecting user.
+//! Replicas keep a connection to an abstract socket, so that no file is left on disk; Linux names the connecting user.
 //! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
 
 mod door;
@@ -57,7 +57,7 @@ const EMPTY: Duration = Duration::from_secs(60);
 /// Between two starts of a process that a seat keeps beforehand.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// The pause before the next start, after so many failures and this one: the first pause, and twice as long each time.
+/// The pause before the next start, after `failed` failures and this one: the first pause, and twice as long each time.
 fn pause(first: Duration, failed: u32) -> Duration {
     (first * 2u32.pow(failed.min(8))).min(LONGEST_PAUSE)
 }
@@ -69,8 +69,8 @@ const FAREWELL: Duration = Duration::from_secs(25);
 /// How long a seat may take from its start to listening.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
 
-/// The names under which a seat may listen, the best first; it takes the first, a replica tries them all. Without a
-/// home to keep a key in, the only name is known to everybody.
+/// The names under which a seat may listen, the best first. The seat takes the first free name, a replica tries them
+/// all. Without a home for the key, the only name is known to everybody.
 fn names(job: JobId) -> Vec<String> {
     // Clusters for development may share a host and count their jobs alike, so the node is named, too: slurmd does so
     // to each step.
@@ -89,7 +89,7 @@ fn names(job: JobId) -> Vec<String> {
 
 fn secret(key: &[u8; 32], known: &str) -> String {
     let hash = blake3::keyed_hash(key, known.as_bytes()).to_hex();
-    // Half of it is plenty; an abstract name has 107 bytes.
+    // Half of the hash is plenty; an abstract name has 107 bytes.
     format!("gresshopper-seat-{}", &hash[..32])
 }
 
@@ -152,7 +152,7 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
     if let Some(config) = config {
         announce(config, up);
     }
-    // The folder goes with this function, whatever tasks still run.
+    // The folder goes at the end of this function, whatever tasks still run.
     let (groups, _log) = host(config, job, &seat_node).await.unzip();
     let (count, sitting) = watch::channel(Busy::default());
     let mut busy = groups.as_ref().map_or(sitting, |host| host.busy());
@@ -175,7 +175,7 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
                 },
                 // Somebody else's: whoever knocks without end is not to keep the user's own replicas out.
                 Ok(_) => {}
-                // Out of descriptors: that doesn't end the seat.
+                // Out of descriptors: the seat goes on.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
             // Not from the last knock on: those of strangers would keep the job for ever.
@@ -236,7 +236,7 @@ fn announce(config: &Config, up: Request) {
                 Item::Refused { .. } => tokio::time::sleep(AGAIN).await,
                 _ => continue,
             }
-            // An error means that there is no connection: said again on the next.
+            // An error means that the connection is gone: the next connection repeats the words.
             let _ = client.send(up.clone()).await;
         }
     });

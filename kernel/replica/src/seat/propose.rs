@@ -1,5 +1,5 @@
-//! The order in which a group's entries are proposed: several may be on their way at once where this member leads, to
-//! spare a cell's end the wait for its predecessor's writes. [`super::tend`] decides what is proposed.
+//! The order in which a group's entries are proposed: several may be on their way at once if this member leads, to
+//! spare a cell's end the wait for its predecessor's writes. [`super::tend`] decides on the proposals.
 //!
 //! A leader takes entries in the order of their sending. After an unknown outcome, the entries behind may have gone
 //! ahead, and the log has refused them: all are sent again, one after the other. The log knows what it has taken.

@@ -30,7 +30,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(30);
 /// Time for the word of a called spare, before the replica is started afresh.
 const GOES_WITHIN: Duration = Duration::from_secs(1);
 
-/// Interval of looks at spares that aren't ready.
+/// Interval of checks on spares that aren't ready.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
 /// Interval of looks whether a kernel is left that a spare waits for. A group without its other members hears of no
@@ -185,7 +185,7 @@ enum Command {
         kind: Box<Kind>,
         reply: oneshot::Sender<Option<Taken>>,
     },
-    /// A spare that was told to go goes.
+    /// A spare told to go does go.
     Goes {
         number: u32,
         known: oneshot::Sender<bool>,
@@ -246,7 +246,7 @@ impl Spares {
         }
     }
 
-    /// This group's kernel may take office here. To be told as often as one likes.
+    /// This group's kernel may take office here. May be called any number of times.
     pub(super) fn want(&self, group: &str, kernel: &KernelId) {
         if self.commands.is_closed() || !self.wanted().insert(group.to_owned()) {
             return;
@@ -320,7 +320,7 @@ fn order(kernel: KernelId) -> anyhow::Result<Option<Order>> {
     }))
 }
 
-/// The groups whose kernels' folders are gone, up to the first that isn't: its kernel may need a spare.
+/// The groups whose kernels' folders are gone, up to the first group with a folder: its kernel may need a spare.
 fn over(kernels: Vec<(String, PathBuf)>) -> impl Iterator<Item = String> {
     let gone = |dir: &Path| matches!(dir.try_exists(), Ok(false));
     let kernels = kernels.into_iter().take_while(move |(_, dir)| gone(dir));
@@ -337,7 +337,7 @@ struct Keeper {
     processes: BTreeMap<u32, Child>,
     /// Where spares that wait are spoken to.
     doors: BTreeMap<u32, mpsc::UnboundedSender<FromSeat>>,
-    /// Takeovers that wait for the word of their spare.
+    /// Takeovers in wait of their spare's word.
     going: BTreeMap<u32, oneshot::Sender<()>>,
 }
 
@@ -409,7 +409,7 @@ impl Keeper {
         self.orders.remove(group);
     }
 
-    /// Looks for spares that ended before they were ready, and for kernels at their end.
+    /// Looks for spares that ended before their readiness, and for kernels at their end.
     fn look(&mut self) {
         self.look_at_kernels();
         let ended = |process: &mut Child| !matches!(process.try_wait(), Ok(None));

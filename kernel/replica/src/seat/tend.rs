@@ -1,5 +1,5 @@
-//! The task of one group in a seat: passes the log between the group and the replica that executes here, and starts the
-//! replica when the group elects this seat's member.
+//! The task of one group in a seat. It passes the log between the group and the replica that executes here, and starts
+//! the replica when the group elects this seat's member.
 //!
 //! A process serves a single tenure, except for tenures that the process itself opens. A lost process is therefore
 //! followed by a new tenure, and no cell of the process is begun again unseen.
@@ -44,7 +44,7 @@ pub(super) struct Tended {
 struct Follower {
     visit: u64,
     out: mpsc::UnboundedSender<FromSeat>,
-    /// It follows as the kernel's hot standby, else for a move.
+    /// The process follows as the kernel's hot standby, else for a move.
     hot: bool,
 }
 
@@ -52,18 +52,18 @@ struct Follower {
 struct Desk {
     state: Option<State>,
     replica: Option<(u64, mpsc::UnboundedSender<FromSeat>)>,
-    /// A replica that follows the log, and executes when this member is elected.
+    /// A replica that follows the log, and executes once this member is elected.
     follower: Option<Follower>,
-    /// The srun of a replica that was started here.
+    /// The srun of a replica started here.
     process: Option<Child>,
     hot: Hot,
-    /// The srun of a hot standby that was started here.
+    /// The srun of a hot standby started here.
     standby: Option<Child>,
-    /// The entry is proposed by which the log takes this member for warm again.
+    /// The entry by which the log takes this member for warm again is proposed.
     cooled: bool,
     /// The tenure that a process of this seat serves or has served.
     served: Option<Tenure>,
-    /// A new tenure was proposed after this one.
+    /// The tenure after which a new tenure was proposed.
     asked_after: Option<Tenure>,
     stillborn: u32,
     need: Option<Lack>,
@@ -242,8 +242,8 @@ impl Tended {
         }
     }
 
-    /// Starts a replica in a step of this seat, as the front would. `None`: nobody wants this group any more, since the
-    /// front has removed the kernel's folder, or has opened a tenure beyond this group's last one.
+    /// Starts a replica in a step of this seat, as the front would. `None` means that nobody wants this group any more:
+    /// the front has removed the kernel's folder, or has opened a tenure beyond this group's last one.
     async fn start_replica(&self, last: Tenure, turn: Turn) -> anyhow::Result<Option<Child>> {
         let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
         let read = tokio::task::spawn_blocking(move || read_takeover(dir, last)).await??;
@@ -306,8 +306,8 @@ impl Desk {
                 matches!(effect, Ok(Effect::Opened { executor, .. }) if *executor == me)
             }
         };
-        // A hot standby that still reads would keep the kernel waiting: a fresh process reads less before its first cell. It
-        // is dismissed before it hears of the election.
+        // A hot standby that still reads would keep the kernel waiting: a fresh process reads less before its first
+        // cell. The standby is dismissed before it hears of the election.
         if elects && !self.is_hot(me) {
             self.dismiss_hot();
         }
@@ -351,7 +351,7 @@ impl Desk {
         }
     }
 
-    /// The group lacks members: its executor has the front look for seats, now or once it is here.
+    /// The group lacks members: its executor has the front look for seats, now or at the executor's arrival.
     fn need(&mut self, lack: Lack) {
         match &self.replica {
             Some(_) => self.tell(FromSeat::Need(lack)),
@@ -389,7 +389,7 @@ impl Desk {
         }
         let srun = self.standby.as_ref().and_then(Child::id);
         if let Some(pid) = srun.and_then(|id| Pid::from_raw(id.cast_signed())) {
-            // It passes the signal on to the replica. An error means that it has ended.
+            // srun passes the signal on to the replica. An error means that srun has ended.
             let _ = kill_process(pid, Signal::TERM);
         }
     }

@@ -1,4 +1,5 @@
-//! The visits of replicas and spares at their seat, the groups that are founded or joined there, and the keeper's events.
+//! The visits of replicas and spares at their seat, the groups that are founded or joined there, and the keeper's
+//! events.
 
 use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
@@ -48,7 +49,8 @@ impl Host {
                 return Err("this member has left".into());
             }
             if let Some(kept) = table.kept.get(group) {
-                // The log takes each incarnation once: a later one here means that ours was replaced, and can't know it.
+                // The log takes each incarnation once: a later incarnation here means that ours was replaced, and can't
+                // know it.
                 if kept.me < me {
                     // The group may be at its end.
                     let _ = kept.commands.send(Command::Leave);
@@ -79,7 +81,8 @@ impl Host {
         if self.table().kept.len() >= GROUPS_MAX {
             return Err(format!("this seat keeps {GROUPS_MAX} groups already"));
         }
-        // Without its file a kernel has warm standbys. Read first: the group is to be known before it says what it lacks.
+        // Without its file a kernel has warm standbys. Read first: the group must be known before it says which members
+        // it lacks.
         let hot = launch_of(kernel).await.is_ok_and(|launch| launch.hot_standby);
         let group = group_name(kernel, state.generation());
         self.leave_older(kernel, state.generation());
@@ -157,14 +160,14 @@ impl Host {
         let mut writer = JoinSet::new();
         writer.spawn(async move {
             while let Some(word) = queue.recv().await {
-                // The reader sees that the replica is gone.
+                // The reader notices the replica's end.
                 let _ = write.write_all(&word.encode()).await;
             }
         });
         loop {
             let word = ToSeat::read(&mut read).await?;
             match word {
-                // The spare holds no seat until it is a replica.
+                // The spare holds no seat before it is a replica.
                 ToSeat::Spare { number } if spare.is_none() && desk.is_none() => {
                     *spare = Some(number);
                     self.busy.send_modify(|busy| busy.replicas -= 1);
@@ -239,7 +242,7 @@ async fn is_over(group: &str) -> bool {
     matches!(read, Ok(Ok(None)))
 }
 
-/// A replica without a group has nothing to tell one.
+/// A replica without a group has no group to tell.
 fn tell(desk: Option<&mpsc::UnboundedSender<Command>>, command: Command) {
     if let Some(desk) = desk {
         let _ = desk.send(command);

@@ -21,8 +21,8 @@ const MAX: usize = 256 << 20;
 /// A replica's word to its seat's keeper.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ToSeat {
-    /// Did the kernel's group elect this replica?
-    /// `hot`: it follows the log as the kernel's hot standby.
+    /// Did the kernel's group elect this replica? `hot` means that the replica follows the log as the kernel's hot
+    /// standby.
     Attach {
         kernel: KernelId,
         incarnation: Incarnation,
@@ -98,7 +98,7 @@ struct Hears {
 struct Replica {
     kernel: KernelId,
     incarnation: Incarnation,
-    /// Absent where it is false: a seat of the release before refuses a frame that has it.
+    /// Absent if false: a seat of the previous release refuses a frame with this field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     hot: bool,
     #[serde(default)]

@@ -28,7 +28,7 @@ pub(crate) struct Waits {
     pub(crate) step_end: Span,
     /// How long ended leases wait for `hopd` before a drained agent goes all the same.
     pub(crate) farewell: Span,
-    /// Between two looks at devices that are blocked.
+    /// Pause between two looks at blocked devices.
     pub(crate) look: Span,
 }
 
@@ -105,7 +105,7 @@ pub(crate) enum Input {
     Tick,
 }
 
-/// Actions, to be carried out in this order.
+/// Actions, to carry out in this order.
 #[derive(Debug, Clone)]
 pub(crate) enum Output {
     Report(Request),
@@ -174,11 +174,11 @@ pub(crate) struct LeaseCheckpoint {
 pub(crate) enum Isolation {
     /// The plugin: nothing is lent without its word.
     Plugin,
-    /// Nobody, the site says so: a holder's word is enough.
+    /// Nobody, by the site's configuration: a holder's word is enough.
     None,
 }
 
-/// Facts of a pilot and its node that the agent reads at its start.
+/// Facts of a pilot and its node, read by the agent at its start.
 #[derive(Debug, Clone)]
 pub(crate) struct PilotFacts {
     pub(crate) node: NodeName,

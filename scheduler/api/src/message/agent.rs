@@ -40,16 +40,16 @@ pub struct AgentUp {
     pub standing: Option<NodeStanding>,
 }
 
-/// How a node stands, as its plugin says.
+/// A node's state, by its plugin's report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStanding {
     /// The node's way to prove a GPU free after its lease: counted, scanned, none.
     pub isolation: String,
     /// Reason for not counting; empty if the node counts.
     pub why: String,
-    /// GPUs that were blocked before the look, each with the lease that left it blocked.
+    /// GPUs blocked before the look, each with the lease that left it blocked.
     pub freed: Vec<(GpuIndex, LeaseId)>,
-    /// The newest [`Order::Release`] that a look has answered.
+    /// The newest [`Order::Release`] answered by a look.
     #[serde(default)]
     pub asked: Option<Timestamp>,
 }
@@ -87,7 +87,7 @@ pub enum Order {
         term: Term,
         lease: LeaseId,
     },
-    /// Start no more leases; exit, and with that end the pilot, when the last one is over.
+    /// Start no more leases; after the last one is over, exit, and so end the pilot.
     Drain {
         term: Term,
     },

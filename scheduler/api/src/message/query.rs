@@ -55,7 +55,7 @@ pub struct AcctRow {
     pub wait: Span,
     /// Held time of the lease, or run time of the cell.
     pub held: Span,
-    /// Time within the lease that cells ran, and time that it lingered.
+    /// Time of running cells within the lease, and time of lingering.
     pub run: Span,
     pub linger: Span,
     pub cells: u32,
@@ -82,7 +82,7 @@ pub struct Expect {
     /// Kernel of the cell; `None` means a new one.
     pub kernel: Option<KernelId>,
     pub pool: Option<PoolName>,
-    /// By what a new kernel would be placed.
+    /// The need that would decide a new kernel's placement.
     pub default_need: Need,
     pub need: Need,
     pub class: Class,
@@ -173,7 +173,7 @@ pub struct KernelsQuery {
     pub nodes: Vec<NodeName>,
 }
 
-/// A kernel that `hopd` knows: open, or hibernated.
+/// A kernel known to `hopd`: open, or hibernated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelRow {
     pub kernel: KernelId,
@@ -190,7 +190,7 @@ pub struct KernelRow {
     pub lease: Option<LeaseId>,
     /// The move under way.
     pub moving: Option<MoveRow>,
-    /// The last move that failed, until another succeeds.
+    /// The last failed move, until another succeeds.
     pub move_failed: Option<MoveFailure>,
     /// `true` if the kernel's state is captured: the kernel can then be moved and hibernated.
     pub captured: bool,
@@ -287,7 +287,8 @@ pub enum HibernateTarget {
     Kernel {
         kernel: KernelId,
     },
-    /// All of the caller's, or of everybody's for an operator, that have a replica on the node. `None` means on any node.
+    /// All of the caller's, or of everybody's for an operator, that have a replica on the node. `None` means on any
+    /// node.
     All {
         node: Option<NodeName>,
     },

@@ -56,12 +56,12 @@ pub struct ReplicaUp {
     pub seat: SeatStep,
     /// The user's name for the notebook, for `hop queue`; may be empty.
     pub name: String,
-    /// The replica's lease, with the cell that runs on it.
+    /// The replica's lease, with the lease's running cell.
     pub holds: Option<(LeaseId, Option<CellId>)>,
     /// The last cell that ended on a lease here, in case `hopd` was away then.
     #[serde(default)]
     pub ended: Option<EndedCell>,
-    /// Cells that were submitted and have no lease. An executor reports all of its kernel's, others none.
+    /// Submitted cells without a lease. An executor reports all of its kernel's cells, other replicas none.
     pub waiting: Vec<WaitingCell>,
     /// `true` if the replica knows [`Event::Park`]. Other replicas are never asked to park.
     #[serde(default)]
@@ -69,7 +69,7 @@ pub struct ReplicaUp {
     /// `true` if the replica knows [`Event::Kept`].
     #[serde(default)]
     pub kept: bool,
-    /// The cell among `waiting` parked in its middle.
+    /// The cell among `waiting` that was parked during its run.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
     /// The kernel's state is captured, and it knows [`Event::Move`] and [`Event::Hibernate`].
@@ -178,7 +178,7 @@ pub enum Event {
     Hibernate { kernel: KernelId, reason: String },
     /// Somebody with the right to do so wants the hibernated kernel back. Only its front is told.
     Wake { kernel: KernelId },
-    /// Slurm drains the node of a replica, or (`reason` none) does so no longer. The kernel is moved, if it can be.
+    /// Slurm drains the node of a replica, or no longer does (`reason` is `None`). The kernel is moved, if possible.
     NodeDrains {
         kernel: KernelId,
         node: NodeName,
@@ -201,7 +201,7 @@ pub struct Grant {
     pub waited: Span,
     /// The lease lingered from an earlier cell.
     pub lingering: bool,
-    /// By class, how long a cell runs before it may be parked for others. A class that is absent is never parked.
+    /// By class, the run time of a cell until it may be parked for others. A missing class is never parked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub quanta: Vec<(Class, Span)>,
 }

@@ -45,7 +45,7 @@ pub fn serialize<S: Serializer>(span: &Span, to: S) -> Result<S::Ok, S::Error> {
 }
 
 /// # Errors
-/// What is no number, negative, or longer than ten years.
+/// No number, a negative number, or more than ten years.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Span, D::Error> {
     Seconds::deserialize(from)?.span()
 }
@@ -61,7 +61,7 @@ pub mod option {
     }
 
     /// # Errors
-    /// What is no number, negative, or longer than ten years.
+    /// No number, a negative number, or more than ten years.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Span>, D::Error> {
         Option::<Seconds>::deserialize(from)?
             .map(Seconds::span)

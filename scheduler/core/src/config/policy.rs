@@ -5,7 +5,7 @@ use hop_words::need::Class;
 use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 
-/// Time for which a lease stays with its kernel after a cell, if nobody waits for it.
+/// Time for which a lease stays with its kernel after a cell, if nobody waits for the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Linger {
@@ -115,7 +115,7 @@ pub struct Scale {
     /// Pilots are kept and started by the learnt think times of kernels; else an idle pilot is kept for `idle_max`, and
     /// a pilot is started only for a waiting cell.
     pub learn: bool,
-    /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
+    /// A pilot is as large as the need of its first cell; else all are of `gpus_per_pilot`.
     pub right_size: bool,
     /// Largest share of a kernel's cells that may ask for more GPUs than a pilot started for the kernel.
     pub too_small: f64,

@@ -1,4 +1,5 @@
-//! Counts of the later cells that overtake a waiting one, and the number from which that cell is due. `queue.rs` tells of each cell that comes, starts or leaves.
+//! Counts of the later cells that overtake a waiting one, and the number from which the waiting cell is due. `queue.rs`
+//! reports each arrival, start and departure of a cell.
 
 use super::{Cell, Node, Pool};
 use crate::index::Idx;
@@ -12,14 +13,14 @@ pub(crate) enum Arena {
     Node(Idx<Node>),
 }
 
-/// Counts, for the cells of an arena, of later cells of their size that overtook them. Cells of other sizes mostly start
-/// rightly, on GPUs that wouldn't do.
+/// Counts, for the cells of an arena, of later cells of their size that overtook them. Cells of other sizes mostly
+/// start rightly, on GPUs that wouldn't do.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaking {
     pub classes: BTreeMap<u16, SizeClass>,
 }
 
-/// The waiting cells of so many GPUs in an arena.
+/// The waiting cells of one number of GPUs in an arena.
 #[derive(Debug, Default)]
 pub(crate) struct SizeClass {
     /// In the order of their submission.
@@ -43,8 +44,8 @@ pub(crate) struct Waiter {
 }
 
 impl Overtaking {
-    /// Adds a waiting cell that needs `gpus`, of this place by submission. It is due `most` later cells from now; with
-    /// `None` never by their number.
+    /// Adds a waiting cell with a need of `gpus`, at this place by submission. The cell is due `most` later cells from
+    /// now; `None` means due by age alone.
     pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, place: (Timestamp, u64), most: Option<u32>) {
         let class = self.classes.entry(gpus).or_default();
         let due_at = most.map(|most| class.passed + u64::from(most));
@@ -122,8 +123,8 @@ impl SizeClass {
         self.settled += passed_over;
     }
 
-    /// Cells that are due by now and were not. Whoever came earlier has been overtaken at least as often: the first
-    /// that isn't due ends the search.
+    /// Cells newly due. Earlier cells have been overtaken at least as often as later ones: the first cell that isn't
+    /// due ends the search.
     fn pop_due(&mut self) -> Vec<Idx<Cell>> {
         let mut due = Vec::new();
         while let Some(waiter) = self.pending.first().and_then(|first| self.waiting.get(first)) {
@@ -149,7 +150,7 @@ impl SizeClass {
 }
 
 impl Waiter {
-    /// The same; `before` cells of its size that came earlier wait still. None: it isn't due yet.
+    /// The same, given the number `before` of earlier cells of its size still in wait. `None` means not due by number.
     fn overtaken_since_due(&self, passed: u64, before: u64) -> Option<u64> {
         (passed + before).checked_sub(self.due_at? + self.ahead)
     }

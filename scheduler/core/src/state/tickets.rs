@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 /// A waiting cell, by index and sequence number.
 pub(crate) type Waiting = (Idx<Cell>, u64);
 
-/// A pilot that was asked for and isn't up.
+/// A pilot was asked for and isn't up yet.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Ticket {
     pub pool: Idx<Pool>,
@@ -32,7 +32,7 @@ pub(crate) struct Coming {
     pub gpus: u32,
 }
 
-/// The tickets in the order of their numbers, and lists of them by what they are for.
+/// The tickets in the order of their numbers, and lists of them by purpose.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(crate) struct Tickets {
     all: BTreeMap<u64, Ticket>,
@@ -45,7 +45,7 @@ pub(crate) struct Tickets {
     own: BTreeMap<Idx<Pool>, Coming>,
 }
 
-/// All entries of a list for this key.
+/// The range of all entries of a list for this key.
 fn all_of<K: Copy>(key: K) -> RangeInclusive<(K, u64)> {
     (key, 0)..=(key, u64::MAX)
 }
@@ -98,7 +98,7 @@ impl Tickets {
         Some(ticket)
     }
 
-    /// Changes a ticket and its place in the lists. Returns whether there is such a ticket.
+    /// Changes a ticket and its place in the lists. Returns whether the ticket exists.
     pub(crate) fn change(&mut self, number: u64, change: impl FnOnce(&mut Ticket)) -> bool {
         let Some(mut ticket) = self.remove(number) else {
             return false;

@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 pub(super) const HELD_UP: usize = 256;
 /// Most unread answers of a caller; beyond, its next request is not read.
 pub(super) const UNREAD: usize = 8;
-/// Most unread answers on all connections of one user, who may have hundreds.
+/// Most unread answers on all connections of one user. A user may have hundreds.
 pub(super) const UNREAD_OF_USER: usize = 64;
 /// Most open accounting queries of one user.
 const ACCT_OPEN: usize = 4;
@@ -28,7 +28,8 @@ pub(super) struct Connection {
     pub(super) replicas: BTreeSet<ReplicaId>,
     /// Kernels whose events go here.
     pub(super) kernels: BTreeSet<KernelId>,
-    /// Messages that came while Slurm is asked whose the caller's seat is, in order. `None` means that nothing is asked.
+    /// Messages that came while Slurm is asked whose the caller's seat is, in order. `None` means that nothing is
+    /// asked.
     pub(super) held_up: Option<VecDeque<ToHopd>>,
 }
 
@@ -133,7 +134,7 @@ impl Connections {
         }
     }
 
-    /// A caller that doesn't read, to be closed.
+    /// A caller that leaves its answers unread, to be closed.
     pub(super) fn next_deaf(&mut self) -> Option<ConnId> {
         self.deaf.pop()
     }
@@ -143,7 +144,7 @@ impl Connections {
         self.believed.push(conn);
     }
 
-    /// Slurm answers again: who was believed is hung up on, reports anew, and Slurm is asked.
+    /// Slurm answers again: the believed callers are disconnected, and report anew. Then Slurm is asked.
     pub(super) fn doubt(&mut self) {
         self.deaf.append(&mut self.believed);
     }
@@ -153,7 +154,7 @@ impl Connections {
         let unread = |c: &Connection| c.outgoing.max_capacity() - c.outgoing.capacity();
         self.open.get(&conn).is_some_and(|asks| {
             let its_users = self.open.values().filter(|c| c.caller.uid == asks.caller.uid);
-            // Events that nobody asked for may pile up on a connection that stands still.
+            // Unasked events may pile up on a connection at a standstill.
             let of_user: usize = its_users.map(|c| unread(c).min(UNREAD)).sum();
             unread(asks) >= UNREAD || of_user >= UNREAD_OF_USER
         })

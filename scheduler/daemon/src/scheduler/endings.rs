@@ -12,7 +12,7 @@ use tracing::info;
 /// Most kernels asked to leave after one look at the queue: seats that end together are not replaced all at once.
 const AT_ONCE: usize = 4;
 
-/// The part of its whole time in which a seat with a short limit is replaced.
+/// The last part of its whole time in which a seat with a short limit is replaced.
 const LAST_PART: u64 = 5;
 
 /// Seats that end soon.
@@ -23,7 +23,7 @@ pub(super) struct Endings {
 }
 
 impl Endings {
-    /// When the seat ends, if that is soon.
+    /// The seat's end, if it is soon.
     pub(super) fn end_of(&self, seat: JobId) -> Option<Timestamp> {
         self.seats.get(&seat).copied()
     }
@@ -66,7 +66,7 @@ impl Scheduler {
 
     /// Asks the movable kernels in these seats to leave. The others stay to the end.
     fn replace_seats(&mut self) {
-        // The core must learn first which seats it can't name.
+        // First the core must learn which seats it can't name.
         self.settle();
         let mut left = AT_ONCE;
         for job in self.endings.in_order() {

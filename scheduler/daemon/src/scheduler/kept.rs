@@ -113,7 +113,7 @@ impl Kept {
         self.failed.remove(kernel);
     }
 
-    /// The move to this replica came to nothing.
+    /// The move to this replica failed.
     pub(super) fn move_failed(
         &mut self,
         kernel: &KernelId,

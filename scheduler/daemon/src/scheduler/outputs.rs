@@ -14,7 +14,8 @@ use hop_words::time::{Span, Timestamp};
 use tracing::{info, warn};
 
 impl Scheduler {
-    /// Writes down what is to be written, then does the rest in order. Ends are acknowledged when they are on disk.
+    /// Writes the records first, then carries out the other outputs in order. Ends are acknowledged when they are on
+    /// disk.
     pub(super) fn carry_out(&mut self, outputs: Vec<Output>) {
         let (mut changes, mut rows, mut acknowledged): (Vec<Change>, _, _) =
             (Vec::new(), Vec::new(), Vec::new());
@@ -310,7 +311,7 @@ impl Scheduler {
         quantum.iter().flat_map(Quantum::classes).collect()
     }
 
-    /// Tells a kernel how long its lease is kept, if its pool's linger is fixed.
+    /// Tells a kernel the end of its lease's lingering, if its pool's linger is fixed.
     pub(super) fn tell_kept(&mut self, lease: LeaseId) {
         let Some(view) = self.core.lease(lease).filter(|l| l.state == "LINGERING") else {
             return;
@@ -384,8 +385,8 @@ impl Scheduler {
         self.connections.answer(conn, id, body);
     }
 
-    /// Asks the replica that runs the cell, if it can park. A replica whose connection breaks is asked again on its
-    /// return.
+    /// Asks the replica with the running cell to park it, if the replica can. If a replica's connection breaks, it is
+    /// asked again on its return.
     fn ask_to_park(&mut self, kernel: KernelId, lease: LeaseId, cell: CellId, reason: String) {
         let incarnation = self.core.lease(lease).map(|l| l.executor);
         let replica = incarnation.map(|incarnation| ReplicaId {

@@ -197,7 +197,7 @@ impl Scheduler {
         report
     }
 
-    /// Rows of pilots that aren't up yet, and of drained nodes that have none.
+    /// Rows of pilots that aren't up yet, and of drained nodes without a pilot.
     fn add_absent(&self, nodes: &mut Vec<NodeInfo>) {
         for coming in self.pilot_jobs.coming() {
             let up = |job: JobId| nodes.iter().any(|n| n.pilot == job);

@@ -1,7 +1,7 @@
 //! Records on disk: the journal, the accounting behind it, and when each is durable.
 //!
-//! A row of the accounting is posted to the journal in the same transaction as the core's entries that it goes with, and
-//! leaves the journal when the accounting database has it. So entries and rows survive together or not at all.
+//! A row of the accounting is posted to the journal in the same transaction as the core's entries of the same event,
+//! and leaves the journal when the accounting database has it. So entries and rows survive together or not at all.
 
 use super::kept::Asleep;
 use super::seats::Seat;

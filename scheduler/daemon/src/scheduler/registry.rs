@@ -5,7 +5,7 @@ use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, SeatS
 use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
-/// A replica that has registered and isn't lost.
+/// A registered replica that isn't lost.
 #[derive(Debug)]
 pub(super) struct Registered {
     /// `None` means that the connection broke a moment ago.
@@ -50,7 +50,7 @@ impl Registered {
     }
 }
 
-/// Reason for which policy leaves a kernel with such an executor in place.
+/// Reason against moves of a kernel with such an executor by policy.
 pub(super) fn fixed(captured: bool, bound: &Bound) -> Option<String> {
     if !captured {
         return Some("its state is not saved, so it would be lost".to_owned());

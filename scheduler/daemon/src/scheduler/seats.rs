@@ -1,8 +1,8 @@
 //! Seats and their owners: known from Slurm, written down for the next `hopd`, asked for one by one. Pure.
 //!
-//! A caller who names a seat waits until Slurm has named the seat's owner. Lookups are few at a time, in all and for
-//! each user. Several callers for one job share a lookup, and a denied caller isn't looked up again for a while: a
-//! caller who names jobs at random keeps slurmctld as idle as before.
+//! A caller's seat is accepted once Slurm has named the seat's owner. Lookups are few at a time, in all and for each
+//! user. Several callers for one job share a lookup, and a denied caller isn't looked up again for a while: a caller
+//! who names jobs at random keeps slurmctld as idle as before.
 
 use crate::caller::{Caller, ConnId};
 use crate::slurm::Owner;

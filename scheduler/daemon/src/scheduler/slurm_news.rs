@@ -18,7 +18,8 @@ const SOON: Span = Span::from_secs(5);
 /// The longest pause between two looks at the queue while Slurm is away.
 const LOOK_LAST: Span = Span::from_secs(60);
 
-/// At least this long the journal's copy of usage in fair share is good: with a half-life of days little is added to it.
+/// At least this long the journal's copy of usage in fair share is good: with a half-life of days little is added to
+/// it.
 const KEEP_EVERY: Span = Span::from_secs(3600);
 
 /// What is known of Slurm.
@@ -58,7 +59,7 @@ impl SlurmNews {
         }
     }
 
-    /// Whether a job that Slurm doesn't show may be there all the same.
+    /// Whether an invisible job may exist all the same.
     pub(super) fn hides_jobs(&self) -> bool {
         self.hidden.iter().any(|word| word == "jobs")
     }
@@ -280,7 +281,8 @@ impl Scheduler {
         self.due.insert((self.clock.now() + next, Due::Shares));
     }
 
-    /// The next `hopd` knows the shares, though Slurm be away. Usage differs at each reading: it is written now and then.
+    /// The next `hopd` knows the shares, though Slurm be away. Usage differs at each reading: it is written now and
+    /// then.
     fn keep_shares(&mut self, shares: &Shares) {
         let weights = |shares: &Shares| {
             let users = shares.users.iter().map(|(_, share)| share.weight);
@@ -323,7 +325,7 @@ impl Scheduler {
         }
     }
 
-    /// Slurm hides from the service account what leases rest on, or does so no more.
+    /// Slurm hides facts needed for leases from the service account, or no longer does.
     fn hidden(&mut self, hidden: Vec<String>) {
         self.news.hidden = hidden;
         let words = self.news.hidden.join(", ");

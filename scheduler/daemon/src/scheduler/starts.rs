@@ -1,4 +1,4 @@
-//! Leases that Slurm is slow to start: their users read so long before anybody knows the cause.
+//! Leases with a slow start in Slurm: their users read of the delay before anybody knows the cause.
 
 use super::{Due, Scheduler};
 use hop_api::message::Event;
@@ -6,9 +6,9 @@ use hop_core::reason::spell;
 use hop_words::id::LeaseId;
 use hop_words::time::Span;
 
-/// A start that takes longer is told. Slurm needs 50 ms where nothing holds it up.
+/// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.
 const SLOW: Span = Span::from_secs(2);
-/// Until it is told again, with the time that has passed.
+/// Pause until the delay is told again, with the time passed.
 const AGAIN: Span = Span::from_secs(5);
 
 impl Scheduler {
@@ -26,7 +26,7 @@ impl Scheduler {
         let now = self.clock.now();
         self.due.insert((now + AGAIN, Due::Start(lease)));
         if self.news.is_away() {
-            // The core has told what there is to wait for.
+            // The core has told the reason for the wait.
             return;
         }
         let silent = self.news.silent_for(now).filter(|silent| *silent >= SLOW);

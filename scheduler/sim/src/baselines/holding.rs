@@ -17,7 +17,7 @@ pub(crate) enum Holding {
     IdleCull,
     /// The cell, in a new container that reads and writes the cell's state from and to the store.
     Batch,
-    /// The cell, in a warm container that reads and writes its state likewise.
+    /// The cell, in a warm container that reads and writes the state likewise.
     WarmPool,
 }
 
@@ -314,7 +314,8 @@ impl World<'_> {
         self.close(s);
     }
 
-    /// The cell's GPUs stay held while its state is written. The next cell takes GPUs of its own, as the next job would.
+    /// The cell's GPUs stay held while its state is written. The next cell takes GPUs of its own, as the next job
+    /// would.
     fn hand_back(&mut self, s: usize) {
         let state = &mut self.sessions[s];
         let gb = state.state_gb + state.vram_gb * f64::from(state.gpus);

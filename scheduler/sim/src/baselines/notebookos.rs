@@ -7,8 +7,9 @@
 //! and removed by committed GPUs. Its copy of GPU memory before and after each cell costs the same as our unparking
 //! and parking. Its other replicas have read the executor's writes by the time of the next cell.
 //!
-//! As coded, a host is given back only if it is wholly idle, has at most four containers and none of their kernels trains;
-//! their replicas move first, to hosts under the cap. With [`ScaleIn::Free`] idle hosts are cleared at once and at no cost.
+//! As coded, a host is given back only if it is wholly idle, has at most four containers and none of their kernels
+//! trains. Their replicas move first, to hosts under the cap. With [`ScaleIn::Free`] idle hosts are cleared at once and
+//! at no cost.
 
 use crate::cluster::Cluster;
 use crate::metrics::{CellResult, PolicyResult};
@@ -84,7 +85,7 @@ struct Host {
     state: HostState,
     since: Timestamp,
     free: u16,
-    /// GPUs that the replicas here could ask for.
+    /// Most GPUs that the replicas here could ask for.
     placed: u32,
     /// Sessions with a replica here.
     sessions: BTreeSet<usize>,
@@ -255,7 +256,7 @@ impl World<'_> {
         }
     }
 
-    /// Demand of all sessions over what trains now.
+    /// Ratio of all sessions' demand to the GPUs in training now.
     fn ratio(&self) -> f64 {
         if self.busy == 0 {
             MAX_RATIO
@@ -276,8 +277,8 @@ impl World<'_> {
         hosts
     }
 
-    /// Finds hosts under the cap for the session's replicas; asks for as many as are missing, and gives up after five tries:
-    /// then it takes the least loaded, as its user would try again.
+    /// Finds hosts under the cap for the session's replicas, and asks for the missing hosts. After five tries it gives
+    /// up and takes the least loaded ones, as its user would try again.
     fn place(&mut self, s: usize, tries: u32) {
         if self.sessions[s].closed && self.sessions[s].done == self.trace.sessions[s].cells.len() {
             return;

@@ -1,5 +1,5 @@
-//! An upper bound on every scheduler: it knows all run times, stops and continues cells at no cost, and runs a cell
-//! on any GPUs of the cluster, or on a part of them at a part of the speed.
+//! An upper bound on every scheduler: the model knows all run times, and stops and continues cells at no cost. It runs
+//! a cell on any GPUs of the cluster, or on a part of them at a part of the speed.
 //!
 //! At each moment the GPUs go to the cells with the most to gain: the weight of a cell's session in ANTT (one over
 //! the session's time alone) over the cell's remaining GPU-seconds. The model has no costs, whole GPUs, nodes or
@@ -27,7 +27,7 @@ struct Active {
 struct World<'a> {
     trace: &'a Trace,
     gpus: f64,
-    /// One over the run time of each session.
+    /// The inverse of each session's run time.
     weights: Vec<f64>,
     now: Timestamp,
     coming: BinaryHeap<Reverse<(Timestamp, usize, usize)>>,

@@ -63,7 +63,7 @@ const FIGURES: [Figure; 7] = [
     ),
 ];
 
-/// The page of these points. Without a sweep it has no plots, as all points are of one cluster.
+/// The page of these points. Without a sweep the page has no plots, as all points are of one cluster.
 pub fn study_report(trace: &str, sessions: usize, points: &[Point]) -> String {
     let mut page = String::from(HEAD);
     let seeds = points.first().map_or(0, |p| p.seeds.len());

@@ -52,7 +52,7 @@ pub(super) fn read(text: &str) -> Result<Jobs, TraceError> {
 }
 
 impl Entry {
-    /// `None` means that it never ran, or that a time is missing.
+    /// `None` means that the job never ran, or that a time is missing.
     fn job(self, place: String) -> Result<Option<Job>, TraceError> {
         let mut run = 0.0;
         let mut gpus = None;

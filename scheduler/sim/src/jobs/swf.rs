@@ -12,7 +12,7 @@ const REQUESTED: usize = 7;
 const USER: usize = 11;
 const GROUP: usize = 12;
 
-/// Whether a text that begins with this line is in SWF.
+/// Whether a text with this first line is in SWF.
 pub(super) fn is(first: &str) -> bool {
     let fields = || first.split_whitespace();
     first.trim_start().starts_with(';')

@@ -156,7 +156,7 @@ impl Row<'_> {
         Ok(field.as_ref())
     }
 
-    /// What may be missing from the table as a whole.
+    /// A text that may be missing from the table.
     fn maybe(&self, column: Option<Column>) -> Result<Option<String>, TraceError> {
         column.map(|c| self.text(c).map(str::to_owned)).transpose()
     }
@@ -308,7 +308,8 @@ fn sacct(header: &Header<'_>) -> Result<Reader, TraceError> {
     }))
 }
 
-/// GPUs of a list such as `cpu=8,gres/gpu=2,gres/gpu:a100=2`: all, or the sum over the types where the sum isn't listed.
+/// GPUs of a list such as `cpu=8,gres/gpu=2,gres/gpu:a100=2`: all, or the sum over the types where the sum isn't
+/// listed.
 fn gpus_of(tres: &str) -> Option<u64> {
     let (mut all, mut typed) = (None, 0u64);
     for part in tres.split(',') {

@@ -48,7 +48,7 @@ impl Counts {
         sum
     }
 
-    /// How many lie at this place or above.
+    /// Number of waits at this place or above.
     fn above(&self, place: usize) -> u32 {
         self.below(self.0.len() - 1) - self.below(place)
     }

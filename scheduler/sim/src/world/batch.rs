@@ -1,7 +1,7 @@
 //! A batch queue beside the pool: jobs of Slurm's other users, always enough of them, which take what pilots leave.
 //!
-//! A pilot has priority over these jobs. Jobs that have the pilot's GPUs are stopped, the youngest first; where the site
-//! stops no jobs, the pilot waits until enough jobs have ended. Burst nodes have no such jobs.
+//! A pilot has priority over these jobs. Jobs that have the pilot's GPUs are stopped, the youngest first; where the
+//! site stops no jobs, the pilot waits until enough jobs have ended. Burst nodes have no such jobs.
 
 use super::{Event, World};
 use crate::cluster::BatchQueue;
@@ -11,7 +11,7 @@ use hop_words::time::Timestamp;
 struct Job {
     id: u64,
     since: Timestamp,
-    /// Asked to leave; it still has its GPUs.
+    /// The job was asked to leave, and still has its GPUs.
     stops: bool,
 }
 
@@ -89,7 +89,7 @@ impl World<'_> {
         }
     }
 
-    /// Makes jobs leave the node until the pilots that wait there have room.
+    /// Makes jobs leave the node until its waiting pilots have room.
     pub(super) fn stop_batch_for(&mut self, node: usize) {
         let room = self.cluster.gpus_per_node - self.slurm.gpus_used(node);
         let gpus = self.slurm.gpus_queued(node).min(room);

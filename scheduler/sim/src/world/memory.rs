@@ -1,9 +1,9 @@
 //! Places of the kernels' GPU memory and state, and the cost of having both where the next cell runs.
 //!
-//! A kernel without its lease parks its GPU memory in the host memory of the node; the next lease there brings the
-//! memory back (unparking). A kernel whose next cell runs on another node first reads its state and GPU memory from the
-//! store (fetching). Host memory is bounded: the memory parked first moves to the store when another kernel needs the
-//! room.
+//! A kernel without its lease parks its GPU memory in the host memory of the node; the next lease on the node brings
+//! the memory back (unparking). A kernel whose next cell runs on another node first reads its state and GPU memory from
+//! the store (fetching). Host memory is bounded: the memory parked first moves to the store when another kernel needs
+//! the room.
 
 use super::World;
 use crate::cluster::Cluster;

@@ -1,8 +1,8 @@
-//! Replicas: they start where they are placed, and move when the core asks.
+//! Replicas: they start in their planned place, and move when the core asks.
 //!
 //! One replica executes, the others stand by. A new executor's tenure deposes the one before, with one replica as well.
-//! A cell that finds a GPU at a standby's node alone has the log elect that standby, which reads the kernel's state
-//! first; `hopd` asks for it as for a move.
+//! If a cell finds a GPU only at a standby's node, the log elects this standby, which reads the kernel's state first;
+//! `hopd` asks for the election as for a move.
 
 use super::{Event, World, node_name};
 use hop_core::{Input, ReplicaUp, SeatPlan, Standby};
@@ -126,7 +126,8 @@ impl World<'_> {
         }
         let executor = self.sessions[s].log.as_ref().map(|log| log.executor.0);
         if executor != Some(victim) || self.runs_on(s, victim) {
-            // Another has been elected since, or the copy predates this cell: the executor stays, and the copy is thrown away.
+            // Another has been elected since, or the copy predates this cell: the executor stays, and the copy is
+            // thrown away.
             return self.tell(Input::MigrationDone {
                 kernel,
                 incarnation,

@@ -16,7 +16,7 @@ pub(super) struct Pilot {
     pub draining: bool,
 }
 
-/// A pilot that Slurm has been asked for.
+/// A pilot requested from Slurm.
 struct Asked {
     node: usize,
     gpus: u16,
@@ -28,7 +28,7 @@ struct Asked {
 pub(super) struct Slurm {
     /// GPUs of each node that have been given to pilots.
     used: Vec<u16>,
-    /// The burst partition that each node is in.
+    /// Each node's burst partition, if any.
     burst: Vec<Option<usize>>,
     pilots: BTreeMap<JobId, Pilot>,
     tickets: BTreeMap<u64, Asked>,
@@ -57,7 +57,7 @@ impl Slurm {
         self.used[node]
     }
 
-    /// GPUs that pilots wait for on the node.
+    /// GPUs for pilots in Slurm's queue for the node.
     pub(super) fn gpus_queued(&self, node: usize) -> u16 {
         let queued = self.tickets.values().filter(|t| t.node == node && !t.runs);
         queued.map(|t| t.gpus).sum()

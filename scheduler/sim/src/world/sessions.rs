@@ -33,7 +33,7 @@ pub(super) struct Session {
     pub foretold: f64,
 }
 
-/// A cell that runs on a lease, or is leaving it.
+/// A cell running on a lease, or leaving it.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub lease: LeaseId,

@@ -25,10 +25,10 @@ pub struct Sighting {
     pub how: Hold,
 }
 
-/// Most bytes of a look: a user may have many duplicates of a file. Those beyond are seen once the first are gone.
+/// Most bytes of a look: a user may have many duplicates of a file. Later duplicates are seen once the first are gone.
 const MOST: usize = 16 << 20;
-/// Any user can keep the memory of a process of theirs from being looked at. Files that are only mapped aren't seen then:
-/// [`super::Counter::open_files`] counts them all the same.
+/// Any user can keep the memory of their own process from being looked at. Then files without a descriptor, only
+/// mapped, aren't seen: [`super::Counter::open_files`] counts them all the same.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The iterators over all descriptors and all mappings of the host.

@@ -23,7 +23,7 @@ pub(super) struct Outputs {
     size: usize,
     /// The next output replaces all outputs before it.
     clears: bool,
-    /// Messages that were not kept.
+    /// Number of dropped messages.
     dropped: u64,
 }
 
@@ -108,7 +108,7 @@ impl Outputs {
         }
     }
 
-    /// Changes a display of this cell or of an earlier one. Its last state is enough.
+    /// Changes a display of this cell or of an earlier one. Only its last state is kept.
     fn update(&mut self, content: &Bytes) {
         let Some(display) = display_of(content) else {
             return;
@@ -144,7 +144,7 @@ impl Outputs {
         }
     }
 
-    /// Clears the outputs, now or at the next one. Updates stay: they may be of a display in another cell.
+    /// Clears the outputs, now or at the next output. Updates stay: they may be of a display in another cell.
     fn clear(&mut self, at_the_next: bool) {
         self.clears = at_the_next;
         if !at_the_next {
@@ -234,8 +234,8 @@ struct Stream<'a> {
     text: Cow<'a, str>,
 }
 
-/// Appends a text, without those parts of its lines that a carriage return overwrites. A progress bar of hours is one line
-/// then.
+/// Appends a text, without the parts of its lines that a carriage return overwrites. A progress bar of hours thus
+/// becomes one line.
 fn append(text: &mut String, more: &str) {
     if !more.contains('\r') {
         text.push_str(more);
@@ -253,8 +253,8 @@ fn append(text: &mut String, more: &str) {
     }
 }
 
-/// Appends a line. A part of it goes where a later part is at least as long, and so overwrites it. The first part stays
-/// where the line began earlier.
+/// Appends a line. A later part of at least the same length overwrites an earlier part: the earlier one is left out. If
+/// the line began earlier, the first part stays.
 fn push_shown(text: &mut String, line: &str, goes_on: bool) {
     let mut parts: Vec<(&str, usize)> = Vec::new();
     for part in line.split('\r') {
@@ -270,7 +270,7 @@ fn push_shown(text: &mut String, line: &str, goes_on: bool) {
     text.push_str(&parts.join("\r"));
 }
 
-/// Whether the outputs stay until the next one comes.
+/// Whether the outputs stay until the next output comes.
 fn waits(clear_output: &Bytes) -> bool {
     #[derive(Deserialize)]
     struct Clear {

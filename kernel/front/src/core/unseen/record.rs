@@ -1,5 +1,5 @@
-//! Records for a kernel's next front: all outputs that are kept and all open requests, and each change since. Each record is
-//! a line of JSON.
+//! Records for a kernel's next front: all outputs that are kept and all open requests, and each change since. Each
+//! record is a line of JSON.
 
 use super::{Cell, Follower, Unseen};
 use bytes::Bytes;
@@ -7,15 +7,15 @@ use hop_protocol::jupyter::Channel;
 use hop_words::id::{CellId, Incarnation, Tenure};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Changes that are recorded before all is written anew, in bytes beyond what is kept.
+/// Most bytes of recorded changes beyond the kept content, before all of it is written anew.
 const SLACK: usize = 1 << 20;
 
 /// Bytes for the front's successor.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Records {
-    /// They follow what is recorded.
+    /// The changes follow the recorded ones.
     More(Vec<u8>),
-    /// They take the place of all records.
+    /// The changes take the place of all records.
     All(Vec<u8>),
 }
 
@@ -64,7 +64,7 @@ pub(in crate::core) enum Change {
         seq: Option<u64>,
         what: Came,
     },
-    /// These cells are in the notebook's file as they ended.
+    /// These cells' final states are in the notebook's file.
     Seen(Vec<CellId>),
     /// A page asks for the notebook's cells, and has shown some.
     Wanted {
@@ -72,7 +72,7 @@ pub(in crate::core) enum Change {
         shown: Vec<CellId>,
         page: Follower,
     },
-    /// A request that has no reply, new or changed.
+    /// A request without a reply, new or changed.
     Open(Request),
     /// The client of an answered cell lacks a part of the answer.
     Answered(Answer),
@@ -92,7 +92,7 @@ pub(in crate::core) struct Answer {
     pub(in crate::core) header: String,
     /// The frames of the reply, if no replica sends it again.
     pub(in crate::core) reply: Option<Vec<String>>,
-    /// The client lacks the word that nothing more comes, and no replica sends it again.
+    /// The client lacks the word that nothing more comes, and no replica sends this word again.
     pub(in crate::core) owes_idle: bool,
     /// The client has that word.
     pub(in crate::core) is_idle: bool,
@@ -140,7 +140,8 @@ impl Log {
 }
 
 impl Unseen {
-    /// Goes on with what an earlier front has left, and records from now on. Returns the changes of its requests and clients.
+    /// Goes on with an earlier front's records, and records from now on. Returns the changes of its requests and
+    /// clients.
     pub(in crate::core) fn take_up(&mut self, records: &[u8]) -> Vec<Change> {
         let mut requests = Vec::new();
         let whole = records.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
@@ -173,7 +174,7 @@ impl Unseen {
         change.iter().for_each(|change| self.log.add(change));
     }
 
-    /// What is to be written now. `open` returns all open requests, which have so many bytes.
+    /// The records to write now. `open` returns all open requests, which have so many bytes.
     pub(in crate::core) fn records<R: Iterator<Item = Change>>(
         &mut self,
         size: usize,
