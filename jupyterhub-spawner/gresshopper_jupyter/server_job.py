@@ -3,7 +3,8 @@
 `submit` reads a JSON request on standard input, keeps its secrets (the hub's API token, the key of internal SSL) in a
 file of mode 0600, and calls sbatch. The job's script calls `run FILE`. This command reads and removes the file, starts
 the server on a port, and reports the port once the listening socket is the user's own (`doorway`). The hub asks with
-`port NAME` and `tail PATH`. All files lie in the user's home, which the hub's host and the nodes share.
+`port NAME` and `tail PATH`, and ends a server without Slurm with `end NAME`. All files lie in the user's home, which the
+hub's host and the nodes share.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +35,10 @@ LOG_LINES = 20
 LOG_MOST, SECRET_MOST = 64 << 10, 1 << 20
 #: How old the secrets of a job that hasn't begun may become.
 SECRETS_KEPT_S = 14 * 86400
+#: How long sbatch may take.
+SBATCH_S = 25.0
+#: How often a server looks whether it is to end without Slurm.
+END_LOOK_S = 10.0
 #: How long `port` waits for the server before it lets the hub look at the job again.
 PORT_WAIT_S = 5.0
 #: Seconds to hold a dead server's port: the hub notices before another process takes the port.
@@ -87,9 +93,9 @@ def clean_environment() -> dict[str, str]:
 
 def prune(folder: Path) -> None:
     """Keeps the newest servers' logs, nothing else of earlier servers, and no secret of a job that never ran."""
-    for secret in folder.glob("*.json"):
-        if time.time() - secret.stat().st_mtime > SECRETS_KEPT_S:
-            secret.unlink(missing_ok=True)
+    for path in (*folder.glob("*.json"), *folder.glob("*.end")):
+        if time.time() - path.stat().st_mtime > SECRETS_KEPT_S:
+            path.unlink(missing_ok=True)
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     # A waiting or running server has other files there, too. A killed server has left files behind.
     over = [log for log in logs if not any(log.with_suffix(suffix).exists() for suffix in (".json", ".port"))]
@@ -105,32 +111,58 @@ def submit() -> int:
     prune(folder)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     env_file = folder / f"{name}.json"
-    kept = {key: request.get(key) for key in ("env", "cmd", "certs", "ports", "shell", "epilogue")}
-    write_secret(env_file, json.dumps(kept))
     log = request.get("log") or str(folder / f"{name}.log")
-    if not request.get("log"):
-        # Made here, hidden from other users; the job appends.
-        write_secret(Path(log), "")
+    kept = {key: request.get(key) for key in ("env", "cmd", "certs", "ports", "shell", "epilogue")}
+    is_known = False
+    try:
+        write_secret(env_file, json.dumps(kept))
+        if not request.get("log"):
+            # Made here, hidden from other users; the job appends.
+            write_secret(Path(log), "")
+        script = batch_script(request["shell"], request["python"], env_file, request["prologue"])
+        job = sbatch([f"--output={log}", *request["options"]], script)
+        is_known = tell_hub(job, {"name": name, "log": log.replace("%j", job)})
+    except RuntimeError as problem:
+        print(problem, file=sys.stderr)
+    finally:
+        if not is_known:
+            # Should Slurm have taken the job all the same, the job has nothing to run.
+            for path in folder.glob(f"{name}.*"):
+                path.unlink(missing_ok=True)
+    return 0 if is_known else 1
+
+
+def sbatch(options: Sequence[str], script: str) -> str:
+    """The id of the job that Slurm took."""
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", f"--output={log}", "--open-mode=append", *request["options"]],
-            input=batch_script(request["shell"], request["python"], env_file, request["prologue"]),
+            ["sbatch", "--parsable", "--open-mode=append", *options],
+            input=script,
             env=clean_environment(),
             capture_output=True,
             text=True,
             check=False,
+            timeout=SBATCH_S,
         )
-        problem = "" if done.returncode == 0 else done.stderr.strip() or f"sbatch ended with {done.returncode}"
     except OSError as error:
-        problem = f"sbatch can't be run: {error.strerror or error}"
-    if problem:
-        for path in folder.glob(f"{name}.*"):
-            path.unlink()
-        print(problem, file=sys.stderr)
-        return 1
-    job = done.stdout.strip().split(";")[0]
-    print(json.dumps({"job": job, "name": name, "log": log.replace("%j", job)}))
-    return 0
+        raise RuntimeError(f"sbatch can't be run: {error.strerror or error}") from error
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"sbatch did not answer within {SBATCH_S:.0f} s") from None
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip() or f"sbatch ended with {done.returncode}")
+    return done.stdout.strip().split(";")[0]
+
+
+def tell_hub(job: str, what: dict[str, str]) -> bool:
+    """Print the job's id and the rest. If the hub has gone, nobody else knows the job, and it is cancelled."""
+    try:
+        print(json.dumps({"job": job, **what}), flush=True)
+    except OSError:
+        # Python would try once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        subprocess.run(["scancel", job], check=False, env=clean_environment(), timeout=SBATCH_S)
+        return False
+    return True
 
 
 # What the hub asks.
@@ -159,7 +191,22 @@ def tail(path: str) -> int:
     return 0
 
 
+def end(name: str) -> int:
+    """End a server that Slurm doesn't cancel: a running one sees the note, and a waiting job finds nothing to run."""
+    note = state_dir() / f"{os.path.basename(name)}.end"
+    note.touch(mode=0o600)
+    note.with_suffix(".json").unlink(missing_ok=True)
+    return 0
+
+
 # Running.
+
+
+def clean(env_file: Path) -> None:
+    """Remove what a server leaves beside its log."""
+    for path in env_file.parent.glob(f"{env_file.stem}.*"):
+        if path.suffix != ".log":
+            path.unlink(missing_ok=True)
 
 
 def with_port(url: str, port: int) -> str:
@@ -193,19 +240,18 @@ class Launcher:
         # In the shell of the prologue: a login shell knows `module`. Jobs of an earlier release have none.
         shell, epilogue = request.get("shell") or "/bin/sh", request.get("epilogue")
         self._epilogue: list[str] = [*shell.split(), "-c", epilogue] if epilogue else []
-        self._port_file = env_file.with_suffix(".port")
+        self._port_file, self._end_file = env_file.with_suffix(".port"), env_file.with_suffix(".end")
         self._process: subprocess.Popen[bytes] | None = None
         self._told_to_go = False
 
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._terminate)
+        threading.Thread(target=self._watch, daemon=True).start()
         os.chdir(os.path.expanduser("~"))
         try:
             return self._run()
         finally:
-            for path in self._port_file.parent.glob(f"{self._port_file.stem}.*"):
-                if path.suffix != ".log":
-                    path.unlink(missing_ok=True)
+            clean(self._port_file)
             if self._epilogue:
                 # Without the server's token.
                 subprocess.run(self._epilogue, check=False)
@@ -259,6 +305,12 @@ class Launcher:
         # For Slurm, the script's status decides whether a job failed.
         return status if status >= 0 else 128 - status
 
+    def _watch(self) -> None:
+        """In a thread of its own, since a file system may hang."""
+        while not os.path.exists(self._end_file):
+            time.sleep(END_LOOK_S)
+        self._terminate()
+
     def _terminate(self, *_: Any) -> None:
         self._told_to_go = True
         if self._process is not None and self._process.poll() is None:
@@ -272,17 +324,32 @@ def tell_ended() -> bool:
     return subprocess.run(argv, check=False, capture_output=True).returncode == 0
 
 
+def run(env_file: Path) -> int:
+    """The job's program."""
+    try:
+        launcher = Launcher(env_file)
+    except FileNotFoundError:
+        clean(env_file)
+        print("gresshopper: the hub had given this server up before its job began", file=sys.stderr)
+        return 1
+    return launcher.run()
+
+
 def main() -> int:
     given = sys.argv[1:]
     if given == ["submit"]:
+        # An end as an exception, for `submit` to leave nothing behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return submit()
     if len(given) == 2 and given[0] == "run":
-        return Launcher(Path(given[1])).run()
+        return run(Path(given[1]))
     if len(given) == 2 and given[0] == "port":
         return port(given[1])
     if len(given) == 2 and given[0] == "tail":
         return tail(given[1])
-    print("usage: server_job submit < request.json | run FILE | port NAME | tail PATH", file=sys.stderr)
+    if len(given) == 2 and given[0] == "end":
+        return end(given[1])
+    print("usage: server_job submit < request.json | run FILE | port NAME | tail PATH | end NAME", file=sys.stderr)
     return 2
 
 

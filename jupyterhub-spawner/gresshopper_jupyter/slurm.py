@@ -13,9 +13,9 @@ import pwd
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .server_job import ENDED
 
@@ -133,22 +133,48 @@ async def run(
     return out.decode(errors="replace")
 
 
+Answer = TypeVar("Answer")
+
+
+class Shared(Generic[Answer]):
+    """An answer of Slurm's for many: whoever comes while it is asked for shares it, or the failure to get it."""
+
+    def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
+        self._ask = ask
+        self._last: Answer | Exception | None = None
+        self._at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def get(self, max_age_s: float, patience_s: float | None = None) -> Answer:
+        """An answer no older than this. The last one serves, however old, if a new one takes longer than `patience_s`."""
+        if time.monotonic() - self._at > max_age_s:
+            self._asking = self._asking or asyncio.ensure_future(self._renew())
+            # Whoever gives up waiting leaves the question to the others.
+            await asyncio.wait([self._asking], timeout=None if self._last is None else patience_s)
+        assert self._last is not None
+        if isinstance(self._last, Exception):
+            raise self._last.with_traceback(None)
+        return self._last
+
+    async def _renew(self) -> None:
+        try:
+            self._last = await self._ask()
+        except Exception as error:
+            self._last = error
+        finally:
+            self._asking = None
+        self._at = time.monotonic()
+
+
 class JobTable:
     """A single squeue for all servers of this hub, however many spawners ask."""
 
     def __init__(self, job_name: str) -> None:
-        self._job_name = job_name
-        self._jobs: dict[str, Job] = {}
-        self._at = float("-inf")
-        self._lock = asyncio.Lock()
+        self._jobs = Shared(lambda: _jobs("-a", "--name", job_name))
 
     async def get(self, job_id: str, max_age_s: float) -> Job | None:
         """The job, or None if Slurm doesn't list it to us. SlurmError if Slurm can't be asked now."""
-        async with self._lock:
-            if time.monotonic() - self._at > max_age_s:
-                self._jobs = await _jobs("-a", "--name", self._job_name)
-                self._at = time.monotonic()
-        return self._jobs.get(job_id)
+        return (await self._jobs.get(max_age_s)).get(job_id)
 
 
 async def job_of(user: str, job_id: str, prefix: Sequence[str]) -> Job | None:

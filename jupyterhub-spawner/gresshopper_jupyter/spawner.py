@@ -47,6 +47,14 @@ STARTING_AGE_S = 0.4
 WAITING_AGE_S = 3.0
 #: If only its user sees a job, each look is a command of the user's (sudo).
 HIDDEN_AGE_S = 3.0
+#: How long a start waits for the job's id: longer than `server_job` waits for sbatch.
+SUBMIT_S = 60.0
+#: How long a submission that nobody waits for any more is followed, for its job to be cancelled.
+LATE_S = 3600.0
+#: How long a stop waits for Slurm to take scancel, some times as long as a command waits for Slurm.
+TAKEN_S = 120.0
+#: And then for the job to be gone.
+GONE_S = 60.0
 
 # Slurm's reason words, as a person at the spawn page would say them.
 REASONS = {
@@ -151,6 +159,8 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     _tables: ClassVar[dict[str, JobTable]] = {}
     _book: ClassVar[Book] = Book()
+    #: Submissions whose starts were given up before Slurm answered.
+    _late: ClassVar[set[asyncio.Task[None]]] = set()
 
     job_id = ""
     #: The server's name in its user's folder, and the server's log.
@@ -344,7 +354,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     def table(self) -> JobTable:
         return self._tables.setdefault(self.job_name, JobTable(self.job_name))
 
-    async def job_program(self, *argv: str, stdin: str = "") -> str:
+    async def job_program(self, *argv: str, stdin: str = "", patience_s: float | None = None) -> str:
         """What `server_job` prints, run as the user."""
         # The caller's environment is the user's own business; only what finds Slurm and Python goes along.
         home = os.path.expanduser(f"~{self.user.name}")
@@ -360,6 +370,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             stdin=stdin.encode(),
             env=env,
             prefix=self.as_user(),
+            patience_s=patience_s,
         )
 
     def get_env(self) -> dict[str, str]:
@@ -386,15 +397,44 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             "ports": self.port_range,
             "log": log,
         }
-        try:
-            said = json.loads(await self.job_program("submit", stdin=json.dumps(request)))
-        except SlurmError as error:
-            raise refused(f"Slurm did not take the server's job: {error}", "slurm") from error
+        said = await self._submitted(json.dumps(request))
         self.job_id, self._name, self._log = said["job"], said["name"], said["log"]
         session = object_session(self.orm_spawner) if self.orm_spawner else None
         if session is not None:
             self.orm_spawner.state = self._held.get_state()
             session.commit()
+
+    async def _submitted(self, request: str) -> dict[str, str]:
+        """What the user's half says of the job that Slurm took."""
+        told = asyncio.ensure_future(self.job_program("submit", stdin=request, patience_s=LATE_S))
+        try:
+            await asyncio.wait([told], timeout=SUBMIT_S)
+        except asyncio.CancelledError:
+            self._call_off(told)
+            raise
+        try:
+            if not told.done():
+                self._call_off(told)
+                raise SlurmError(f"sbatch did not answer within {SUBMIT_S:.0f} s")
+            said: dict[str, str] = json.loads(told.result())
+        except SlurmError as error:
+            raise refused(f"Slurm did not take the server's job: {error}", "slurm") from error
+        return said
+
+    def _call_off(self, told: asyncio.Task[str]) -> None:
+        """Cancel the job if Slurm takes it after all: nobody else knows its id."""
+
+        async def cancel() -> None:
+            try:
+                said = json.loads(await told)
+            except SlurmError as error:
+                self.log.warning("server of %s, whose start was given up: %s", self._log_name, error)
+            else:
+                await self._end(said["job"], said["name"])
+
+        task = asyncio.ensure_future(cancel())
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
 
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
@@ -494,30 +534,52 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return lost
 
     async def stop(self, now: bool = False) -> None:
-        """Cancel the job and wait until it is gone."""
+        """Cancel the job and wait until it is gone, but not as long as Slurm may be silent: `run_post_stop_hook` does
+        without it."""
         if not self.job_id:
             return
-        await self._cancel()
-        for _ in range(150):
+        problem = await self._cancel(self.job_id)
+        until = time.monotonic() + (TAKEN_S if problem else GONE_S)
+        while True:
             job = await self._look(STARTING_AGE_S)
             if job is not None and (not job.alive or job.state == "COMPLETING"):
                 return
-            await asyncio.sleep(STARTING_AGE_S)
-        raise RuntimeError(f"job {self.job_id} is still there a minute after scancel")
+            if time.monotonic() >= until:
+                break
+            await asyncio.sleep(WAITING_AGE_S if problem else STARTING_AGE_S)
+            if problem:
+                problem = await self._cancel(self.job_id)
+                until = until if problem else time.monotonic() + GONE_S
+        if job is not None:
+            how = f": {problem}" if problem else f" {GONE_S:.0f} s after scancel"
+            raise RuntimeError(f"job {self.job_id} is still there{how}")
 
-    async def _cancel(self) -> None:
+    async def _cancel(self, job_id: str) -> str:
+        """Why Slurm doesn't cancel the job; empty once it does."""
         try:
-            await run(["scancel", self.job_id], user=self.user.name, prefix=self.as_user())
+            await run(["scancel", job_id], user=self.user.name, prefix=self.as_user())
         except SlurmError as error:
-            self.log.warning("scancel %s: %s", self.job_id, error)
+            self.log.warning("scancel %s: %s", job_id, error)
+            return str(error)
+        return ""
+
+    async def _end(self, job_id: str, name: str) -> None:
+        """Cancel the job that the hub is about to forget. If Slurm doesn't, the server ends by itself."""
+        if not await self._cancel(job_id):
+            return
+        try:
+            await self.job_program("end", name)
+            self.log.warning("server of %s: Slurm doesn't cancel job %s, so it ends itself", self._log_name, job_id)
+        except SlurmError as error:
+            self.log.error("server of %s: job %s may go on, as nothing ends it: %s", self._log_name, job_id, error)
 
     async def run_post_stop_hook(self) -> None:
-        """The hub has taken the route away: nobody needs the port of a server that has ended, nor a server whose node
-        comes back."""
+        """The hub has taken the route away, and forgets the job next: nobody needs the port of a server that has ended,
+        nor a server whose node comes back, nor a job that starts once Slurm answers again."""
         if self.job_id:
             job = await self._look(self.poll_age_s)
-            if job is not None and (job.server_ended or job.state == "RUNNING"):
-                await self._cancel()
+            if job is None or job.server_ended or (job.alive and job.state != "COMPLETING"):
+                await self._end(self.job_id, self._name)
         hook = super().run_post_stop_hook()
         if hook is not None:
             await hook
