@@ -1,41 +1,46 @@
 """Choices that Slurm grants a user for a server: accounts, QOS, partitions with their bounds, reservations.
 
-An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, its last answer stands, marked as
-old. The answer fills the form, and the user's choice is checked against the same data. If the data forbid a choice,
-Slurm is asked again, since an administrator may have allowed the choice meanwhile.
+An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away or slow, its last answer stands,
+marked as old. The answer fills the form, and the user's choice is checked against the same data. If the data forbid a
+choice, Slurm is asked again, since an administrator may have allowed the choice meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from .failures import Failure, refused
 from .programs import NotInstalled, find_program
-from .slurm import SlurmError, run
+from .slurm import Shared, SlurmError, run
 
 FRESH_S = 60.0
-#: Before a choice is refused, Slurm is asked again, if its answer is older than this: users' forged choices are not to
-#: become a load on slurmdbd.
+#: Before a choice is refused, or while slurmdbd is away, Slurm is asked again, if its answer is older than this: forged
+#: choices and impatient users are not to become a load on slurmdbd.
 SURE_S = 5.0
 #: Nobody waits longer for the form because of the number of free GPUs.
 HOP_S = 3.0
+#: Nobody waits longer for a newer answer while an older one is known.
+SOON_S = 5.0
+#: The first series of Slurm in which a partition's rule on an account holds for those below it.
+INHERITS = (23, 2)
 #: Fields for the user, in the form's order.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Names admitted by a partition: all, or the listed names, less the denied names."""
+    """Names that Slurm admits: those that are allowed, else all but the denied. Their case means nothing."""
 
     allowed: frozenset[str] | None = None
     denied: frozenset[str] = frozenset()
 
-    def admits(self, name: str) -> bool:
-        return (self.allowed is None or name in self.allowed) and name not in self.denied
+    def admits(self, *names: str) -> bool:
+        """Whether it admits what has these names: an account, with those above it."""
+        folded = {name.lower() for name in names}
+        return not folded & self.denied if self.allowed is None else bool(folded & self.allowed)
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,8 @@ class Association:
 @dataclass(frozen=True)
 class Reservation:
     name: str
-    users: frozenset[str]
-    accounts: frozenset[str]
+    users: Rule
+    accounts: Rule
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,25 @@ class Site:
     associations: tuple[Association, ...] = ()
     default_accounts: Mapping[str, str] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
+    #: The account above each account.
+    parents: Mapping[str, str] = field(default_factory=dict)
+    #: A partition's rule on an account holds for those below it.
+    inherits: bool = False
     #: Empty where the hub's host can't ask.
     gpus: tuple[Gpus, ...] = ()
-    #: The accounting database didn't answer: its last known data are used.
+    #: The accounting database didn't answer, or not yet: its last known data are used.
     stale: bool = False
+
+    def line(self, account: str) -> tuple[str, ...]:
+        """The account and those above it."""
+        line = [account.lower()]
+        while (above := self.parents.get(line[-1])) and above not in line:
+            line.append(above)
+        return tuple(line)
+
+    def admits(self, partition: Partition, account: str) -> bool:
+        """Whether the partition takes jobs of this account."""
+        return partition.accounts.admits(*(self.line(account) if self.inherits else (account,)))
 
     def free_gpus(self) -> str:
         """A sentence on the GPUs that are free for cells; empty if nobody knows."""
@@ -105,7 +125,12 @@ class Site:
         own = tuple(a for a in self.associations if a.user == user)
         accounts = {a.account for a in own}
         first = self.default_accounts.get(user, "")
-        reservations = tuple(r.name for r in self.reservations if user in r.users or accounts & r.accounts)
+        lines = [self.line(account) for account in accounts]
+        reservations = tuple(
+            r.name
+            for r in self.reservations
+            if r.users.admits(user) and (r.accounts == Rule() or any(r.accounts.admits(*line) for line in lines))
+        )
         ordered = sorted(accounts, key=lambda name: (name != first, name))
         return Offer(self, own, tuple(ordered), reservations)
 
@@ -128,14 +153,14 @@ class Offer:
     def partitions(self) -> list[Partition]:
         """Partitions that admit an account of the user's."""
         every = self.site.partitions.values()
-        return [p for p in every if not self.accounts or any(p.accounts.admits(a) for a in self.accounts)]
+        return [p for p in every if not self.accounts or any(self.site.admits(p, a) for a in self.accounts)]
 
     def qos(self, partition: Partition | None = None, account: str = "") -> list[str]:
         """The user's QOS admitted by the partition, in the account if one is named."""
         names = {
             name
             for own in self.associations
-            if not account or own.account == account
+            if not account or own.account.lower() == account.lower()
             if partition is None or own.partition in ("", partition.name)
             for name in own.qos
         }
@@ -150,8 +175,8 @@ class Offer:
                 f"partition {name!r} isn't open to you; those that are: {_list(p.name for p in self.partitions())}"
             )
         made: dict[str, object] = dict(chosen)
-        account = chosen.get("account") or account or (self.accounts[0] if self.accounts else "")
-        self._check_who_pays(chosen, where, account)
+        account = _spelled(chosen.get("account") or account or next(iter(self.accounts), ""), self.accounts)
+        made.update(self._who_pays(chosen, where, account))
         if "reservation" in chosen and chosen["reservation"] not in self.reservations:
             raise refused(f"reservation {chosen['reservation']!r} isn't active, or not for you")
         bounds = (where.cpus, where.mem_mib, where.max_min) if where else (0, 0, 0)
@@ -161,17 +186,29 @@ class Offer:
                 made[one] = _number(chosen[one], bound or 0, unit, where.name if where else "")
         return made
 
-    def _check_who_pays(self, chosen: Mapping[str, str], where: Partition | None, account: str) -> None:
+    def _who_pays(self, chosen: Mapping[str, str], where: Partition | None, account: str) -> dict[str, str]:
+        """The chosen account and QOS as Slurm spells them."""
+        made = {}
         if "account" in chosen:
             if account not in self.accounts:
                 raise refused(f"account {account!r} isn't yours; yours are: {_list(self.accounts)}")
-            if where and not where.accounts.admits(account):
+            if where and not self.site.admits(where, account):
                 raise refused(f"partition {where.name} doesn't take account {account}")
-        if "qos" in chosen and chosen["qos"] not in (ours := self.qos(where, account)):
-            raise refused(
-                f"QOS {chosen['qos']!r} isn't to be had with account {account or 'none'}"
-                f"{f' in partition {where.name}' if where else ''}; it may be: {_list(ours)}"
-            )
+            made["account"] = account
+        if "qos" in chosen:
+            ours = self.qos(where, account)
+            made["qos"] = _spelled(chosen["qos"], ours)
+            if made["qos"] not in ours:
+                raise refused(
+                    f"QOS {chosen['qos']!r} isn't to be had with account {account or 'none'}"
+                    f"{f' in partition {where.name}' if where else ''}; it may be: {_list(ours)}"
+                )
+        return made
+
+
+def _spelled(name: str, names: Iterable[str]) -> str:
+    """The name as it is among these."""
+    return next((one for one in names if one.lower() == name.lower()), name)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -195,11 +232,32 @@ def _fields(line: str) -> dict[str, str]:
 
 
 def _names(text: str) -> frozenset[str]:
-    return frozenset(name for name in text.split(",") if name and name != "(null)")
+    return frozenset(name.lower() for name in text.split(",") if name and name != "(null)")
 
 
 def _rule(allowed: str, denied: str) -> Rule:
     return Rule(None if allowed in ("", "ALL", "(null)") else _names(allowed), _names(denied))
+
+
+def _signed(text: str) -> Rule:
+    """The rule of a list in which a minus denies."""
+    names = _names(text)
+    allowed = frozenset(name for name in names if name[0] != "-")
+    return Rule(allowed or None, frozenset(name[1:] for name in names if name[0] == "-"))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    name: str = ""
+    #: The release's series, (24, 11) for 24.11.5.
+    series: tuple[int, int] = (0, 0)
+
+
+def parse_cluster(text: str) -> Cluster:
+    """From `scontrol show config`."""
+    name = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+    series = re.search(r"^SLURM_VERSION\s*=\s*(\d+)\.(\d+)", text, re.MULTILINE)
+    return Cluster(name[1] if name else "", (int(series[1]), int(series[2])) if series else (0, 0))
 
 
 def minutes(text: str) -> int | None:
@@ -237,23 +295,30 @@ def parse_partitions(shown: str, sinfo: str) -> dict[str, Partition]:
 
 
 def parse_associations(text: str) -> tuple[Association, ...]:
-    """From `sacctmgr -nP show associations format=user,account,partition,qos`."""
+    """From `sacctmgr -nP show associations format=user,account,partition,qos,parentname`."""
     rows = (line.split("|") for line in text.splitlines())
     return tuple(
         Association(row[0], row[1], row[2], tuple(q for q in row[3].split(",") if q))
         for row in rows
-        if len(row) == 4 and row[0]
+        if len(row) == 5 and row[0]
     )
+
+
+def parse_parents(text: str) -> dict[str, str]:
+    """From the same: the account above each account."""
+    rows = (line.split("|") for line in text.splitlines())
+    return {row[1].lower(): row[4].lower() for row in rows if len(row) == 5 and not row[0] and row[4]}
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
     """Active reservations from `scontrol show reservation -o`."""
-    lines = [_fields(line) for line in text.splitlines()]
-    return tuple(
-        Reservation(f["ReservationName"], _names(f.get("Users", "")), _names(f.get("Accounts", "")))
-        for f in lines
-        if "ReservationName" in f and f.get("State") == "ACTIVE"
-    )
+    found = []
+    for f in map(_fields, text.splitlines()):
+        users, accounts = _signed(f.get("Users", "")), _signed(f.get("Accounts", ""))
+        # Of one for groups alone, slurmctld knows the users.
+        if "ReservationName" in f and f.get("State") == "ACTIVE" and (users, accounts) != (Rule(), Rule()):
+            found.append(Reservation(f["ReservationName"], users, accounts))
+    return tuple(found)
 
 
 def parse_gpus(text: str) -> tuple[Gpus, ...]:
@@ -273,16 +338,16 @@ class Book:
     """The site's answers, asked again when they are old."""
 
     def __init__(self) -> None:
-        self._site = Site()
-        self._at = float("-inf")
-        self._lock = asyncio.Lock()
+        self._known = Site()
+        self._site = Shared(self._ask)
 
-    async def offer(self, user: str, max_age_s: float = FRESH_S) -> Offer:
-        async with self._lock:
-            if time.monotonic() - self._at > max_age_s or self._site.stale:
-                self._site = await self._ask()
-                self._at = time.monotonic()
-        return self._site.offer(user)
+    async def offer(self, user: str, max_age_s: float = FRESH_S, patience_s: float | None = SOON_S) -> Offer:
+        """What the user may choose, by an answer no older than this if Slurm is as patient."""
+        last = self._site.last
+        if not isinstance(last, Site) or last.stale:
+            max_age_s = min(max_age_s, SURE_S)
+        site, is_late = await self._site.soon(max_age_s, patience_s)
+        return replace(site, stale=site.stale or is_late).offer(user)
 
     async def check(
         self, user: str, chosen: Mapping[str, str], partition: str, account: str, max_age_s: float = FRESH_S
@@ -291,30 +356,38 @@ class Book:
         try:
             return (await self.offer(user, max_age_s)).check(chosen, partition, account)
         except Failure:
-            return (await self.offer(user, min(max_age_s, SURE_S))).check(chosen, partition, account)
+            return (await self.offer(user, min(max_age_s, SURE_S), None)).check(chosen, partition, account)
 
     async def _ask(self) -> Site:
-        shown, sinfo, reserved, gpus = await asyncio.gather(
+        shown, sinfo, reserved, config, gpus = await asyncio.gather(
             run(["scontrol", "show", "partition", "-o"]),
             run(["sinfo", "-h", "-o", "%R|%c|%m|%F"]),
             _or_nothing(["scontrol", "show", "reservation", "-o"]),
+            _or_nothing(["scontrol", "show", "config"]),
             _gpus(),
         )
+        cluster = parse_cluster(config)
         site = replace(
-            self._site,
+            self._known,
             partitions=parse_partitions(shown, sinfo),
             reservations=parse_reservations(reserved),
+            inherits=cluster.series >= INHERITS,
             gpus=gpus,
-            stale=False,
         )
         try:
-            associations = await run(["sacctmgr", "-nP", "show", "associations", "format=user,account,partition,qos"])
+            whose = [f"cluster={cluster.name}"] if cluster.name else []
+            columns = "format=user,account,partition,qos,parentname"
+            associations = await run(["sacctmgr", "-nP", "show", "associations", *whose, columns])
             users = await run(["sacctmgr", "-nP", "show", "user", "format=user,defaultaccount"])
         except SlurmError:
             return replace(site, stale=True)
-        return replace(
-            site, associations=parse_associations(associations), default_accounts=_pairs(users.splitlines())
+        self._known = replace(
+            site,
+            associations=parse_associations(associations),
+            parents=parse_parents(associations),
+            default_accounts=_pairs(users.splitlines()),
         )
+        return self._known
 
 
 def _pairs(lines: Sequence[str]) -> dict[str, str]:

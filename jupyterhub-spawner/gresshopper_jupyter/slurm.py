@@ -141,26 +141,34 @@ class Shared(Generic[Answer]):
 
     def __init__(self, ask: Callable[[], Awaitable[Answer]]) -> None:
         self._ask = ask
-        self._last: Answer | Exception | None = None
+        #: The failure, if the last question had no answer.
+        self.last: Answer | Exception | None = None
         self._at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
 
-    async def get(self, max_age_s: float, patience_s: float | None = None) -> Answer:
-        """An answer no older than this. The last one serves, however old, if a new one takes longer than `patience_s`."""
+    async def get(self, max_age_s: float) -> Answer:
+        """An answer no older than this."""
+        return (await self.soon(max_age_s, None))[0]
+
+    async def soon(self, max_age_s: float, patience_s: float | None) -> tuple[Answer, bool]:
+        """An answer, and whether it is older than this: the last one serves if a new one takes longer than
+        `patience_s`."""
+        is_late = False
         if time.monotonic() - self._at > max_age_s:
             self._asking = self._asking or asyncio.ensure_future(self._renew())
             # Whoever gives up waiting leaves the question to the others.
-            await asyncio.wait([self._asking], timeout=None if self._last is None else patience_s)
-        assert self._last is not None
-        if isinstance(self._last, Exception):
-            raise self._last.with_traceback(None)
-        return self._last
+            patience_s = None if self.last is None else patience_s
+            is_late = bool((await asyncio.wait([self._asking], timeout=patience_s))[1])
+        assert self.last is not None
+        if isinstance(self.last, Exception):
+            raise self.last.with_traceback(None)
+        return self.last, is_late
 
     async def _renew(self) -> None:
         try:
-            self._last = await self._ask()
+            self.last = await self._ask()
         except Exception as error:
-            self._last = error
+            self.last = error
         finally:
             self._asking = None
         self._at = time.monotonic()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
-from gresshopper_jupyter import offer, profiles
+from gresshopper_jupyter import offer, profiles, slurm
 from gresshopper_jupyter.failures import Failure
 from gresshopper_jupyter.offer import SURE_S, Book, Offer, Site
 
@@ -17,7 +18,8 @@ PartitionName=broken AllowAccounts=ALL AllowQos=ALL Default=NO MaxTime=UNLIMITED
 """
 SINFO = "notebook|8|16000|1/2/0/3\nnotebook|16+|32000+|0/1/0/1\nlong|8|16000|0/0/0/0\n"
 ASSOCIATIONS = (
-    "|physics||normal\nalice|physics||calm,normal\nalice|bio|notebook|normal\nbob|bio||normal\nroot|root||normal\n"
+    "|physics||normal|root\nalice|physics||calm,normal|\nalice|bio|notebook|normal|\nbob|bio||normal|\n"
+    "root|root||normal|\n"
 )
 
 
@@ -86,6 +88,78 @@ def test_what_isnt_allowed_is_refused_in_a_sentence(alice: Offer, chosen: dict[s
         alice.check(chosen, "", "")
     assert says in raised.value.jupyterhub_message
     assert raised.value.status_code == 400
+
+
+TREE = (
+    "|physics||normal|root\n|physics_ml||normal|physics\n|physics_ml_x||normal|physics_ml\n|bio||normal|root\n"
+    "ada|physics_ml||high,normal|\neve|bio||high|\nMax|physics_ml_x||normal|\n"
+)
+GPU = "PartitionName=gpu AllowAccounts=Physics AllowQos=High Default=YES MaxTime=UNLIMITED State=UP\n"
+NOT_BIO = "PartitionName=gpu DenyAccounts=PHYSICS DenyQos=HIGH Default=YES MaxTime=UNLIMITED State=UP\n"
+
+
+def tree(partition: str, series: tuple[int, int], reservations: str = "") -> Site:
+    return Site(
+        offer.parse_partitions(partition, ""),
+        offer.parse_associations(TREE),
+        {},
+        offer.parse_reservations(reservations),
+        offer.parse_parents(TREE),
+        series >= offer.INHERITS,
+    )
+
+
+def test_a_rule_on_an_account_holds_for_those_below_it_and_no_names_case_counts() -> None:
+    site = tree(GPU, (24, 11))
+    for user, qos in {"ada": ["high"], "Max": [], "eve": ["high"]}.items():
+        mine = site.offer(user)
+        assert [p.name for p in mine.partitions()] == ([] if user == "eve" else ["gpu"])
+        assert mine.qos(mine.partition("gpu")) == qos
+    chosen = {"partition": "gpu", "account": "Physics_ML", "qos": "HIGH"}
+    made = site.offer("ada").check(chosen, "", "")
+    assert made == {"partition": "gpu", "account": "physics_ml", "qos": "high"}, "as Slurm spells them"
+    with pytest.raises(Failure, match="partition gpu doesn't take account bio"):
+        site.offer("eve").check({"account": "bio"}, "gpu", "")
+
+
+def test_a_denied_account_denies_those_below_it() -> None:
+    site = tree(NOT_BIO, (24, 11))
+    assert [site.offer(user).partitions() != [] for user in ("ada", "Max", "eve")] == [False, False, True]
+    eve = site.offer("eve")
+    assert eve.qos(eve.partition("gpu")) == []
+
+
+def test_before_2302_a_rule_is_for_the_account_alone() -> None:
+    assert tree(GPU, (22, 5)).offer("ada").partitions() == []
+    assert [p.name for p in tree(NOT_BIO, (22, 5)).offer("ada").partitions()] == ["gpu"]
+
+
+def test_slurm_heeds_no_denial_where_something_is_allowed() -> None:
+    both = "PartitionName=gpu AllowAccounts=physics DenyAccounts=physics_ml Default=YES State=UP\n"
+    assert tree(both, (24, 11)).offer("ada").partitions() != []
+
+
+def test_reservations_are_for_whom_slurm_lets_in() -> None:
+    every = {
+        "above": "Users=(null) Groups=(null) Accounts=Physics",
+        "but_ada": "Users=-ada Accounts=(null)",
+        "but_bio": "Users=(null) Accounts=-bio",
+        "both": "Users=ada,eve Accounts=physics",
+        "her": "Users=Max",
+        "groups": "Users=(null) Groups=staff Accounts=(null)",
+    }
+    shown = "".join(f"ReservationName={name} {who} State=ACTIVE\n" for name, who in every.items())
+    for series in ((22, 5), (24, 11)):
+        site = tree(GPU, series, shown)
+        assert site.offer("ada").reservations == ("above", "but_bio", "both")
+        assert site.offer("Max").reservations == ("above", "but_ada", "but_bio", "her")
+        assert site.offer("eve").reservations == ("but_ada",)
+
+
+def test_the_cluster_is_read_as_scontrol_shows_it() -> None:
+    shown = "ClusterName             = lab\nSLURM_CONF = /etc/slurm/slurm.conf\nSLURM_VERSION           = 24.11.5\n"
+    assert offer.parse_cluster(shown) == offer.Cluster("lab", (24, 11))
+    assert offer.parse_cluster("") == offer.Cluster()
 
 
 IMAGE: dict[str, Any] = {
@@ -168,12 +242,12 @@ async def test_a_choice_is_refused_by_an_answer_of_now(monkeypatch: pytest.Monke
     async def ask(book: Book) -> Site:
         nonlocal asked
         asked += 1
-        return Site(associations=offer.parse_associations("alice|physics||normal\nalice|new||normal\n"))
+        return Site(associations=offer.parse_associations("alice|physics||normal|\nalice|new||normal|\n"))
 
     monkeypatch.setattr(Book, "_ask", ask)
     book = Book()
-    before = Site(associations=offer.parse_associations("alice|physics||normal\n"))
-    book._site, book._at = before, time.monotonic() - SURE_S - 1
+    before = Site(associations=offer.parse_associations("alice|physics||normal|\n"))
+    book._site.last, book._site._at = before, time.monotonic() - SURE_S - 1
     await book.check("alice", {"account": "physics"}, "", "")
     assert asked == 0, "what is allowed is allowed by the answer of before"
     await book.check("alice", {"account": "new"}, "", "")
@@ -181,3 +255,90 @@ async def test_a_choice_is_refused_by_an_answer_of_now(monkeypatch: pytest.Monke
     with pytest.raises(Failure, match="account 'forged' isn't yours"):
         await book.check("alice", {"account": "forged"}, "", "")
     assert asked == 1, "Slurm is not asked at each forged choice"
+
+
+class Slurm:
+    """Stands in for Slurm's commands at the process boundary, with the clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.asked: list[list[str]] = []
+        #: slurmdbd hangs until this is set, then it gives up; slurmctld is there, or is not.
+        self.hangs: asyncio.Event | None = None
+        self.is_there = True
+        monkeypatch.setattr(offer, "run", self.run)
+        monkeypatch.setattr(offer, "_gpus", self.no_gpus)
+        monkeypatch.setattr(slurm.time, "monotonic", lambda: self.now)
+
+    async def no_gpus(self) -> tuple[()]:
+        return ()
+
+    async def run(self, argv: list[str]) -> str:
+        self.asked.append(argv)
+        if not self.is_there:
+            raise slurm.SlurmError(f"{argv[0]} failed: Unable to contact slurm controller")
+        if argv[0] != "sacctmgr":
+            shown = {"partition": GPU, "config": "ClusterName = lab\nSLURM_VERSION = 24.11.5\n"}
+            return shown.get(argv[2], "") if argv[0] == "scontrol" else ""
+        if self.hangs:
+            await self.hangs.wait()
+            raise slurm.SlurmError("sacctmgr did not answer within 30 s")
+        return TREE if argv[3] == "associations" else "ada|physics_ml\n"
+
+    def times(self, program: str) -> int:
+        return len([argv for argv in self.asked if argv[0] == program])
+
+
+async def test_the_form_asks_for_this_cluster_and_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Slurm(monkeypatch)
+    ada = await Book().offer("ada")
+    assert [p.name for p in ada.partitions()] == ["gpu"]
+    assert ["sacctmgr", "-nP", "show", "associations", "cluster=lab"] in [argv[:5] for argv in now.asked]
+
+
+async def test_viewers_with_older_data_dont_wait_for_a_slurmdbd_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Slurm(monkeypatch)
+    book = Book()
+    assert not (await book.offer("ada")).site.stale
+    now.hangs, now.asked[:] = asyncio.Event(), []
+    now.now += offer.FRESH_S + 1
+    viewers = await asyncio.gather(*(book.offer("ada", patience_s=0) for _ in range(20)))
+    assert {(v.accounts, v.site.stale) for v in viewers} == {(("physics_ml",), True)}
+    assert now.times("sacctmgr") <= 1
+    # All those who must have an answer of now wait for the same one.
+    refused = [asyncio.ensure_future(book.check("ada", {"account": "forged"}, "", "")) for _ in range(20)]
+    now.hangs.set()
+    answers = await asyncio.gather(*refused, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Failure] * 20
+    assert now.times("sacctmgr") == 1
+
+
+async def test_while_slurmdbd_is_away_it_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Slurm(monkeypatch)
+    book = Book()
+    await book.offer("ada")
+    now.hangs, now.asked[:] = asyncio.Event(), []
+    now.hangs.set()
+    now.now += offer.FRESH_S + 1
+    for _ in range(20):
+        now.now += 0.1
+        ada = await book.offer("ada")
+        assert (ada.accounts, ada.site.stale) == (("physics_ml",), True)
+    assert now.times("sacctmgr") == 1
+    now.hangs = None
+    now.now += SURE_S + 1
+    assert not (await book.offer("ada")).site.stale, "that it is back is seen before the minute is over"
+
+
+async def test_a_slurmctld_that_is_away_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = Slurm(monkeypatch)
+    now.is_there = False
+    book = Book()
+    for _ in range(20):
+        now.now += 0.1
+        with pytest.raises(slurm.SlurmError):
+            await book.offer("ada")
+    assert now.times("sinfo") == 1
+    now.is_there = True
+    now.now += SURE_S + 1
+    assert (await book.offer("ada")).accounts == ("physics_ml",)

@@ -64,7 +64,7 @@ def test_the_spawn_page_says_why_a_job_waits() -> None:
 def book(site: Site) -> Book:
     """One that has just asked."""
     made = Book()
-    made._site, made._at = site, time.monotonic()
+    made._site.last, made._site._at = site, time.monotonic()
     return made
 
 
