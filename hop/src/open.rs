@@ -19,11 +19,11 @@ Examples:
   hop open --server deep-dive                   another server of yours
   hop open train.ipynb --option profile=large   as on the Hub's page
 
-The Hub asks for a token (on its page: Token): in $JUPYTERHUB_API_TOKEN, or in the file
-~/.config/gresshopper/hub-token, which nobody else may read. Without one the address is
-of a page that signs you in and starts the server.";
+The Hub asks for a token (on its page: Token): in the file ~/.config/gresshopper/hub-token,
+which nobody else may read, or in $JUPYTERHUB_API_TOKEN. Without one that may start servers
+the address is of a page that signs you in and starts the server.";
 
-/// The variable with the user's token, which single-user servers have, too.
+/// The variable with the user's token. In a single-user server it has the server's own, which may start no server.
 const TOKEN: &str = "JUPYTERHUB_API_TOKEN";
 const TOKEN_FILE: &str = ".config/gresshopper/hub-token";
 
@@ -66,27 +66,41 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             return Err(Failure::Failed(text.to_owned()));
         }
     };
-    let address = match token(context.env, &home)? {
+    let server = match token(context.env, &home)? {
         Some(token) => {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?;
-            let server = runtime.block_on(Hub::new(&hub, token)?.server(args, context.err))?;
-            page(&server, path.as_deref())
+            let place = token.place;
+            match runtime.block_on(Hub::new(&hub, token)?.server(args, context.err)) {
+                Err(Problem::Token { status, .. }) if place == Place::Environment => {
+                    writeln!(
+                        context.err,
+                        "hop: {hub} doesn't let ${TOKEN} do this ({status}), so this page signs you in and starts the \
+                         server; a token of your own goes into ~/{TOKEN_FILE}"
+                    )?;
+                    sign_in(hub)
+                }
+                server => server?,
+            }
         }
         None => {
             writeln!(
                 context.err,
                 "hop: there is no token, so this page signs you in and starts the server"
             )?;
-            let first = ["hub", "user-redirect"]
-                .iter()
-                .fold(hub, |url, part| with(url, part));
-            page(&first, path.as_deref())
+            sign_in(hub)
         }
     };
-    writeln!(context.out, "{address}")?;
+    writeln!(context.out, "{}", page(&server, path.as_deref()))?;
     Ok(())
+}
+
+/// The Hub's page that asks who is there, and leads on into the user's server.
+fn sign_in(hub: Url) -> Url {
+    ["hub", "user-redirect"]
+        .iter()
+        .fold(hub, |url, part| with(url, part))
 }
 
 /// The notebook's path below the home folder, which is the server's own root.
@@ -104,13 +118,24 @@ fn below(notebook: &Path, home: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-fn token(env: fn(&str) -> Option<String>, home: &Path) -> Result<Option<String>, Failure> {
-    if let Some(token) = env(TOKEN).filter(|t| !t.is_empty()) {
-        return Ok(Some(token));
-    }
+/// A token, and the place that it was found at.
+struct Token {
+    text: String,
+    place: Place,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    File,
+    Environment,
+}
+
+fn token(env: fn(&str) -> Option<String>, home: &Path) -> Result<Option<Token>, Failure> {
     let file = home.join(TOKEN_FILE);
     let Ok(info) = file.metadata() else {
-        return Ok(None);
+        let text = env(TOKEN).filter(|t| !t.is_empty());
+        let place = Place::Environment;
+        return Ok(text.map(|text| Token { text, place }));
     };
     let shown = file.display();
     if info.mode() & 0o077 != 0 {
@@ -119,7 +144,10 @@ fn token(env: fn(&str) -> Option<String>, home: &Path) -> Result<Option<String>,
     }
     let text =
         std::fs::read_to_string(&file).map_err(|e| Failure::Failed(format!("can't read {shown}: {e}")))?;
-    Ok(Some(text.trim().to_owned()))
+    Ok(Some(Token {
+        text: text.trim().to_owned(),
+        place: Place::File,
+    }))
 }
 
 /// The address of JupyterLab at that notebook.
@@ -167,6 +195,24 @@ struct Progress {
     failed: bool,
 }
 
+/// The way to a server failed.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("{hub} doesn't take the token ({status}): make a new one on its page, for ~/{TOKEN_FILE}")]
+    Token { hub: Url, status: StatusCode },
+    #[error(transparent)]
+    Other(#[from] Failure),
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        match problem {
+            Problem::Other(failure) => failure,
+            token @ Problem::Token { .. } => Self::Failed(token.to_string()),
+        }
+    }
+}
+
 /// JupyterHub, as this user.
 struct Hub {
     client: Client,
@@ -175,19 +221,20 @@ struct Hub {
 }
 
 impl Hub {
-    fn new(url: &Url, token: String) -> Result<Self, Failure> {
+    fn new(url: &Url, token: Token) -> Result<Self, Failure> {
         hop_remote::open::one_tls_provider();
         let client = Client::builder().connect_timeout(ANSWERS).build();
         let client = client.map_err(|e| Failure::of(&e))?;
         let url = url.clone();
+        let token = token.text;
         Ok(Self { client, url, token })
     }
 
     /// The address of the server. A missing server is started.
-    async fn server(&self, args: &Args, err: &mut dyn Write) -> Result<Url, Failure> {
+    async fn server(&self, args: &Args, err: &mut dyn Write) -> Result<Url, Problem> {
         let user = self.user().await?;
         if let Some(server) = user.servers.get(&args.server).filter(|s| s.ready) {
-            return self.address(server);
+            return Ok(self.address(server)?);
         }
         if !user.servers.contains_key(&args.server) {
             self.start(&user.name, args).await?;
@@ -195,22 +242,23 @@ impl Hub {
         self.follow(&user.name, &args.server, err).await?;
         let user = self.user().await?;
         match user.servers.get(&args.server).filter(|s| s.ready) {
-            Some(server) => self.address(server),
-            None => Err(Failure::Failed(format!(
+            Some(server) => Ok(self.address(server)?),
+            None => Err(Problem::Other(Failure::Failed(format!(
                 "the server has ended again: {} says more",
                 self.at(&["hub", "home"])
-            ))),
+            )))),
         }
     }
 
-    async fn user(&self) -> Result<User, Failure> {
+    async fn user(&self) -> Result<User, Problem> {
         let url = self.at(&["hub", "api", "user"]);
         let text = self.ask(self.client.get(url).timeout(ANSWERS)).await?;
         let text = text.text().await.map_err(|e| self.silent(&e))?;
-        serde_json::from_str(&text).map_err(|_| Failure::Failed(format!("{} is no JupyterHub", self.url)))
+        let user = serde_json::from_str(&text);
+        Ok(user.map_err(|_| Failure::Failed(format!("{} is no JupyterHub", self.url)))?)
     }
 
-    async fn start(&self, user: &str, args: &Args) -> Result<(), Failure> {
+    async fn start(&self, user: &str, args: &Args) -> Result<(), Problem> {
         let options: Map<String, Value> = args
             .options
             .iter()
@@ -223,7 +271,7 @@ impl Hub {
     }
 
     /// Tells what the start waits for, until the server is up.
-    async fn follow(&self, user: &str, server: &str, err: &mut dyn Write) -> Result<(), Failure> {
+    async fn follow(&self, user: &str, server: &str, err: &mut dyn Write) -> Result<(), Problem> {
         let url = with(self.of_server(user, server), "progress");
         let mut news = self.ask(self.client.get(url)).await?;
         let (mut unread, mut said) = (String::new(), String::new());
@@ -236,13 +284,13 @@ impl Hub {
                 let progress: Progress = progress.and_then(Result::ok).unwrap_or_default();
                 unread = rest.to_owned();
                 if progress.failed {
-                    return Err(Failure::Failed(progress.message));
+                    return Err(Failure::Failed(progress.message).into());
                 }
                 if progress.ready {
                     return Ok(());
                 }
                 if !progress.message.is_empty() && progress.message != said {
-                    writeln!(err, "hop: {}", progress.message)?;
+                    writeln!(err, "hop: {}", progress.message).map_err(Failure::from)?;
                     said = progress.message;
                 }
             }
@@ -251,7 +299,7 @@ impl Hub {
     }
 
     /// The Hub's answer; a refusal is a failure in its own words.
-    async fn ask(&self, request: RequestBuilder) -> Result<Response, Failure> {
+    async fn ask(&self, request: RequestBuilder) -> Result<Response, Problem> {
         let request = request.header("Authorization", format!("token {}", self.token));
         let response = request.send().await.map_err(|e| self.silent(&e))?;
         let status = response.status();
@@ -259,18 +307,15 @@ impl Hub {
             return Ok(response);
         }
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            let text = format!(
-                "{} doesn't take the token ({status}): make a new one on its page",
-                self.url
-            );
-            return Err(Failure::Failed(text));
+            let hub = self.url.clone();
+            return Err(Problem::Token { hub, status });
         }
         let text = response.text().await.unwrap_or_default();
         let said: Value = serde_json::from_str(&text).unwrap_or_default();
         let why = said["message"]
             .as_str()
             .map_or_else(|| status.to_string(), str::to_owned);
-        Err(Failure::Failed(format!("{} refuses: {why}", self.url)))
+        Err(Failure::Failed(format!("{} refuses: {why}", self.url)).into())
     }
 
     fn silent(&self, error: &reqwest::Error) -> Failure {
@@ -344,7 +389,11 @@ mod tests {
             .build()
             .unwrap();
         let mut err = Vec::new();
-        let hub = Hub::new(&url, "s3cret".into()).unwrap();
+        let token = Token {
+            text: "s3cret".into(),
+            place: Place::File,
+        };
+        let hub = Hub::new(&url, token).unwrap();
         let server = runtime.block_on(hub.server(args, &mut err));
         let found = match server {
             Ok(server) => page(&server, Some(Path::new("work/a b.ipynb"))).to_string(),
@@ -436,17 +485,21 @@ mod tests {
         );
         assert!(below(Path::new("/etc/passwd"), home.path()).is_err());
         let file = home.path().join(TOKEN_FILE);
-        assert_eq!(token(|_| None, home.path()).unwrap(), None);
+        let ours = |env: fn(&str) -> Option<String>| {
+            let found = token(env, home.path());
+            found.map(|found| found.map(|t| (t.text, t.place)))
+        };
+        assert_eq!(ours(|_| None).unwrap(), None);
+        let environments = Some(("env".to_owned(), Place::Environment));
+        assert_eq!(ours(|_| Some("env".into())).unwrap(), environments);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "abc\n").unwrap();
         let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode;
         std::fs::set_permissions(&file, mode(0o644)).unwrap();
-        assert!(token(|_| None, home.path()).is_err());
+        assert!(ours(|_| None).is_err());
         std::fs::set_permissions(&file, mode(0o600)).unwrap();
-        assert_eq!(token(|_| None, home.path()).unwrap().as_deref(), Some("abc"));
-        assert_eq!(
-            token(|_| Some("env".into()), home.path()).unwrap().as_deref(),
-            Some("env")
-        );
+        let own = Some(("abc".to_owned(), Place::File));
+        // A server's terminal has the server's own token, which may do less.
+        assert_eq!(ours(|_| Some("env".into())).unwrap(), own);
     }
 }
