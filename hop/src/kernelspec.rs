@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::values::{self, CORES};
 use clap::Subcommand;
-use hop_api::config::Config;
+use hop_api::config::{Config, MOST_GPUS};
 use hop_words::id::PoolName;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ struct Install {
     #[arg(long, value_parser = values::shown_name)]
     display_name: Option<String>,
     /// GPUs of a cell that names no need
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=8))]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=i64::from(MOST_GPUS)))]
     gpus: u16,
     /// Slurm's GPU type of such a cell
     #[arg(long, requires = "gpus", value_parser = values::name)]

@@ -17,7 +17,8 @@ use crate::hopd::unexpected;
 use crate::time::{tell_span, write_time};
 use crate::values::CORES;
 use history::{History, Print, Ran};
-use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
+use hop_api::config::{MOST_GPUS, Pool};
+use hop_api::message::{EXPECT_MAX, Expect, NodeInfo, QueueQuery, Request, Response};
 use hop_replica::need::{self, Unattended};
 use hop_words::clock::now;
 use hop_words::error::system_words;
@@ -78,7 +79,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N|auto")]
     gpus: Option<GpusWord>,
     /// Most GPUs for auto; default: as many as a node has
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MOST_GPUS)))]
     max_gpus: Option<u16>,
     /// Cores with each of the leases of --gpus
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(CORES))]
@@ -338,32 +339,46 @@ impl<'a, 'c> Session<'a, 'c> {
         if !self.opened.ours || self.opened.local {
             return Ok(());
         }
-        let info = match self.context.hopd.ask(Request::Info)? {
-            Response::Info(info) => info,
-            other => return Err(unexpected(&other)),
-        };
         if let Some(GpusWord::Count(asked)) = self.args.gpus {
             self.refuse_too_many(asked)?;
         }
-        self.limit = most_gpus(&info, self.opened.pool.as_deref()).clamp(1, 8);
+        self.limit = self.most_gpus()?.clamp(1, MOST_GPUS);
         self.waits = Waits::Told(self.told_waits(kernel)?);
         Ok(())
     }
 
     /// More GPUs than a node of the pool lends can never be had: better said now than by the first cell that asks.
     fn refuse_too_many(&self, asked: u16) -> Result<(), Failure> {
-        let Some(config) = &self.context.config else {
-            return Ok(());
-        };
-        let name = self.opened.pool.clone().map(PoolName::from);
-        let name = name.unwrap_or_else(|| config.default_pool());
-        match config.pool.get(&name) {
-            Some(pool) if asked > pool.gpus_per_pilot => Err(Failure::Usage(format!(
+        match self.pool() {
+            Some((name, pool)) if asked > pool.gpus_per_pilot => Err(Failure::Usage(format!(
                 "--gpus {asked} can't be had: a lease lies on one node, and pool {name} has {} on each",
                 report::gpus(pool.gpus_per_pilot)
             ))),
             _ => Ok(()),
         }
+    }
+
+    /// The kernel's pool as the site configured it, if this host knows.
+    fn pool(&self) -> Option<(PoolName, &Pool)> {
+        let config = self.context.config.as_ref()?;
+        let named = self.opened.pool.clone().map(PoolName::from);
+        let name = named.unwrap_or_else(|| config.default_pool());
+        let pool = config.pool.get(&name)?;
+        Some((name, pool))
+    }
+
+    /// The GPUs of a node of the pool. The pilots that happen to be up may be smaller, or none.
+    fn most_gpus(&mut self) -> Result<u16, Failure> {
+        if let Some((_, pool)) = self.pool() {
+            return Ok(pool.gpus_per_pilot);
+        }
+        let info = match self.context.hopd.ask(Request::Info)? {
+            Response::Info(info) => info,
+            other => return Err(unexpected(&other)),
+        };
+        let is_ours = |n: &&NodeInfo| self.opened.pool.as_deref().is_none_or(|p| n.pool.as_str() == p);
+        let nodes = info.nodes.iter().filter(is_ours);
+        Ok(nodes.map(|n| n.gpus).max().unwrap_or(1))
     }
 
     /// Waits expected by `hopd` for the first cell with GPUs, by the number of GPUs.
@@ -374,10 +389,7 @@ impl<'a, 'c> Session<'a, 'c> {
         };
         let cell = self.opened.cells.iter().find(|c| c.index == first.index);
         let need = cell.map_or_else(Need::default, |c| need_of(c, &self.opened.need));
-        let numbers: BTreeSet<u16> = (1..=self.limit)
-            .chain([first.plan.gpus])
-            .filter(|n| *n > 0)
-            .collect();
+        let numbers = asked_numbers(self.limit, first.plan.gpus);
         let expect = numbers.iter().map(|&gpus| Expect {
             kernel: kernel.clone().map(KernelId::from),
             pool: self.opened.pool.clone().map(PoolName::from),
@@ -818,15 +830,11 @@ fn start_print(kernel: &str) -> Print {
     Print::of(&format!("start of kernel {kernel}"))
 }
 
-fn most_gpus(info: &InfoReport, pool: Option<&str>) -> u16 {
-    let nodes = info
-        .nodes
-        .iter()
-        .filter(|n| pool.is_none_or(|p| n.pool.as_str() == p));
-    nodes
-        .map(|n| n.gpus - n.gpus_blocked.min(n.gpus))
-        .max()
-        .unwrap_or(1)
+/// Numbers of GPUs for which `hopd` is asked for the wait: all, or where those are too many some up to the last.
+fn asked_numbers(limit: u16, planned: u16) -> BTreeSet<u16> {
+    let all = 1..=limit;
+    let some = all.filter(|n| usize::from(limit) < EXPECT_MAX || n.is_power_of_two() || *n == limit);
+    some.chain([planned]).filter(|n| *n > 0).collect()
 }
 
 fn bar(cells: usize) -> ProgressBar {

@@ -35,7 +35,8 @@ pub(crate) enum Gpus {
     Auto(u16),
 }
 
-/// Expected wait of the first cell with GPUs, by their number; `None` means no estimate.
+/// Expected wait of the first cell with GPUs, by their number; `None` means no estimate. Fewer GPUs than a number wait no
+/// longer than that.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Waits {
     Free,
@@ -46,7 +47,7 @@ impl Waits {
     fn of(&self, gpus: u16) -> Option<f64> {
         match self {
             Self::Free => Some(0.0),
-            Self::Told(waits) => waits.get(&gpus).copied().flatten(),
+            Self::Told(waits) => waits.range(gpus..).next().and_then(|(_, wait)| *wait),
         }
     }
 }
@@ -411,6 +412,13 @@ mod tests {
         let twice = basis.forecast(&[cell("a", 1), cell("a", 1)]);
         assert_eq!(twice.verdict, Verdict::Missed(10.0));
         assert!(basis.forecast(&[cell("a", 2)]).length.queue_unknown);
+        assert!(waits.of(3).is_none());
+        let rough = Waits::Told(BTreeMap::from([(8, Some(20.0)), (16, Some(50.0))]));
+        assert_eq!(
+            rough.of(9),
+            Some(50.0),
+            "as for the next number that was asked for"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::time::parse_time;
+use hop_api::config::MOST_GPUS;
 use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use std::path::{Path, PathBuf};
@@ -24,12 +25,12 @@ impl FromStr for GpusWord {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let count = || text.parse().ok().filter(|n| (1..=8).contains(n));
+        let count = || text.parse().ok().filter(|n| (1..=MOST_GPUS).contains(n));
         match text {
             "auto" => Ok(Self::Auto),
             _ => count()
                 .map(Self::Count)
-                .ok_or_else(|| "write a number from 1 to 8, or auto".to_owned()),
+                .ok_or_else(|| format!("write a number from 1 to {MOST_GPUS}, or auto")),
         }
     }
 }
@@ -159,7 +160,8 @@ mod tests {
     fn words() {
         assert_eq!("auto".parse(), Ok(GpusWord::Auto));
         assert_eq!("3".parse(), Ok(GpusWord::Count(3)));
-        assert!("0".parse::<GpusWord>().is_err() && "9".parse::<GpusWord>().is_err());
+        assert!("0".parse::<GpusWord>().is_err() && "65".parse::<GpusWord>().is_err());
+        assert_eq!("16".parse(), Ok(GpusWord::Count(16)));
         assert_eq!(parse_pair("a=b=c"), Ok(("a".into(), "b=c".into())));
         assert!(parse_pair("=b").is_err() && parse_pair("a").is_err());
         assert_eq!(parse_length("0"), Ok(Duration::ZERO));

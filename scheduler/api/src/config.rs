@@ -20,6 +20,9 @@ pub const CONFIG_VARIABLE: &str = "GRESSHOPPER_CONF";
 /// The file where the variable isn't set.
 pub const DEFAULT_PATH: &str = "/etc/gresshopper/gresshopper.toml";
 
+/// GPUs of a node at most: of a whole pilot, and so of a lease.
+pub const MOST_GPUS: u16 = 64;
+
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -417,8 +420,8 @@ impl Pool {
         if self.partition.is_empty() {
             return wrong("partition", "a pool lives in a Slurm partition");
         }
-        if self.gpus_per_pilot > 64 {
-            return wrong("gpus_per_pilot", "at most 64");
+        if self.gpus_per_pilot > MOST_GPUS {
+            return wrong("gpus_per_pilot", &format!("at most {MOST_GPUS}"));
         }
         if self.cpus_per_pilot < self.gpus_per_pilot.max(1) {
             return wrong("cpus_per_pilot", "each GPU is lent with at least one core");
