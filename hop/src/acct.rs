@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::filter::{Accounts, Nodes, Pools, no_state};
+use crate::filter::{Accounts, Nodes, Pools, is_state, no_state};
 use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
@@ -11,6 +11,7 @@ use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
 use hop_slurm::gres::write_index;
 use hop_words::id::LeaseId;
 use hop_words::time::{Span, Timestamp};
+use std::collections::BTreeSet;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -287,29 +288,28 @@ fn read_job(word: &str) -> Result<(LeaseId, Option<u32>), Failure> {
 }
 
 fn read_state(word: &str) -> Result<String, Failure> {
-    const STATES: [(&str, &str); 8] = [
-        ("PD", "PENDING"),
-        ("R", "RUNNING"),
-        ("L", "LINGERING"),
-        ("CD", "COMPLETED"),
-        ("CA", "CANCELLED"),
-        ("F", "FAILED"),
-        ("NF", "NODE_FAIL"),
-        ("PR", "PREEMPTED"),
+    const STATES: [&str; 8] = [
+        "PENDING",
+        "RUNNING",
+        "LINGERING",
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "NODE_FAIL",
+        "PREEMPTED",
     ];
-    let upper = word.to_ascii_uppercase();
-    STATES
-        .iter()
-        .find(|(short, long)| *short == upper || *long == upper)
-        .map(|(_, long)| (*long).to_owned())
-        .ok_or_else(|| {
-            let names: Vec<&str> = STATES.iter().map(|(_, long)| *long).collect();
-            no_state(word, &names)
-        })
+    let known = STATES.iter().find(|state| is_state(word, state));
+    known
+        .map(|state| (*state).to_owned())
+        .ok_or_else(|| no_state(word, &STATES))
 }
 
-/// Gives the cells their numbers: leases in order, and behind each its cells in order of beginning.
+/// Gives the cells their numbers: leases in order, and behind each its cells in order of beginning. A lease is shown with
+/// its cells or not at all.
 fn number(mut rows: Vec<AcctRow>) -> Vec<Record> {
+    let leases = rows.iter().filter(|r| r.cell.is_none());
+    let leases: BTreeSet<LeaseId> = leases.map(|r| r.lease).collect();
+    rows.retain(|r| leases.contains(&r.lease));
     rows.sort_by(|a, b| {
         (a.lease, a.cell.is_some(), a.start, a.submit, &a.cell).cmp(&(
             b.lease,

@@ -73,7 +73,7 @@ impl Nodes {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct States {
-    /// Only in these states, in any case
+    /// Only in these states, in any case, or in all; a job's by Slurm's letters too, as PD or R
     #[arg(
         short = 't',
         short_alias = 's',
@@ -87,18 +87,42 @@ pub(crate) struct States {
 
 impl States {
     pub(crate) fn has(&self, word: &str) -> bool {
-        self.states.is_empty() || self.states.iter().any(|wanted| wanted.eq_ignore_ascii_case(word))
+        let is_wanted = |wanted: &String| is_all(wanted) || is_state(wanted, word);
+        self.states.is_empty() || self.states.iter().any(is_wanted)
     }
 
     /// A misspelt state is a mistake of the user's, and must not look like an empty table.
     pub(crate) fn check(&self, all: &[&str]) -> Result<(), Failure> {
-        let is_one = |word: &String| all.iter().any(|known| known.eq_ignore_ascii_case(word));
+        let is_one = |word: &String| is_all(word) || all.iter().any(|known| is_state(word, known));
         match self.states.iter().find(|word| !is_one(word)) {
             None => Ok(()),
             Some(word) => Err(no_state(word, all)),
         }
     }
 }
+
+/// squeue's word.
+fn is_all(word: &str) -> bool {
+    word.eq_ignore_ascii_case("all")
+}
+
+/// Whether a word of the user's means the state: its name, or squeue's letters for it.
+pub(crate) fn is_state(word: &str, state: &str) -> bool {
+    let letters = LETTERS.iter().find(|(_, long)| *long == state);
+    word.eq_ignore_ascii_case(state) || letters.is_some_and(|(short, _)| word.eq_ignore_ascii_case(short))
+}
+
+const LETTERS: [(&str, &str); 9] = [
+    ("PD", "PENDING"),
+    ("S", "SUSPENDED"),
+    ("R", "RUNNING"),
+    ("L", "LINGERING"),
+    ("CD", "COMPLETED"),
+    ("CA", "CANCELLED"),
+    ("F", "FAILED"),
+    ("NF", "NODE_FAIL"),
+    ("PR", "PREEMPTED"),
+];
 
 pub(crate) fn no_state(word: &str, all: &[&str]) -> Failure {
     let all = all.join(", ");

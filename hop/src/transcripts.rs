@@ -474,7 +474,8 @@ fn queue_info_explain_cancel() {
     let all = [
         "queue",
         "queue -t pending -P -o kernelid,name,gputype,gpumem,estimateraw,reason",
-        "queue -t pending --noconvert -n -o gpumem,submit",
+        "queue -t PD --noconvert -n -o gpumem,submit",
+        "queue -t all -n -o state",
         "queue --json -o cellid,leaseid",
         "info",
         "info -l -N n1",
@@ -507,7 +508,7 @@ fn mistakes_are_answered_with_what_to_do() {
         "queue -a -u bob",
         "queue -u nosuchuser",
         "queue -t sleeping",
-        "kernels -t R",
+        "kernels -t RR",
         "info -N n[1",
         "info -N n[1,3-5],m2 -n",
         "info --node n1 -n",

@@ -84,6 +84,12 @@ fn a_lease_has_one_row_and_an_end_stays() {
     assert_eq!(open(&path).query(&AcctQuery::default(), at(99)).unwrap(), [ended]);
 }
 
+fn names(rows: &[AcctRow]) -> Vec<Option<&str>> {
+    rows.iter()
+        .map(|row| row.cell.as_ref().map(|cell| cell.as_str()))
+        .collect()
+}
+
 #[test]
 fn queries_filter_and_cells_follow_their_lease() {
     let folder = tempfile::tempdir().unwrap();
@@ -91,6 +97,8 @@ fn queries_filter_and_cells_follow_their_lease() {
     let (mut a, b) = (lease(1, "alice", 0, 10, 30), lease(2, "bob", 1, 20, 0));
     a.cells = 2;
     let cells = [cell(&a, "b-cell"), cell(&a, "a-cell"), cell(&b, "c")];
+    let (mut early, mut late) = (cell(&b, "early"), cell(&b, "late"));
+    (early.end, late.end) = (Some(at(21)), Some(at(29)));
     record(&accounting, [a, b]);
     record(&accounting, cells);
     let query = |query: AcctQuery| accounting.query(&query, at(100)).unwrap();
@@ -99,11 +107,10 @@ fn queries_filter_and_cells_follow_their_lease() {
         cells: true,
         ..AcctQuery::default()
     });
-    let names: Vec<Option<&str>> = with_cells
-        .iter()
-        .map(|row| row.cell.as_ref().map(|cell| cell.as_str()))
-        .collect();
-    assert_eq!(names, [None, Some("a-cell"), Some("b-cell"), None, Some("c")]);
+    assert_eq!(
+        names(&with_cells),
+        [None, Some("a-cell"), Some("b-cell"), None, Some("c")]
+    );
     assert_eq!(
         ids(&query(AcctQuery {
             users: vec!["bob".into()],
@@ -153,6 +160,14 @@ fn queries_filter_and_cells_follow_their_lease() {
         })),
         [1]
     );
+    record(&accounting, [early, late]);
+    let later = query(AcctQuery {
+        users: vec!["bob".into()],
+        since: Some(at(28)),
+        cells: true,
+        ..AcctQuery::default()
+    });
+    assert_eq!(names(&later), [None, Some("c"), Some("early"), Some("late")]);
     let injection = AcctQuery {
         users: vec!["x' OR '1'='1".into()],
         ..AcctQuery::default()
