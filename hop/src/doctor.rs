@@ -37,9 +37,9 @@ pub(crate) struct Args {
     /// Say what is right as well
     #[arg(long)]
     all: bool,
-    /// For scripts
-    #[arg(long)]
-    json: bool,
+    /// JSON
+    #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, default_missing_value = "v1", value_parser = ["v1"])]
+    json: Option<String>,
     /// This host's name in Slurm; default: the host's own
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         rows.extend(nodes::look(&facts, context.is_root));
     }
     let failed = rows.iter().filter(|row| row.result == Outcome::Failed).count();
-    match args.json || args.here {
+    match args.json.is_some() || args.here {
         true => write_json(rows, args.here, &facts, context)?,
         false => write_text(&rows, args.all, context)?,
     }

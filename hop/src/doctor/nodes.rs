@@ -4,11 +4,14 @@ use super::facts::{ASKER, CREDENTIAL, Facts};
 use super::{Finding, Report, lease};
 use hop_api::config::Config;
 use hop_api::identity::{Identity as _, Munge};
+use hop_api::message::NodeInfo;
 use hop_slurm::Node;
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// By their partitions.
 type Pools<'a> = BTreeMap<&'a str, &'a hop_api::config::Pool>;
@@ -42,17 +45,35 @@ pub(crate) fn look(facts: &Facts, is_root: bool) -> Vec<Finding> {
             .any(|name| pools.contains_key(name.as_str()))
     };
     let nodes: Vec<&Node> = slurm.nodes.iter().filter(wanted).collect();
-    // Each thread waits for Slurm, not for this host.
-    std::thread::scope(|scope| {
-        let asked: Vec<_> = nodes
-            .iter()
-            .map(|node| scope.spawn(|| of_node(node, facts, config, &pools, &starter)))
-            .collect();
-        asked
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap_or_default())
-            .collect()
+    at_most(AT_ONCE, &nodes, |node| {
+        of_node(node, facts, config, &pools, &starter)
     })
+}
+
+/// Steps at once: more would be a burden for slurmctld.
+const AT_ONCE: usize = 16;
+
+/// What is found of all in their order, looking at so many at once. Each thread waits for Slurm, not for this host.
+fn at_most<T: Sync, F: Send>(threads: usize, all: &[T], look: impl Fn(&T) -> Vec<F> + Sync) -> Vec<F> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let one_by_one = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = all.get(at) else { break };
+            let rows = look(item);
+            found
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(at, rows);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.min(all.len()) {
+            scope.spawn(one_by_one);
+        }
+    });
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.into_values().flatten().collect()
 }
 
 fn starter(facts: &Facts, config: &Config, is_root: bool) -> Option<Starter> {
@@ -87,7 +108,16 @@ fn of_node(
         row.node = Some(name.to_owned());
         row
     };
-    let mut command = srun(node, facts, config, pools, starter);
+    let pilot = pilot_of(node, facts, starter);
+    if pilot.is_none() && !node.state.is_usable() {
+        let why = node
+            .reason
+            .as_ref()
+            .map_or_else(String::new, |why| format!(": {why}"));
+        let says = format!("Slurm starts nothing there, it is {}{why}", node.state);
+        return vec![here(Finding::unknown("step", says))];
+    }
+    let mut command = srun(node, pilot, facts, config, pools, starter);
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => {
@@ -100,6 +130,10 @@ fn of_node(
     };
     let Ok(report) = serde_json::from_slice::<Report>(&output.stdout) else {
         let said = last_line(&output.stderr);
+        if has_no_room(&said) {
+            let says = format!("no job could look at it; srun said: {said}");
+            return vec![here(Finding::unknown("step", says))];
+        }
         return vec![here(Finding::failed(
             "step",
             format!("no step could look at it; srun said: {said}"),
@@ -134,6 +168,11 @@ fn lease_on(node: &Node, facts: &Facts, config: &Config, pools: &Pools<'_>, star
     };
     // A full node has no room for the job.
     Finding::unknown(lease::CHECK, format!("no job could try it; srun said: {said}"))
+}
+
+/// Whether srun had no allocation, in the words that it has for each reason.
+fn has_no_room(said: &str) -> bool {
+    said.contains("Unable to allocate resources")
 }
 
 fn nothing() -> Finding {
@@ -176,18 +215,28 @@ fn credential_from(made: Option<String>, config: &Config, starter: &Starter) -> 
     }
 }
 
-fn srun(node: &Node, facts: &Facts, config: &Config, pools: &Pools<'_>, starter: &Starter) -> Command {
-    let mut command = bare_srun(node);
-    let pilots = facts
-        .hopd
-        .as_ref()
-        .map(|info| info.nodes.as_slice())
-        .unwrap_or_default();
-    let pilot = pilots
-        .iter()
-        .find(|row| row.node == node.name && row.state == "UP");
+/// The node's pilot, if steps can be started there.
+fn pilot_of<'a>(node: &Node, facts: &'a Facts, starter: &Starter) -> Option<&'a NodeInfo> {
     let own = rustix::process::geteuid().as_raw();
-    match pilot.filter(|_| starter.is_other || facts.service_uid == Some(own)) {
+    if !starter.is_other && facts.service_uid != Some(own) {
+        return None;
+    }
+    let info = facts.hopd.as_ref().ok()?;
+    info.nodes
+        .iter()
+        .find(|row| row.node == node.name && row.state == "UP")
+}
+
+fn srun(
+    node: &Node,
+    pilot: Option<&NodeInfo>,
+    facts: &Facts,
+    config: &Config,
+    pools: &Pools<'_>,
+    starter: &Starter,
+) -> Command {
+    let mut command = bare_srun(node);
+    match pilot {
         Some(row) => {
             command
                 .arg(format!("--jobid={}", row.pilot))
@@ -240,5 +289,33 @@ fn hop_there(command: &mut Command, node: &Node, facts: &Facts, config: &Config,
     }
     if starter.is_other {
         command.uid(starter.uid).gid(starter.gid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_node_is_looked_at_once_and_told_in_its_place() {
+        let all: Vec<u32> = (0..40).collect();
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let look = |n: &u32| {
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            std::thread::yield_now();
+            now.fetch_sub(1, Ordering::SeqCst);
+            vec![*n, *n]
+        };
+        let found = at_most(4, &all, look);
+        assert_eq!(found, all.iter().flat_map(|n| [*n, *n]).collect::<Vec<_>>());
+        assert!(most.into_inner() <= 4);
+    }
+
+    #[test]
+    fn a_full_node_is_told_from_one_whose_step_fails() {
+        assert!(has_no_room(
+            "srun: error: Unable to allocate resources: Requested nodes are busy"
+        ));
+        assert!(!has_no_room("srun: error: n1: task 0: Exited with exit code 1"));
     }
 }
