@@ -83,7 +83,8 @@ fn page(report: &InfoReport, rows: &[QueueRow]) -> String {
 /// GPUs of each node, by what they do. The states add up to all.
 fn gpus(nodes: &[NodeInfo]) -> String {
     let mut text = head("gpus", "GPUs of the pilots, by what they do");
-    for node in nodes {
+    // A pilot that isn't up has no GPUs yet, and may have neither node nor job to be told by.
+    for node in nodes.iter().filter(|node| node.gpus > 0) {
         let idle = node
             .gpus
             .saturating_sub(node.gpus_leased)
@@ -139,6 +140,24 @@ fn line(name: &str, labels: &[(&str, &str)], value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_words::id::JobId;
+
+    #[test]
+    fn pilots_that_are_to_come_have_no_series() {
+        let up = crate::transcripts::info().nodes.swap_remove(0);
+        let coming = NodeInfo {
+            node: "".into(),
+            pilot: JobId(0),
+            state: "PENDING".into(),
+            gpus: 0,
+            gpus_leased: 0,
+            gpus_lingering: 0,
+            ..up.clone()
+        };
+        let text = gpus(&[up, coming.clone(), coming]);
+        assert_eq!(text.matches("pilot=\"31\"").count(), 5, "{text}");
+        assert!(!text.contains("pilot=\"0\""), "{text}");
+    }
 
     #[test]
     fn labels_are_escaped() {
