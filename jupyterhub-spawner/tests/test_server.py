@@ -10,8 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gresshopper_jupyter.provisioner import GresshopperProvisioner
 from gresshopper_jupyter.server.activity import any_busy
+from gresshopper_jupyter.server.handlers import local
 from gresshopper_jupyter.server.hop import Away, Hop, HopError
+from gresshopper_jupyter.server.ids import HopId, JupyterId, hops_id_of, ours
 from gresshopper_jupyter.server.overview import Local, kernels, with_gpus
 from gresshopper_jupyter.server.session import Session
 from gresshopper_jupyter.server.usage import Gpus, Used, parse
@@ -21,6 +24,24 @@ def queued(kernel: str, state: str, **more: Any) -> dict[str, Any]:
     """A row of `hop queue --json`."""
     row: dict[str, Any] = dict.fromkeys(("node", "gpus", "lease_id", "position", "estimate", "reason"))
     return {**row, "kernel_id": kernel, "name": f"{kernel}.ipynb", "state": state, "time": 1.5, **more}
+
+
+def here(hops_id: str, path: str, used: Used | None = None) -> Local:
+    """A kernel of this server that came back: Jupyter's id is a new one."""
+    return Local(HopId(hops_id), JupyterId(f"jupyters-{hops_id}"), path, used)
+
+
+def manager_of(**hops_ids: str) -> Any:
+    """Jupyter's manager of kernels that came back, with a kernel of somebody else's. The names are Jupyter's ids."""
+
+    def kernel(jupyters_id: str, hops_id: str) -> Any:
+        provisioner = GresshopperProvisioner(kernel_id=jupyters_id)
+        provisioner._kernel = hops_id
+        return SimpleNamespace(provisioner=provisioner)
+
+    found = {name: kernel(name, hops_id) for name, hops_id in hops_ids.items()}
+    found["plain"] = SimpleNamespace(provisioner=object())
+    return SimpleNamespace(list_kernel_ids=lambda: list(found), get_kernel=found.__getitem__)
 
 
 def test_a_row_for_each_kernel_here_and_elsewhere() -> None:
@@ -33,13 +54,47 @@ def test_a_row_for_each_kernel_here_and_elsewhere() -> None:
         {"kernel_id": "k1", "gpu_time_raw": None, "wait_raw": 1.0},
         {"kernel_id": "gone", "gpu_time_raw": 9.0, "wait_raw": 9.0},
     ]
-    rows = kernels([Local("k2", ""), Local("k1", "work/a.ipynb")], queue, acct)
+    rows = kernels([here("k2", ""), here("k1", "work/a.ipynb")], queue, acct)
     assert [row["id"] for row in rows] == ["k1", "k3", "k2"], "the idle one comes last"
-    here, elsewhere, idle = rows
-    assert (here["name"], here["path"], here["position"]) == ("a.ipynb", "work/a.ipynb", 2)
-    assert here["week"] == {"gpu_s": 60.0, "wait_s": 6.0}
+    waits, elsewhere, idle = rows
+    assert (waits["name"], waits["path"], waits["position"]) == ("a.ipynb", "work/a.ipynb", 2)
+    assert waits["week"] == {"gpu_s": 60.0, "wait_s": 6.0}
     assert (elsewhere["path"], elsewhere["lease"], elsewhere["gpus"]) == (None, 12, "0-1")
     assert (idle["state"], idle["path"], idle["name"]) == ("IDLE", None, "k2")
+    jupyters = [row["jupyter_id"] for row in rows]
+    assert jupyters == ["jupyters-k1", None, "jupyters-k2"], "Jupyter here knows no kernel of another server"
+
+
+async def test_jupyters_id_is_jupyters_and_hops_is_hops() -> None:
+    asked: list[Any] = []
+
+    class Asked:
+        async def of(self, kernels: Any, with_gpus: Any) -> dict[str, Used]:
+            asked.extend((sorted(name for name, _ in kernels), with_gpus))
+            return {"j1": Used(512.0, 30.0)}
+
+    async def list_sessions() -> list[dict[str, Any]]:
+        return [{"kernel": {"id": "j1"}, "path": "a.ipynb"}, {"kernel": None, "path": "gone.ipynb"}]
+
+    manager = manager_of(j1="h1", j2="")
+    found = await local(manager, SimpleNamespace(list_sessions=list_sessions), Asked(), {HopId("h1")})  # type: ignore[arg-type]
+    assert found == [
+        Local(HopId("h1"), JupyterId("j1"), "a.ipynb", Used(512.0, 30.0)),
+        Local(HopId("j2"), JupyterId("j2"), ""),
+    ]
+    assert asked == [["j1", "j2"], {"j1"}], "kernels are asked by Jupyter's id"
+    assert set(ours(manager)) == {"j1", "j2"}
+
+
+def test_hop_is_asked_by_its_own_id_for_the_kernel_of_a_page() -> None:
+    named = ("j1", "j2", "plain", "h1", "elsewhere")
+    assert [hops_id_of(manager_of(j1="h1", j2=""), name) for name in named] == [
+        "h1",
+        "j2",
+        "plain",
+        "h1",
+        "elsewhere",
+    ]
 
 
 def test_what_sleeps_moves_or_can_is_told() -> None:
@@ -54,7 +109,7 @@ def test_what_sleeps_moves_or_can_is_told() -> None:
         row("q", "WAITING", "no"),
     ]
     queue = [queued("q", "PENDING", position=1)]
-    rows = {one["id"]: one for one in kernels([Local("k", "k.ipynb")], queue, [], known)}
+    rows = {one["id"]: one for one in kernels([here("k", "k.ipynb")], queue, [], known)}
     assert {name: (one["state"], one["kept"]) for name, one in rows.items()} == {
         "a": ("ASLEEP", True),
         "m": ("MOVING", True),
@@ -68,9 +123,9 @@ def test_memory_and_processor_are_the_kernels_own_and_the_limit_hopds() -> None:
     known = [
         {"kernel_id": "k", "name": "k", "state": "IDLE", "time": 1.0, "node": "n1", "captured": "no", "reason": ""}
     ]
-    (alone,) = kernels([Local("k", "k.ipynb", Used(512.0, 30.0))], [], [], [{**known[0], "mem": 2048, "replicas": 1}])
+    (alone,) = kernels([here("k", "k.ipynb", Used(512.0, 30.0))], [], [], [{**known[0], "mem": 2048, "replicas": 1}])
     assert (alone["memory_mib"], alone["limit_mib"], alone["cpu_percent"]) == (512.0, 2048, 30.0)
-    (one_of_three,) = kernels([Local("k", "")], [], [], [{**known[0], "mem": 6144, "replicas": 3}])
+    (one_of_three,) = kernels([here("k", "")], [], [], [{**known[0], "mem": 6144, "replicas": 3}])
     assert (one_of_three["memory_mib"], one_of_three["limit_mib"]) == (None, 2048)
     assert parse({"hostname": "n1", "pid": 7}) is None, "without psutil"
     assert parse({"kernel_memory": 2**30, "kernel_cpu": 12.5}) == Used(1024.0, 12.5)
@@ -81,7 +136,7 @@ def test_a_leases_gpus_are_summed_up_and_what_one_does_not_say_is_not_known() ->
     one = {"name": "NVIDIA H200", "utilisation": 30, "memory_used": 2**30, "memory_total": 2**32}
     used = parse({**plain, "gpus": [one, {**one, "utilisation": 50}]})
     assert used == Used(1024.0, 12.5, Gpus(40.0, 2048.0, 8192.0))
-    (row,) = kernels([Local("k", "k.ipynb", used)], [], [])
+    (row,) = kernels([here("k", "k.ipynb", used)], [], [])
     assert (row["gpu_percent"], row["gpu_memory_mib"], row["gpu_total_mib"]) == (40.0, 2048.0, 8192.0)
     silent = parse({**plain, "gpus": [one, {**one, "utilisation": None}]})
     assert silent == Used(1024.0, 12.5, Gpus(None, 2048.0, 8192.0))

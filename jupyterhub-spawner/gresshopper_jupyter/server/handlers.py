@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
@@ -10,8 +11,8 @@ from jupyter_server.utils import ensure_async, url_path_join
 from tornado.web import authenticated
 
 from gresshopper_jupyter.programs import NotInstalled
-from gresshopper_jupyter.provisioner import GresshopperProvisioner
 from gresshopper_jupyter.server.hop import Away, Hop, HopError
+from gresshopper_jupyter.server.ids import HopId, hops_id, hops_id_of, ours
 from gresshopper_jupyter.server.overview import Local, kernels, with_gpus
 from gresshopper_jupyter.server.session import Session
 from gresshopper_jupyter.server.usage import Usage
@@ -76,16 +77,18 @@ class Kernels(_Handler):
             acct = await self.hop.rows("acct", *since, max_age_s=ACCT_AGE_S)
         except (HopError, NotInstalled) as error:
             away = str(error)
-        rows = kernels(await self._local(with_gpus(queue)), queue, acct, known)
+        here = await local(self.kernel_manager, self.session_manager, self.usage, with_gpus(queue))
+        rows = kernels(here, queue, acct, known)
         self.finish({"kernels": rows, "server_ends": await self.session.end(), "away": away})
 
-    async def _local(self, lent: set[str]) -> list[Local]:
-        sessions = await ensure_async(self.session_manager.list_sessions())
-        paths = {session["kernel"]["id"]: session["path"] for session in sessions if session.get("kernel")}
-        manager = self.kernel_manager
-        ours = {k: manager.get_kernel(k) for k in manager.list_kernel_ids() if _is_ours(manager.get_kernel(k))}
-        used = await self.usage.of(ours.items(), {k for k, kernel in ours.items() if _hops_id(kernel) in lent})
-        return [Local(_hops_id(kernel), paths.get(k, ""), used.get(k)) for k, kernel in ours.items()]
+
+async def local(manager: Any, sessions: Any, usage: Usage, lent: Set[HopId]) -> list[Local]:
+    """This server's kernels. ``lent``: those with GPUs in hand."""
+    listed = await ensure_async(sessions.list_sessions())
+    paths = {session["kernel"]["id"]: session["path"] for session in listed if session.get("kernel")}
+    here = ours(manager)
+    used = await usage.of(here.items(), {k for k, kernel in here.items() if hops_id(kernel) in lent})
+    return [Local(hops_id(kernel), k, paths.get(k, ""), used.get(k)) for k, kernel in here.items()]
 
 
 class MoreTime(_Handler):
@@ -98,12 +101,12 @@ class MoreTime(_Handler):
 
 
 class Explanation(_Handler):
-    """Why a kernel's cell waits, in sentences."""
+    """Why a kernel's cell waits, in sentences. A notebook's page knows its kernel by Jupyter's id."""
 
     @authenticated
     @authorized
     async def get(self, kernel: str) -> None:
-        sentences = (await self.hop.run("explain", kernel)).splitlines()
+        sentences = (await self.hop.run("explain", hops_id_of(self.kernel_manager, kernel))).splitlines()
         self.finish({"sentences": [sentence for sentence in sentences if sentence]})
 
 
@@ -120,7 +123,7 @@ _COMMANDS = {
 
 
 class Act(_Handler):
-    """Ends a kernel's idle lease, or the kernel; has the kernel sleep, wake or move."""
+    """Ends the idle lease of the kernel with that id of ``hop``, or the kernel; has the kernel sleep, wake or move."""
 
     @authenticated
     @authorized
@@ -134,12 +137,3 @@ class Act(_Handler):
                 await self.hop.run("cancel", str(row["lease_id"]))
         self.set_status(204)
         self.finish()
-
-
-def _hops_id(kernel: Any) -> str:
-    """The kernel's id for ``hop``: a woken kernel keeps its old id there, beside Jupyter's new id."""
-    return str(kernel.provisioner.kernel)
-
-
-def _is_ours(kernel: Any) -> bool:
-    return isinstance(getattr(kernel, "provisioner", None), GresshopperProvisioner)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jupyter_server.utils import ensure_async
 
-from gresshopper_jupyter.provisioner import GresshopperProvisioner
+from gresshopper_jupyter.server.ids import ours
 
 
 def save_at_the_end(serverapp: Any) -> None:
@@ -28,7 +28,6 @@ def save_at_the_end(serverapp: Any) -> None:
 
 async def save_all(manager: Any) -> None:
     """Saves all kernels of ours at once."""
-    kernels = (manager.get_kernel(kernel_id) for kernel_id in manager.list_kernel_ids())
-    provisioners = (getattr(kernel, "provisioner", None) for kernel in kernels)
-    ours = (p for p in provisioners if isinstance(p, GresshopperProvisioner))
-    await asyncio.gather(*(p.hibernate() for p in ours), return_exceptions=True)
+    await asyncio.gather(
+        *(kernel.provisioner.hibernate() for kernel in ours(manager).values()), return_exceptions=True
+    )

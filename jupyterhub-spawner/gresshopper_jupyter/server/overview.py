@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gresshopper_jupyter.server.ids import HopId, JupyterId
 from gresshopper_jupyter.server.usage import Used
 
 Row = Mapping[str, Any]
@@ -15,7 +16,8 @@ Row = Mapping[str, Any]
 class Local:
     """A kernel that this server started."""
 
-    id: str
+    id: HopId
+    jupyter_id: JupyterId
     #: The notebook's path on this server; empty for a kernel without a notebook.
     path: str
     used: Used | None = None
@@ -35,9 +37,11 @@ class Use:
 class Kernel:
     """A row of the panel, as ``lab/src/api.ts`` reads it. Times are in seconds."""
 
-    id: str
+    id: HopId
     name: str
-    path: str | None
+    #: Jupyter's id of a kernel of this server; Jupyter here knows no other kernel.
+    jupyter_id: JupyterId | None = None
+    path: str | None = None
     #: ``IDLE``, or the state that ``hop queue`` shows, or ``ASLEEP``, ``SAVING``, ``MOVING`` of ``hop kernels``.
     state: str = "IDLE"
     time_s: float | None = None
@@ -74,14 +78,10 @@ def kernels(
     """Rows of all kernels of this server, and of the others known to ``hopd``."""
     found = {one.id: _of_this_server(one) for one in local}
     for row in sorted(queue, key=lambda row: _urgency(row["state"]), reverse=True):
-        kernel = found.setdefault(
-            row["kernel_id"], Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8], None)
-        )
+        kernel = found.setdefault(row["kernel_id"], _of_elsewhere(row))
         _note(kernel, row)
     for row in known:
-        kernel = found.setdefault(
-            row["kernel_id"], Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8], None)
-        )
+        kernel = found.setdefault(row["kernel_id"], _of_elsewhere(row))
         _know(kernel, row)
     for row in acct:
         if row["kernel_id"] in found:
@@ -92,13 +92,17 @@ def kernels(
     return [asdict(kernel) for kernel in rows]
 
 
-def with_gpus(queue: Iterable[Row]) -> set[str]:
-    """The ids of kernels with GPUs in hand."""
+def with_gpus(queue: Iterable[Row]) -> set[HopId]:
+    """The kernels with GPUs in hand."""
     return {row["kernel_id"] for row in queue if row["gpus"] and row["state"] in ("RUNNING", "LINGERING")}
 
 
+def _of_elsewhere(row: Row) -> Kernel:
+    return Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8])
+
+
 def _of_this_server(one: Local) -> Kernel:
-    kernel = Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None)
+    kernel = Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.jupyter_id, one.path or None)
     if one.used is not None:
         kernel.memory_mib, kernel.cpu_percent = one.used.memory_mib, one.used.cpu_percent
         if (gpus := one.used.gpus) is not None:

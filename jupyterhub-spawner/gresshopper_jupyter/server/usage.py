@@ -11,6 +11,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
+from gresshopper_jupyter.server.ids import JupyterId
+
 #: How long an answer may take, in seconds: a kernel that moves or starts has none.
 TIMEOUT_S = 1.0
 
@@ -39,9 +41,9 @@ class Usage:
     """Asks kernels, by one connection to each, kept for the next time."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[JupyterId, Any] = {}
 
-    async def of(self, kernels: Iterable[tuple[str, Any]], with_gpus: Set[str]) -> dict[str, Used]:
+    async def of(self, kernels: Iterable[tuple[JupyterId, Any]], with_gpus: Set[JupyterId]) -> dict[JupyterId, Used]:
         """Usage by the kernels' ids, given which of them have GPUs. Closes connections to other kernels."""
         wanted = dict(kernels)
         for gone in self._clients.keys() - wanted.keys():
@@ -50,7 +52,7 @@ class Usage:
         asked = await asyncio.gather(*asks)
         return {kernel_id: used for kernel_id, used in zip(wanted, asked) if used is not None}
 
-    async def _ask(self, kernel_id: str, kernel: Any, gpus: bool) -> Used | None:
+    async def _ask(self, kernel_id: JupyterId, kernel: Any, gpus: bool) -> Used | None:
         client = self._clients.get(kernel_id)
         if client is None:
             client = self._clients[kernel_id] = kernel.client()

@@ -4,12 +4,20 @@ import { ServerConnection } from "@jupyterlab/services";
 
 const ROOT = "gresshopper/api/v1";
 
+declare const whose: unique symbol;
+/** `hop`'s id of a kernel, from its first start on. */
+export type HopId = string & { readonly [whose]: "hop" };
+/** Jupyter's id of a kernel of this server. A kernel that was saved gets a new one. */
+export type JupyterId = string & { readonly [whose]: "Jupyter" };
+
 /** A kernel of this user's, on whichever server it was started. */
 export interface KernelRow {
-  readonly id: string;
+  readonly id: HopId;
+  /** `null` for a kernel of another server. */
+  readonly jupyter_id: JupyterId | null;
   /** The notebook's file name. */
   readonly name: string;
-  /** The notebook's path on this server; `null` for a kernel of another server. */
+  /** The notebook's path on this server; `null` for a kernel of another server, or without a notebook. */
   readonly path: string | null;
   /** `IDLE`, or the state that `hop queue` or `hop kernels` shows: `PENDING`, `RUNNING`, `LINGERING`, `ASLEEP` .. */
   readonly state: string;
@@ -44,7 +52,7 @@ export interface Overview {
   readonly away: string | null;
 }
 
-/** What can be done to a kernel of another server, or to a lease. */
+/** What `hop` does to a kernel, or to its lease. */
 export type Action = "release" | "end" | "hibernate" | "wake" | "move" | "forget";
 
 export class Api {
@@ -55,7 +63,7 @@ export class Api {
   }
 
   /** Why the kernel's cell waits, in sentences. */
-  async explain(kernel: string): Promise<readonly string[]> {
+  async explain(kernel: JupyterId): Promise<readonly string[]> {
     const path = URLExt.join("kernels", encodeURIComponent(kernel), "explanation");
     return (await this._ask<{ sentences: string[] }>(path, "GET")).sentences;
   }
@@ -65,7 +73,7 @@ export class Api {
     return (await this._ask<{ server_ends: number | null }>("server/more-time", "POST")).server_ends;
   }
 
-  async act(kernel: string, action: Action): Promise<void> {
+  async act(kernel: HopId, action: Action): Promise<void> {
     await this._send(URLExt.join("kernels", encodeURIComponent(kernel), action), "POST");
   }
 

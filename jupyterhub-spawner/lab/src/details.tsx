@@ -2,7 +2,7 @@
 import { Dialog, ReactWidget, showDialog } from "@jupyterlab/apputils";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import * as React from "react";
-import type { Api } from "./api.js";
+import type { Api, JupyterId } from "./api.js";
 import type { KernelState } from "./kernel.js";
 import { waits } from "./kernel.js";
 import type { State } from "./notice.js";
@@ -102,7 +102,7 @@ function useNow(watcher: Watcher): number {
 /** The sentences of `hop explain`; none while they come, or where nobody gives them. */
 function useExplanation(watcher: Watcher, api: Api): readonly string[] {
   const [sentences, setSentences] = React.useState<readonly string[]>([]);
-  const kernel = waits(watcher.state) ? watcher.kernel?.id : undefined;
+  const kernel = waits(watcher.state) ? (watcher.kernel?.id as JupyterId | undefined) : undefined;
   React.useEffect(() => {
     let wanted = true;
     if (kernel) {

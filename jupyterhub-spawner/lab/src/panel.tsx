@@ -5,7 +5,8 @@ import type { TranslationBundle } from "@jupyterlab/translation";
 import { Button } from "@jupyterlab/ui-components";
 import { Poll } from "@lumino/polling";
 import * as React from "react";
-import type { Api, KernelRow, Overview, Action as ServerAction } from "./api.js";
+import { type Act, carryOut, offered } from "./acts.js";
+import type { Api, KernelRow, Overview } from "./api.js";
 import { type History, noted, points } from "./sparkline.js";
 import { askForMoreTime } from "./walltime.js";
 import { aboutText, gpuText, sentence, span } from "./words.js";
@@ -55,7 +56,7 @@ export class KernelPanelWidget extends ReactWidget {
             busy={this._busy}
             trans={trans}
             open={this._options.open}
-            act={(row, action) => void this._act(row, action)}
+            act={(row, act) => void this._act(row, act)}
             moreTime={() => void this._moreTime()}
           />
         )}
@@ -87,21 +88,13 @@ export class KernelPanelWidget extends ReactWidget {
     await this._poll.refresh();
   }
 
-  private async _act(row: KernelRow, action: PanelAction): Promise<void> {
+  private async _act(row: KernelRow, act: Act): Promise<void> {
     const { api, services, trans } = this._options;
-    if (!(await isSure(row, action, trans))) {
+    if (!(await isSure(row, act.action, trans))) {
       return;
     }
     try {
-      if (action === "interrupt") {
-        const kernel = services.kernels.connectTo({ model: { id: row.id, name: "" } });
-        await kernel.interrupt();
-        kernel.dispose();
-      } else if (action === "end" && row.path !== null) {
-        await services.kernels.shutdown(row.id);
-      } else {
-        await api.act(row.id, action);
-      }
+      await carryOut(act, api, services.kernels);
     } catch (error) {
       await showErrorMessage(trans.__("That didn’t work"), sentence(told(error, trans)));
     }
@@ -115,10 +108,8 @@ export class KernelPanelWidget extends ReactWidget {
   private _failed: string | null = null;
 }
 
-type PanelAction = ServerAction | "interrupt";
-
 /** What loses variables is asked about once more; Enter keeps them. */
-async function isSure(row: KernelRow, action: PanelAction, trans: TranslationBundle): Promise<boolean> {
+async function isSure(row: KernelRow, action: Act["action"], trans: TranslationBundle): Promise<boolean> {
   if (action !== "end" && action !== "forget") {
     return true;
   }
@@ -146,7 +137,7 @@ interface IViewProps {
   readonly busy: History;
   readonly trans: TranslationBundle;
   readonly open: (path: string) => void;
-  readonly act: (row: KernelRow, action: PanelAction) => void;
+  readonly act: (row: KernelRow, act: Act) => void;
   readonly moreTime: () => void;
 }
 
@@ -212,26 +203,9 @@ function Row(
       )}
       <p className="gh-Kernel-use">{useText(row, trans)}</p>
       <div className="gh-Kernel-actions">
-        {row.state === "LINGERING" && (
-          <Action name={trans.__("Release now")} of={row} act={() => act(row, "release")} />
-        )}
-        {path !== null && (row.state === "PENDING" || row.state === "RUNNING") && (
-          <Action name={trans.__("Interrupt")} of={row} act={() => act(row, "interrupt")} />
-        )}
-        {row.kept && row.state === "IDLE" && (
-          <>
-            <Action name={trans.__("Hibernate")} of={row} act={() => act(row, "hibernate")} />
-            <Action name={trans.__("Move")} of={row} act={() => act(row, "move")} />
-          </>
-        )}
-        {row.state === "ASLEEP" ? (
-          <>
-            <Action name={trans.__("Wake")} of={row} act={() => act(row, "wake")} />
-            <Action name={trans.__("Forget")} of={row} act={() => act(row, "forget")} />
-          </>
-        ) : (
-          <Action name={trans.__("End")} of={row} act={() => act(row, "end")} />
-        )}
+        {offered(row).map((one) => (
+          <Action key={one.action} name={nameOf(one.action, trans)} of={row} act={() => act(row, one)} />
+        ))}
       </div>
     </li>
   );
@@ -271,6 +245,25 @@ function Action(props: { name: string; of: KernelRow; act: () => void }): React.
       {props.name}
     </Button>
   );
+}
+
+function nameOf(action: Act["action"], trans: TranslationBundle): string {
+  switch (action) {
+    case "release":
+      return trans.__("Release now");
+    case "interrupt":
+      return trans.__("Interrupt");
+    case "hibernate":
+      return trans.__("Hibernate");
+    case "move":
+      return trans.__("Move");
+    case "wake":
+      return trans.__("Wake");
+    case "forget":
+      return trans.__("Forget");
+    case "end":
+      return trans.__("End");
+  }
 }
 
 function stateText(row: KernelRow, trans: TranslationBundle): string {

@@ -551,6 +551,7 @@ test.describe("a kernel that outlives its server", () => {
     "x = 40",
     "import time\nprint('be' + 'gun', flush=True)\ntime.sleep(3)\nx += 1\nprint('x', 'is', x)",
     "print('now', x)",
+    "%%gpu 1\n1",
   ];
 
   /** Carol sets a variable, and another cell runs. */
@@ -576,6 +577,27 @@ test.describe("a kernel that outlives its server", () => {
   async function shows(carol: Person): Promise<void> {
     await expect(carol.cell(2)).toContainText("ran on without a server");
     await expect(carol.cell(2)).toContainText("x is 41");
+  }
+
+  /** Jupyter has a new id for the kernel: the details still explain a wait, and the panel interrupts and ends the kernel. */
+  async function isWithinReach(carol: Person, name: string): Promise<void> {
+    const holder = await carol.another();
+    await holder.open("holder.ipynb", notebook([HOLD]));
+    await holder.run(0);
+    await expect(holder.badge).toHaveText(/GPU \d/);
+    await carol.run(3);
+    await expect(carol.waitLine(3)).toBeVisible();
+    await carol.badge.click();
+    await expect(carol.page.locator(".gh-Details")).toContainText("next in line");
+    await carol.page.keyboard.press("Escape");
+    await carol.page.getByRole("tab", { name: "Kernels and GPUs" }).click();
+    const row = carol.page.locator(".gh-Kernel", { hasText: name });
+    await row.getByRole("button", { name: "Interrupt" }).click();
+    await expect(carol.output(3)).toContainText("KeyboardInterrupt");
+    await row.getByRole("button", { name: "End" }).click();
+    await carol.page.getByRole("dialog").getByRole("button", { name: "End" }).click();
+    await expect(row).toHaveCount(0);
+    await holder.page.close();
   }
 
   test("reopen", OLDEST, async ({ hub, browser }) => {
@@ -613,6 +635,7 @@ test.describe("a kernel that outlives its server", () => {
     await page.goto(`${hub.site.url}/hub/spawn`);
     await goesOn(carol, "cancelled.ipynb");
     await shows(carol);
+    await isWithinReach(carol, "cancelled.ipynb");
     await carol.endKernels();
     await page.context().close();
   });
