@@ -140,6 +140,19 @@ export class Away {
     }
   }
 
+  /**
+   * A view of the notebook was closed. Only these requests have their outputs in a view that is left: of all others, what
+   * comes from now on is lost here.
+   */
+  closed(left: ReadonlySet<string>): Output[] {
+    for (const [id, cell] of this._cells) {
+      if (cell.own && !left.has(id)) {
+        this.left(id);
+      }
+    }
+    return [{ kind: "ask" }];
+  }
+
   /** The kernel restarted, ended or was exchanged. */
   gone(): Output[] {
     const lost = [...this._cells].filter(([, cell]) => !cell.own && !cell.replied);

@@ -6,6 +6,7 @@ import type { Cell } from "@jupyterlab/cells";
 import type { NotebookPanel } from "@jupyterlab/notebook";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import type { IDisposable } from "@lumino/disposable";
+import { Signal } from "@lumino/signaling";
 import { type PanelLayout, Widget } from "@lumino/widgets";
 import { cellOf, type Output, waits } from "./kernel.js";
 import { Ticker } from "./ticker.js";
@@ -20,9 +21,11 @@ export class CellLines implements IDisposable {
   ) {
     _watcher.changed.connect(this._draw, this);
     _watcher.told.connect(this._told, this);
-    _panel.context.ready.then(() => {
-      _panel.content.model?.cells.changed.connect(this._draw, this);
-      this._draw();
+    void _panel.context.ready.then(() => {
+      if (!this.isDisposed) {
+        _panel.content.model?.cells.changed.connect(this._draw, this);
+        this._draw();
+      }
     });
     _panel.disposed.connect(() => this.dispose());
   }
@@ -38,8 +41,8 @@ export class CellLines implements IDisposable {
   }
 
   dispose(): void {
-    this._watcher.changed.disconnect(this._draw, this);
-    this._watcher.told.disconnect(this._told, this);
+    // Watcher and model may have another view.
+    Signal.clearData(this);
     this._ticker.dispose();
     this._line?.dispose();
   }

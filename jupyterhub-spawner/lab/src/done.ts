@@ -1,32 +1,47 @@
 /** Tells that a long cell is done, where its user may be elsewhere. */
 import { Notification } from "@jupyterlab/apputils";
-import type { NotebookPanel } from "@jupyterlab/notebook";
 import type { TranslationBundle } from "@jupyterlab/translation";
+import type { IDisposable } from "@lumino/disposable";
+import { Signal } from "@lumino/signaling";
+import type { Widget } from "@lumino/widgets";
 import type { Output } from "./kernel.js";
+import type { Settings } from "./settings.js";
 import type { Watcher } from "./watcher.js";
 import { ranLine } from "./words.js";
 
-export class DoneNotice {
+export class DoneNotice implements IDisposable {
   constructor(
-    private readonly _panel: NotebookPanel,
+    /** The open views of the notebook. */
+    private readonly _views: readonly Widget[],
     watcher: Watcher,
     private readonly _trans: TranslationBundle,
+    private readonly _settings: Settings,
   ) {
     watcher.told.connect(this._told, this);
   }
 
-  /** Cells that took at least this many seconds, waiting included, are told; 0 tells none. */
-  afterS = 0;
+  get isDisposed(): boolean {
+    return this._disposed;
+  }
+
+  dispose(): void {
+    this._disposed = true;
+    Signal.clearData(this);
+  }
 
   private _told(_: unknown, output: Output): void {
-    if (output.kind !== "ran" || this.afterS <= 0) {
+    const afterS = this._settings.now.doneAfter;
+    if (output.kind !== "ran" || afterS <= 0) {
       return;
     }
     const { ran } = output;
-    if (ran.waitedMs + (ran.ranMs ?? 0) < this.afterS * 1000 || (this._panel.isVisible && !document.hidden)) {
+    const tookMs = ran.waitedMs + (ran.ranMs ?? 0);
+    if (tookMs < afterS * 1000 || (this._views.some((view) => view.isVisible) && !document.hidden)) {
       return;
     }
-    const what = this._trans.__("A cell of %1 is done.", this._panel.title.label);
+    const what = this._trans.__("A cell of %1 is done.", this._views[0]?.title.label ?? "");
     Notification.info(`${what} ${ranLine(ran, this._trans)}`, { autoClose: false });
   }
+
+  private _disposed = false;
 }

@@ -20,6 +20,8 @@ import { DoneNotice } from "./done.js";
 import iconSvg from "./icon.js";
 import { KernelPanelWidget } from "./panel.js";
 import { Rejoined } from "./rejoined.js";
+import { type ISettings, Settings } from "./settings.js";
+import { Shared } from "./shared.js";
 import { WalltimeNotice } from "./walltime.js";
 import type { Watcher } from "./watcher.js";
 import { isKernelPanel, Watchers } from "./watchers.js";
@@ -31,24 +33,15 @@ namespace CommandIds {
   export const release = "gresshopper:release";
 }
 
-/** The settings of `schema/plugin.json`. */
-interface ISettings {
-  badge: boolean;
-  cellLine: boolean;
-  panel: boolean;
-  doneAfter: number;
-}
-
-const DEFAULTS: ISettings = { badge: true, cellLine: true, panel: true, doneAfter: 60 };
-
 /** What all parts share. */
 interface IShared {
   readonly app: JupyterFrontEnd;
   readonly watchers: Watchers;
   readonly api: Api;
   readonly trans: TranslationBundle;
-  /** Calls back with the settings, now and at each change. */
-  readonly onSettings: (apply: (settings: ISettings) => void) => void;
+  readonly settings: Settings;
+  /** Notices of the ends of cells, one for all views of a notebook. */
+  readonly done: Shared<NotebookPanel["context"], NotebookPanel, DoneNotice>;
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -81,7 +74,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
       watchers: new Watchers(),
       api: new Api(app.serviceManager.serverSettings),
       trans: (translator ?? nullTranslator).load("gresshopper"),
-      onSettings: loadSettings(registry),
+      settings: loadSettings(registry),
+      done: new Shared(),
     };
     notebooks.widgetAdded.connect((_, panel) => watchNotebook(panel, shared));
     consoles?.widgetAdded.connect((_, panel) => void shared.watchers.of(panel));
@@ -97,53 +91,50 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
 export default plugin;
 
-/** Reads the settings once; who asks for them is told at each change. */
-function loadSettings(registry: ISettingRegistry | null): IShared["onSettings"] {
-  let settings = DEFAULTS;
-  const asked: ((settings: ISettings) => void)[] = [];
+function loadSettings(registry: ISettingRegistry | null): Settings {
+  const settings = new Settings();
   registry?.load(PLUGIN).then(
     (loaded) => {
-      const apply = () => {
-        settings = { ...DEFAULTS, ...(loaded.composite as unknown as ISettings) };
-        for (const tell of asked) {
-          tell(settings);
-        }
-      };
+      const apply = () => settings.change(loaded.composite as Partial<ISettings>);
       loaded.changed.connect(apply);
       apply();
     },
     (error) => console.error(`${PLUGIN}: the settings can't be read`, error),
   );
-  return (apply) => {
-    asked.push(apply);
-    apply(settings);
-  };
+  return settings;
 }
 
 function watchNotebook(panel: NotebookPanel, shared: IShared): void {
+  const { settings, trans } = shared;
   const watcher = shared.watchers.of(panel);
-  const lines = new CellLines(panel, watcher, shared.trans);
-  const done = new DoneNotice(panel, watcher, shared.trans);
-  Rejoined.serve(panel, watcher, shared.trans);
-  shared.onSettings((settings) => {
-    lines.enabled = settings.cellLine;
-    done.afterS = settings.doneAfter;
+  const lines = new CellLines(panel, watcher, trans);
+  settings.follow(panel, ({ cellLine }) => {
+    lines.enabled = cellLine;
   });
-  void panel.context.ready.then(() => {
-    const model = panel.content.model;
-    const tell = () => {
-      const ours = model?.getMetadata("gresshopper") as { need?: JSONObject } | undefined;
-      watcher.defaultNeed = ours?.need ?? null;
-    };
-    model?.metadataChanged.connect(tell);
-    tell();
-  });
+  shared.done.of(panel.context, panel, (views) => new DoneNotice(views, watcher, trans, settings));
+  Rejoined.serve(panel, watcher, trans);
+  void panel.context.ready.then(() => followNeed(panel, watcher));
+}
+
+/** Tells the kernel the notebook's default need. */
+function followNeed(panel: NotebookPanel, watcher: Watcher): void {
+  const { model } = panel.content;
+  if (!model || panel.isDisposed) {
+    return;
+  }
+  const tell = () => {
+    const ours = model.getMetadata("gresshopper") as { need?: JSONObject } | undefined;
+    watcher.defaultNeed = ours?.need ?? null;
+  };
+  model.metadataChanged.connect(tell);
+  panel.disposed.connect(() => model.metadataChanged.disconnect(tell));
+  tell();
 }
 
 function badgeFor(shared: IShared, watcher?: Watcher): Badge {
   const open = (of: Watcher) => void showDetails(of, shared.api, shared.trans);
   const badge = new Badge({ trans: shared.trans, open, watcher });
-  shared.onSettings((settings) => badge.toggleClass("gh-mod-off", !settings.badge));
+  shared.settings.follow(badge, (settings) => badge.toggleClass("gh-mod-off", !settings.badge));
   return badge;
 }
 
@@ -178,7 +169,7 @@ function addPanel(shared: IShared): void {
   const panel = new KernelPanelWidget({ api, services: app.serviceManager, trans, open });
   panel.title.icon = new LabIcon({ name: "gresshopper:gpu", svgstr: iconSvg });
   app.shell.add(panel, "left", { rank: 290, type: "GPU" });
-  shared.onSettings((settings) => {
+  shared.settings.follow(panel, (settings) => {
     panel.title.className = settings.panel ? "" : "gh-mod-off";
   });
 }

@@ -10,6 +10,7 @@ import type { IDisposable } from "@lumino/disposable";
 import { Signal } from "@lumino/signaling";
 import { Away, type KeptCell, keptCell, type Message, type Output } from "./away.js";
 import { isObject, type JsonObject } from "./json.js";
+import { Shared } from "./shared.js";
 import type { Watcher } from "./watcher.js";
 import { droppedLine } from "./words.js";
 
@@ -19,34 +20,35 @@ type Reply = KernelMessage.IExecuteReplyMsg;
 /** The front keeps no more cells. */
 const CELLS = 1000;
 
-/** Notebooks that are served. Two views of one notebook share its outputs. */
-const served = new WeakSet<NotebookPanel["context"]>();
+type Context = NotebookPanel["context"];
+
+/** By notebook: its views share its outputs. */
+const served = new Shared<Context, NotebookPanel, Rejoined>();
 
 export class Rejoined implements IDisposable {
-  /**
-   * Serves the notebook of that panel, where no other panel does. In a shared document each of its pages would take the cells
-   * over.
-   */
+  /** Serves the notebook of that panel. In a shared document each of its pages would take the cells over. */
   static serve(panel: NotebookPanel, watcher: Watcher, trans: TranslationBundle): void {
-    if (!served.has(panel.context) && !panel.context.model.collaborative) {
-      new Rejoined(panel, watcher, trans);
+    const { context } = panel;
+    if (!context.model.collaborative) {
+      const rejoined = served.of(context, panel, (views) => new Rejoined(context, views, watcher, trans));
+      // The panel's own signal comes when its cells are gone.
+      panel.content.disposed.connect(() => rejoined._closed(panel));
     }
   }
 
   private constructor(
-    private readonly _panel: NotebookPanel,
+    context: Context,
+    /** The oldest first. */
+    private readonly _views: readonly NotebookPanel[],
     private readonly _watcher: Watcher,
     private readonly _trans: TranslationBundle,
   ) {
-    served.add(_panel.context);
-    this._context = _panel.context;
     _watcher.message.connect(this._message, this);
     _watcher.outputs.connect(this._told, this);
     _watcher.hears.connect(this._ask, this);
     _watcher.gone.connect(this._gone, this);
-    _panel.context.saveState.connect(this._saved, this);
-    _panel.disposed.connect(() => this.dispose());
-    void _panel.context.ready.then(() => {
+    context.saveState.connect(this._saved, this);
+    void context.ready.then(() => {
       const waiting = this._waiting ?? [];
       this._waiting = null;
       for (const later of waiting) {
@@ -61,11 +63,6 @@ export class Rejoined implements IDisposable {
 
   dispose(): void {
     this._disposed = true;
-    served.delete(this._context);
-    this._watcher.message.disconnect(this._message, this);
-    this._watcher.outputs.disconnect(this._told, this);
-    this._watcher.hears.disconnect(this._ask, this);
-    this._watcher.gone.disconnect(this._gone, this);
     Signal.clearData(this);
   }
 
@@ -101,10 +98,24 @@ export class Rejoined implements IDisposable {
   }
 
   private _gone(): void {
-    if (this._panel.isDisposed) {
+    if (this._open.length > 0) {
+      this._do(() => this._away.gone());
+    }
+  }
+
+  /**
+   * The panel's cells are about to go. JupyterLab ends the futures of the cells that were once in view; the others' would
+   * go on with outputs that another view now takes over.
+   */
+  private _closed(panel: NotebookPanel): void {
+    if (this._open.length === 0 || !this._watcher.ours) {
       return;
     }
-    this._do(() => this._away.gone());
+    for (const cell of codeCells(panel)) {
+      cell.outputArea.future?.dispose();
+    }
+    const left = this._open.flatMap(codeCells).map(requestOf);
+    this._do(() => this._away.closed(new Set(left)));
   }
 
   /** Does it in its turn: a notebook that is not there yet has no cells. */
@@ -170,7 +181,9 @@ export class Rejoined implements IDisposable {
 
   /** As JupyterLab does when a cell is run. */
   private _take(kept: KeptCell): void {
-    const cell = this._find(kept.cellId);
+    const views = this._find(kept.cellId);
+    // The view that ran it must not go on beside us.
+    const cell = views.find((one) => requestOf(one) === kept.id) ?? views[0];
     const kernel = this._watcher.kernel;
     // Nobody could answer an input that was asked for.
     if (!cell || !kernel || cell.outputArea.pendingInput) {
@@ -199,15 +212,18 @@ export class Rejoined implements IDisposable {
   }
 
   private _source(cellId: string): string | null {
-    return this._find(cellId)?.model.sharedModel.getSource() ?? null;
+    return this._find(cellId)[0]?.model.sharedModel.getSource() ?? null;
   }
 
-  private _find(cellId: string): CodeCell | undefined {
-    const cell = this._panel.content.widgets.find((one) => one.model.id === cellId);
-    return cell?.model.type === "code" ? (cell as CodeCell) : undefined;
+  /** The cell in each view. */
+  private _find(cellId: string): CodeCell[] {
+    return this._open.flatMap(codeCells).filter((cell) => cell.model.id === cellId);
   }
 
-  private readonly _context: NotebookPanel["context"];
+  private get _open(): NotebookPanel[] {
+    return this._views.filter((view) => !view.content.isDisposed);
+  }
+
   private readonly _away = new Away();
   /** Of the cells that were taken. They stay for later updates of displays, as JupyterLab's own. */
   private readonly _futures = new Map<string, Future>();
@@ -218,6 +234,15 @@ export class Rejoined implements IDisposable {
   /** Those of them that are in what is being saved. */
   private _saving: string[] = [];
   private _disposed = false;
+}
+
+function codeCells(panel: NotebookPanel): CodeCell[] {
+  return panel.content.widgets.filter((cell): cell is CodeCell => cell.model.type === "code");
+}
+
+/** The request whose outputs the cell shows. */
+function requestOf(cell: CodeCell): string {
+  return cell.outputArea.future?.msg.header.msg_id ?? "";
 }
 
 /** Stands for a request of a page that is gone. */

@@ -1,7 +1,11 @@
-/** One watcher for each open notebook and console, shared by all that draws. */
+/**
+ * One watcher for each kernel connection of an open notebook or console, shared by all that draws. Two views of a notebook
+ * have one connection, and a connection has one announcement.
+ */
 import type { ISessionContext } from "@jupyterlab/apputils";
 import { type ISignal, Signal } from "@lumino/signaling";
 import type { Widget } from "@lumino/widgets";
+import { Shared } from "./shared.js";
 import { Watcher } from "./watcher.js";
 
 /** A widget with a kernel: a notebook's or a console's panel. */
@@ -13,28 +17,19 @@ export class Watchers {
     return this._added;
   }
 
-  /** The panel's watcher, made with the first call. */
+  /** The panel's watcher, made with the first call for one of its session's panels. */
   of(panel: KernelPanel): Watcher {
-    const known = this._watchers.get(panel);
-    if (known) {
-      return known;
+    const { sessionContext } = panel;
+    const watcher = this._watchers.of(sessionContext, panel, () => new Watcher(sessionContext));
+    if (!this._known.has(panel)) {
+      this._known.add(panel);
+      this._added.emit(panel);
     }
-    const watcher = new Watcher(panel.sessionContext);
-    this._watchers.set(panel, watcher);
-    panel.disposed.connect(() => {
-      this._watchers.delete(panel);
-      watcher.dispose();
-    });
-    this._added.emit(panel);
     return watcher;
   }
 
-  /** The watchers of all open panels. */
-  all(): [KernelPanel, Watcher][] {
-    return [...this._watchers];
-  }
-
-  private readonly _watchers = new Map<KernelPanel, Watcher>();
+  private readonly _watchers = new Shared<ISessionContext, KernelPanel, Watcher>();
+  private readonly _known = new WeakSet<KernelPanel>();
   private readonly _added = new Signal<this, KernelPanel>(this);
 }
 

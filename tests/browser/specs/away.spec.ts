@@ -192,6 +192,53 @@ test("opened after the cell's end", LAB, async ({ site, bob }) => {
   await page.page.close();
 });
 
+/** Closes a view of the notebook; the others stay. */
+async function closeView(person: Person, at: number): Promise<void> {
+  const views = person.page.locator(".jp-NotebookPanel");
+  const before = await views.count();
+  await person.page.evaluate((index) => {
+    type Panel = { title: { label: string }; close(): void };
+    const app = (window as unknown as { jupyterapp: { shell: { widgets(area: string): Iterable<Panel> } } })
+      .jupyterapp;
+    [...app.shell.widgets("main")].filter((one) => one.title.label.endsWith(".ipynb"))[index]?.close();
+  }, at);
+  await expect(views).toHaveCount(before - 1);
+}
+
+test("two views, and each of them closed once", LAB, async ({ site, bob }) => {
+  const cells = [LINES, `%%gpu 1\n${BEHIND}`];
+  let page = await prints(bob, "views.ipynb", cells);
+  const views = page.page.locator(".jp-NotebookPanel");
+  // The newer one takes nothing with it.
+  await page.command("docmanager:clone");
+  await expect(views).toHaveCount(2);
+  await closeView(page, 1);
+  await showsAll(page, printed(site) + 2);
+  // The one that ran the cells leaves them to the other.
+  await page.command("docmanager:clone");
+  await expect(views).toHaveCount(2);
+  await closeView(page, 0);
+  await showsAll(page, printed(site) + 2);
+  await expect(page.output(0).first()).toHaveText(/^'\d+ lines'$/);
+  await expect(prompt(page, 1)).toHaveText("[*]:");
+  release(site, "bob");
+  await expect(prompt(page, 0)).toHaveText("[1]:");
+  await expect(page.badge).toHaveText(/GPU \d/);
+  await expect(prompt(page, 1)).toHaveText("[2]:");
+  await showsAll(page, printed(site) - 1);
+  await expect(page.output(1)).toHaveText(["behind True", "True"]);
+  await page.saved("views.ipynb");
+  await page.page.close();
+  // What was saved isn't kept beside the file: these cells lack their outputs, and stay so.
+  site.write("bob", "views.ipynb", notebook(cells));
+  page = await bob.another();
+  await page.goto("views.ipynb");
+  await page.run(1);
+  await expect(prompt(page, 1)).toHaveText("[3]:");
+  await expect(page.output(0)).toHaveCount(0);
+  await page.page.close();
+});
+
 test("changed meanwhile", OLDEST, async ({ site, bob }) => {
   const first = await prints(bob, "changed.ipynb", [LINES, BEHIND]);
   await first.page.close();

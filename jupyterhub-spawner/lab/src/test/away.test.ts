@@ -145,6 +145,23 @@ describe("a new page", () => {
   });
 });
 
+describe("a view that is closed", () => {
+  it("leaves the cells that it ran to another view", () => {
+    const away = new Away();
+    away.sent("m1");
+    away.sent("m2");
+    away.kept(kept({ id: "m3", cellId: "c3" }), CODE);
+    away.heard("m1", status("busy"));
+    assert.deepEqual(names(away.closed(new Set(["m2", "m0"]))), ["ask"]);
+    assert.deepEqual(away.heard("m1", text("1")), [], "it is in the answer");
+    assert.deepEqual(away.replied("m1"), [], "nobody has shown it to its end");
+    assert.deepEqual(names(away.kept(kept({ heard: 2 }), CODE)), ["take m1", "show m1 stream 1"]);
+    assert.deepEqual(away.kept(kept({ id: "m2", heard: 0 }), CODE), [], "another view shows it");
+    assert.deepEqual(away.kept(kept({ id: "m3", cellId: "c3" }), CODE), [], "taken by a view that is left");
+    assert.deepEqual(names(away.heard("m3", text("2"))), ["show m3 stream 2"]);
+  });
+});
+
 describe("displays", () => {
   it("are updated wherever they are", () => {
     const away = new Away();
