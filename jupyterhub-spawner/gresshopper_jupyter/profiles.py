@@ -2,8 +2,9 @@
 
 A profile is `{"slug", "display_name", "description", "default", "groups", "override", "profile_options"}`. An option of
 a profile is `{"display_name", "choices": {slug: {"display_name", "default", "override"}}, "unlisted_choice":
-{"enabled", "display_name", "validation_regex", "validation_message", "override"}}`; `{value}` in the latter's override
-is what the user wrote. An override sets traits of the spawner.
+{"enabled", "display_name", "display_name_in_choices", "validation_regex", "validation_message", "override"}}`;
+`{value}` in the latter's override is what the user wrote. An override sets traits of the spawner. Without a slug, a
+profile has one from its display name.
 
 A choice is a flat dictionary, the same from form, link and API: `{"profile": slug, OPTION: CHOICE,
 "OPTION--unlisted-choice": TEXT, FIELD: VALUE}`.
@@ -12,6 +13,7 @@ A choice is a flat dictionary, the same from form, link and API: `{"profile": sl
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,77 @@ UNLISTED = "--unlisted-choice"
 OTHER = "unlisted-choice"
 #: Traits that become shell or programs: users' text is never taken for these.
 _NO_TEXT = frozenset({"prologue", "epilogue", "cmd", "args", "node_python", "environment"})
+
+
+#: What a site may write, and may mistype.
+_KEYS = {
+    "profile": ("slug", "display_name", "description", "default", "groups", "override", "profile_options"),
+    "option": ("display_name", "choices", "unlisted_choice"),
+    "choice": ("display_name", "default", "override"),
+    "unlisted_choice": (
+        "enabled",
+        "display_name",
+        "display_name_in_choices",
+        "validation_regex",
+        "validation_message",
+        "override",
+    ),
+}
+_DICTIONARIES = frozenset({"override", "profile_options", "choices", "unlisted_choice"})
+
+
+def checked(profiles: Sequence[Any]) -> list[Profile]:
+    """A site's profiles, each with its slug.
+
+    # Raises
+    ValueError: a profile that can't be meant so, in a sentence.
+    """
+    made: list[Profile] = []
+    for at, profile in enumerate(profiles, 1):
+        _check(profile, "profile", f"profile {at}")
+        slug = str(profile.get("slug") or slug_of(str(profile.get("display_name") or "")))
+        if not slug:
+            raise ValueError(f"profile {at} has neither a slug nor a display_name to make one of")
+        if slug in [other["slug"] for other in made]:
+            raise ValueError(f"two profiles have the slug {slug!r}")
+        what = f"profile {slug!r}"
+        if isinstance(profile.get("groups"), str):
+            raise ValueError(f"{what} has a text as its groups: a list is needed")
+        for name, option in profile.get("profile_options", {}).items():
+            _check_option(option, f"option {name!r} of {what}")
+        made.append({**profile, "slug": slug})
+    return made
+
+
+def _check_option(option: Any, what: str) -> None:
+    _check(option, "option", what)
+    for name, choice in option.get("choices", {}).items():
+        _check(choice, "choice", f"choice {name!r} of {what}")
+    unlisted = option.get("unlisted_choice", {})
+    _check(unlisted, "unlisted_choice", f"the unlisted_choice of {what}")
+    if not option.get("choices") and not unlisted.get("enabled"):
+        raise ValueError(f"{what} has no choices")
+    try:
+        re.compile(unlisted.get("validation_regex", ""))
+    except (re.error, TypeError) as error:
+        raise ValueError(f"the validation_regex of {what} can't be read: {error}") from None
+
+
+def _check(thing: Any, kind: str, what: str) -> None:
+    if not isinstance(thing, Mapping):
+        raise ValueError(f"{what} is no dictionary")
+    keys = _KEYS[kind]
+    for key, value in thing.items():
+        if key not in keys:
+            raise ValueError(f"{what} has {key!r}, which means nothing here; it may have {', '.join(keys)}")
+        if key in _DICTIONARIES and not isinstance(value, Mapping):
+            raise ValueError(f"{key} of {what} is no dictionary")
+
+
+def slug_of(display_name: str) -> str:
+    """The slug that kubespawner gives a profile of this name; letters outside of ASCII stay."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", display_name) if not unicodedata.combining(c))
+    return re.sub(r"[\W_]+", "-", re.sub(r"(?<=\d),(?=\d)", "", plain.lower())).strip("-")
 
 
 def offered(profiles: Sequence[Profile], groups: Collection[str]) -> list[Profile]:

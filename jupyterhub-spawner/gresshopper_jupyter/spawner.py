@@ -23,7 +23,20 @@ import jinja2
 from jupyterhub.spawner import Spawner
 from sqlalchemy.orm import object_session
 from traitlets import Any as AnyTrait
-from traitlets import Bool, Callable, Dict, Enum, Float, Integer, List, Unicode, Union, default
+from traitlets import (
+    Bool,
+    Callable,
+    Dict,
+    Enum,
+    Float,
+    Integer,
+    List,
+    TraitError,
+    Unicode,
+    Union,
+    default,
+    validate,
+)
 
 from . import profiles
 from .failures import Failure, refused
@@ -172,10 +185,33 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     _seen_at = float("-inf")
     #: Since when the server hasn't answered.
     _silent_since: float | None = None
+    #: The choice that a form or a link has just named.
+    _named: dict[str, Any] | None = None
+    #: What of the last choice isn't offered any more, in a sentence.
+    _left_out = ""
 
     @default("profile_list")
     def _profile_list(self) -> list[Any]:
         return []
+
+    @validate("profile_list")
+    def _checked_profiles(self, proposal: Any) -> Any:
+        every = proposal["value"]
+        if callable(every):
+            return every
+        try:
+            return profiles.checked(every)
+        except ValueError as error:
+            raise TraitError(f"GresshopperSpawner.profile_list: {error}") from None
+
+    @validate("port_range")
+    def _checked_ports(self, proposal: Any) -> Any:
+        ports = proposal["value"]
+        if ports is not None and not 1 <= ports[0] <= ports[1] <= 65535:
+            raise TraitError(
+                f"GresshopperSpawner.port_range can't be {ports}: it is the first and the last port, from 1 to 65535"
+            )
+        return ports
 
     @default("node_python")
     def _node_python(self) -> str:
@@ -208,6 +244,10 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             every = every(self)
             if asyncio.iscoroutine(every):
                 every = await every
+            try:
+                every = profiles.checked(every)
+            except ValueError as error:
+                raise refused(f"profile_list: {error}; tell your administrator", "configuration") from None
         return profiles.offered(every, {group.name for group in self.user.groups})
 
     @default("options_form")
@@ -286,6 +326,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     async def options_from_form(self, formdata: dict[str, list[str]]) -> dict[str, Any]:
         chosen = profiles.from_form(formdata, self.form_fields)
         await self.choose(chosen)
+        self._named = chosen
         return chosen
 
     async def options_from_query(self, query_data: dict[str, list[str]]) -> dict[str, Any]:
@@ -295,6 +336,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             name[4:] if name.startswith("opt-") else name: values[0] for name, values in query_data.items() if values
         }
         await self.choose(chosen)
+        self._named = chosen
         return chosen
 
     @property
@@ -323,6 +365,48 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
                 made.update(await self._book.check(self.user.name, wanted, where, who, self.form_age_s))
             except SlurmError as error:
                 raise Failure(f"Slurm doesn't answer: {error}", reason="slurm", status_code=503) from error
+        return made
+
+    def _is_named(self) -> bool:
+        """Whether this start names its choice. Where a start names none, the hub takes the one of before."""
+        if self.user_options == self._named:
+            return True
+        # The API's request comes here unseen.
+        read = getattr(getattr(self, "handler", None), "get_json_body", None)
+        body = read() if read else None
+        if isinstance(body, dict) and body.keys() & {"user_options", "display_name"}:
+            body = body.get("user_options")
+        return bool(body) and body == self.user_options
+
+    async def choice(self) -> dict[str, Any]:
+        """Traits set by the choice of this start. What the hub remembers, and nothing offers any more, is left out: the
+        user may have no form to choose anew."""
+        before, self._left_out = self.user_options or {}, ""
+        try:
+            return await self.choose(before, starts=True)
+        except Failure as failure:
+            if failure.status_code != 400 or self._is_named():
+                raise
+        kept: dict[str, Any] = {}
+        made = await self.choose(kept, starts=True)
+        left: list[str] = []
+        for name in sorted(before, key=_place):
+            try:
+                if "profile" in left and name not in FIELDS:
+                    # An option of the profile.
+                    continue
+                made = await self.choose({**kept, name: before[name]}, starts=True)
+                kept[name] = before[name]
+            except Failure as failure:
+                if failure.status_code != 400:
+                    raise
+                left.append(name)
+        if not left:
+            # Slurm has come to allow it meanwhile.
+            return made
+        told = ", ".join(f"{name} {before[name]}" for name in left)
+        self._left_out = f"Not offered any more, and left out of your last choice: {told}"
+        self.log.warning("server of %s: not offered any more, and left out: %s", self._log_name, told)
         return made
 
     # The job.
@@ -439,7 +523,14 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
         # JupyterHub applies its own overrides in the same way: a dictionary adds to the present one.
-        self._apply_overrides(await self.choose(self.user_options or {}, starts=True))
+        made = await self.choice()
+        self._named = None
+        try:
+            self._apply_overrides(made)
+        except TraitError as error:
+            raise refused(
+                f"a profile can't be meant so: {error}; tell your administrator", "configuration"
+            ) from error
         await self.submit()
         self.log.info("server of %s is job %s", self._log_name, self.job_id)
         return await self._up()
@@ -580,6 +671,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             job = await self._look(self.poll_age_s)
             if job is None or job.server_ended or (job.alive and job.state != "COMPLETING"):
                 await self._end(self.job_id, self._name)
+        self._named = None
         hook = super().run_post_stop_hook()
         if hook is not None:
             await hook
@@ -587,8 +679,11 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """Messages of the spawn page: Slurm's reason while the job waits, in a sentence."""
         yield {"progress": 10, "message": "Asking Slurm for a place for your Jupyter server"}
-        last = ""
+        last = told = ""
         while True:
+            if self._left_out not in ("", told):
+                told = self._left_out
+                yield {"progress": 15, "message": told}
             job = await self._look(1.0) if self.job_id else None
             if job is not None:
                 event = describe(job)
@@ -601,7 +696,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     async def create_certs(self) -> dict[str, str]:
         # The hub asks before `start`, where the user's choice is made to count.
-        made = await self.choose(self.user_options or {}, starts=True)
+        made = await self.choice()
         names = await addresses(self._setting("partition", made))
         kinds = ("IP" if name.replace(".", "").isdigit() or ":" in name else "DNS" for name in names)
         if not callable(self.ssl_alt_names):
@@ -632,6 +727,14 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         super().clear_state()
         self.job_id = self._name = self._log = ""
         self._silent_since = self._seen = None
+
+
+def _place(name: str) -> tuple[int, bool]:
+    """Where a name of a choice comes if each is to make sense with those before: the profile, the text of an option, an
+    option's choice, the fields."""
+    if name in FIELDS:
+        return FIELDS.index(name) + 2, True
+    return int(name != "profile"), not name.endswith(profiles.UNLISTED)
 
 
 def describe(job: Job) -> dict[str, Any]:
