@@ -218,14 +218,15 @@ export class Site {
     return user === "root" ? "/root" : path.join(this.base, "home", user);
   }
 
-  /** Puts a file into the user's home. */
+  /** Puts a file into the user's home, whole and the user's own: a cell may wait for it. */
   write(user: User, name: string, text: string): void {
     const file = path.join(this.home(user), name);
     const owner = fs.statSync(this.home(user));
     fs.mkdirSync(path.dirname(file), { recursive: true });
-    fs.writeFileSync(file, text);
     fs.chownSync(path.dirname(file), owner.uid, owner.gid);
-    fs.chownSync(file, owner.uid, owner.gid);
+    fs.writeFileSync(`${file}.new`, text);
+    fs.chownSync(`${file}.new`, owner.uid, owner.gid);
+    fs.renameSync(`${file}.new`, file);
   }
 
   /** Removes a file from the user's home, if it is there. */
