@@ -29,8 +29,8 @@ pub(crate) struct Facts {
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
     /// Pools that must not be lent, with the reasons.
     pub refused: BTreeMap<PoolName, String>,
-    /// Whom each pool's partition takes.
-    pub rules: BTreeMap<PoolName, Rules>,
+    /// Whom each pool's partition takes; or why that isn't known, while slurmdbd doesn't tell the accounts' parents.
+    pub rules: Result<BTreeMap<PoolName, Rules>, String>,
     /// What each pool could ever have.
     pub offers: Vec<PoolOffers>,
     pub stepmgr: bool,
@@ -294,7 +294,8 @@ done
             down: Vec::new(),
             usable: BTreeMap::new(),
             refused: BTreeMap::new(),
-            rules: self.rules(&settings, &partitions).await?,
+            // All else is slurmctld's word, and holds without slurmdbd.
+            rules: self.rules(&settings, &partitions).await,
             offers: self
                 .config
                 .pool
@@ -391,11 +392,8 @@ done
                     facts.refused.insert(name.clone(), why);
                     continue;
                 };
-                if facts
-                    .rules
-                    .get(name)
-                    .is_some_and(|own| own.admits != partition.admits)
-                {
+                let own = partitions.iter().find(|p| p.name == pool.partition);
+                if own.is_some_and(|own| own.admits != partition.admits) {
                     let why = format!(
                         "partition {} (burst) takes others than partition {}: give both the same AllowAccounts, \
                          DenyAccounts, AllowGroups, AllowQos and DenyQos",

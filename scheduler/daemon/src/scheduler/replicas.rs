@@ -90,13 +90,11 @@ impl Scheduler {
 
     /// Whether the rules of the pool's partition admit a user of these groups in this seat.
     fn takes(&self, pool: &PoolName, groups: &[String], seat: JobId) -> Result<(), Refusal> {
-        let Some(rules) = &self.news.rules else {
+        // A pool that is new in the configuration has no rules before Slurm has said them, and is no one's until then.
+        let Some(rules) = self.news.rules.as_ref().and_then(|rules| rules.get(pool)) else {
             return Err(Refusal::Unavailable {
                 reason: format!("Slurm has not said yet whom the partition of pool {pool} takes"),
             });
-        };
-        let Some(rules) = rules.get(pool) else {
-            return Ok(());
         };
         let seat = self.seats.get(seat);
         let applicant = Applicant {

@@ -315,8 +315,26 @@ impl Scheduler {
         });
     }
 
-    /// The next `hopd` knows whom the partitions take, though Slurm be away.
-    fn rules(&mut self, rules: BTreeMap<PoolName, Rules>) {
+    /// The next `hopd` knows whom the partitions take, though Slurm be away. Without slurmdbd the rules known last hold.
+    fn rules(&mut self, answer: Result<BTreeMap<PoolName, Rules>, String>) {
+        let rules = match answer {
+            Err(reason) => {
+                let known = match &self.news.rules {
+                    Some(_) => "the rules known last are kept",
+                    None => "new cells get no GPU until they can be read",
+                };
+                let text =
+                    format!("The accounts under the partitions' rules can't be read ({known}): {reason}.");
+                if self.news.trouble("rules", text.clone()) {
+                    warn!("{text}");
+                }
+                return;
+            }
+            Ok(rules) => rules,
+        };
+        if self.news.relief("rules") {
+            info!("the accounts under the partitions' rules can be read again");
+        }
         if self.news.rules.as_ref() != Some(&rules) {
             let value = JournalValue::Rules(rules.clone());
             self.records
@@ -368,7 +386,11 @@ impl Scheduler {
                     .extend(down.map(|node: NodeName| Input::NodeDown { node }));
                 let acts = self.pilot_jobs.facts(facts.usable, facts.refused, now);
                 self.act(acts);
-                self.due.insert((now + self.refresh(), Due::Facts));
+                let next = match self.news.rules {
+                    Some(_) => self.refresh(),
+                    None => SOON,
+                };
+                self.due.insert((now + next, Due::Facts));
             }
         }
     }

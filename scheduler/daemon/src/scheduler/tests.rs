@@ -1,6 +1,7 @@
 //! What one user can do to the others through `hopd`: nothing. No Slurm is asked: what it would say is put in.
 
 mod hostile;
+mod news;
 mod outlive;
 
 use super::connections::{HELD_UP, UNREAD, UNREAD_OF_USER};
@@ -61,7 +62,9 @@ impl House {
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
         let mut scheduler =
             Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting).unwrap();
-        scheduler.news.rules.get_or_insert_default();
+        let pools = scheduler.config.pool.keys();
+        let open = pools.map(|name| (name.clone(), Rules::default())).collect();
+        scheduler.news.rules.get_or_insert(open);
         for n in 0..4 {
             scheduler.todo.push_back(Input::Node(hop_core::NodeFacts {
                 node: format!("n{n}").into(),
