@@ -62,7 +62,7 @@ pub(crate) struct Queue {
     pub drained: BTreeMap<NodeName, String>,
 }
 
-/// A job's end by its time limit.
+/// A job's end by its time limit. Slurm says it by the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub at: Timestamp,

@@ -6,6 +6,7 @@ use hop_api::message::{
 };
 use hop_core::config::PoolConfig;
 use hop_core::{Core, EndedLease, LeaseView, LiveLease, PilotUp};
+use hop_words::clock::Skew;
 use hop_words::id::{CellId, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName};
 use hop_words::lease::LeaseEnd;
 use hop_words::need::Need;
@@ -37,14 +38,15 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
     }
 }
 
-pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
+/// An agent's report. Slurm's time of the pilot's end is told by the wall clock.
+pub(crate) fn pilot_up(up: AgentUp, skew: Skew) -> PilotUp {
     PilotUp {
         node: up.node,
         pilot: up.pilot,
         pool: up.pool,
         gpus: up.gpus,
         cpus: up.cpus,
-        ends: up.ends,
+        ends: up.ends.map(|at| skew.of_wall(at)),
         steps_left: up.steps_max.saturating_sub(up.steps_used),
         leases: up
             .leases

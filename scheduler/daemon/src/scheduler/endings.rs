@@ -1,4 +1,5 @@
-//! Seats near their time limit: no new kernel sits there, and present kernels are moved to another seat in time.
+//! Jobs near their time limit. Nothing new sits in a seat that ends, and present kernels are moved to another seat in
+//! time; a pilot that ends is replaced.
 
 use super::Scheduler;
 use super::asked::Asked;
@@ -45,8 +46,32 @@ impl Endings {
     }
 }
 
+/// The pilots of which Slurm ends the jobs within their pool's time for a replacement.
+fn pilots_near(
+    pilots: impl IntoIterator<Item = (JobId, Span)>,
+    ends: &BTreeMap<JobId, Ending>,
+    now: Timestamp,
+) -> Vec<JobId> {
+    let near = |(job, before): &(JobId, Span)| ends.get(job).is_some_and(|end| end.at.since(now) <= *before);
+    let near = pilots.into_iter().filter(near);
+    near.map(|(job, _)| job).collect()
+}
+
 impl Scheduler {
-    /// Takes in the ends of jobs from a look at Slurm's queue.
+    /// Has pilots near their end replaced, by Slurm's word of now. An agent's word is from its own start: the clock may
+    /// have been set since, or the job's limit changed, and while slurmctld is away the agent knows no end.
+    pub(super) fn pilots_end(&mut self, ends: &BTreeMap<JobId, Ending>) {
+        let pilots = self.core.pilots().into_iter().filter(|p| p.state == "UP");
+        let pilots = pilots.filter_map(|p| {
+            let before = self.config.pool.get(&p.pool)?.rotate_before_s;
+            Some((p.pilot, Span::from_secs(before.into())))
+        });
+        let near = pilots_near(pilots, ends, self.clock.now());
+        let drain = near.into_iter().map(|pilot| Input::PilotDraining { pilot });
+        self.todo.extend(drain);
+    }
+
+    /// Takes in the ends of jobs from a look at Slurm's queue, by our own clock.
     pub(super) fn seats_end(&mut self, ends: &BTreeMap<JobId, Ending>) {
         let seats = ends.iter().filter(|(job, _)| self.seats.get(**job).is_some());
         let seats = seats.map(|(job, end)| (*job, *end)).collect();
@@ -127,6 +152,16 @@ mod tests {
         let late = Timestamp(200 * 1_000_000);
         assert_eq!(endings.look(ends(180, 900), BEFORE, late), [], "Slurm is late");
         assert_eq!(endings.look(BTreeMap::new(), BEFORE, now), [JobId(7)]);
+    }
+
+    #[test]
+    fn a_pilot_is_replaced_within_its_pools_time_of_slurms_end() {
+        let (pilots, now) = ([(JobId(7), BEFORE)], Timestamp(0));
+        assert_eq!(pilots_near(pilots, &ends(601, 86_400), now), []);
+        assert_eq!(pilots_near(pilots, &ends(600, 86_400), now), [JobId(7)]);
+        assert_eq!(pilots_near(pilots, &BTreeMap::new(), now), [], "it has no limit");
+        let late = Timestamp(700 * 1_000_000);
+        assert_eq!(pilots_near(pilots, &ends(600, 86_400), late), [JobId(7)]);
     }
 
     #[test]

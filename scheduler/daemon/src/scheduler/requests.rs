@@ -332,7 +332,8 @@ impl Scheduler {
         for ended in &up.ended {
             self.was_held(up.pilot, ended);
         }
-        self.todo.push_back(Input::PilotUp(views::pilot_up(up)));
+        self.todo
+            .push_back(Input::PilotUp(views::pilot_up(up, self.clock.skew())));
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use crate::pilot_jobs::{Seen, SeenJob};
 use crate::slurm::{Facts, Queue};
 use hop_core::Input;
 use hop_core::config::{Limits, Shares};
+use hop_words::clock::Skew;
 use hop_words::id::{JobId, NodeName, PoolName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,6 +18,9 @@ use tracing::{info, warn};
 const SOON: Span = Span::from_secs(5);
 /// The longest pause between two looks at the queue while Slurm is away.
 const LOOK_LAST: Span = Span::from_secs(60);
+
+/// The least difference between `hopd`'s clock and its host's that is a problem.
+const CLOCKS_APART: Span = Span::from_secs(5);
 
 /// At least this long the journal's copy of usage in fair share is good: with a half-life of days little is added to
 /// it.
@@ -145,7 +149,7 @@ impl Scheduler {
                 let away = !self.news.stepmgr;
                 self.todo.push_back(Input::SlurmAway { away });
             }
-            Ok(queue) => {
+            Ok(mut queue) => {
                 self.news.look_pause = Span::from_secs(self.config.hopd.poll_s.into());
                 if self.news.relief("queue") {
                     info!("Slurm answers again");
@@ -158,10 +162,39 @@ impl Scheduler {
                 self.act(acts);
                 self.seats_gone(&queue.alive);
                 self.drained(queue.drained);
+                let skew = self.clock.skew();
+                self.compare_clocks(skew);
+                for end in queue.ends.values_mut() {
+                    end.at = skew.of_wall(end.at);
+                }
+                self.pilots_end(&queue.ends);
                 self.seats_end(&queue.ends);
             }
         }
         self.look_in(self.news.look_pause);
+    }
+
+    /// The wall clock may be set while `hopd` runs, as by the first answer of a time server after a boot. Everything
+    /// that `hopd` waits for keeps its length, and Slurm's times are converted; only the times that it tells are off.
+    fn compare_clocks(&mut self, skew: Skew) {
+        let (behind, ahead) = (skew.wall.since(skew.own), skew.own.since(skew.wall));
+        if behind.max(ahead) < CLOCKS_APART {
+            self.news.relief("clock");
+            return;
+        }
+        let (by, where_to) = if behind > ahead {
+            (behind, "behind")
+        } else {
+            (ahead, "ahead of")
+        };
+        let text = format!(
+            "The clock of this host was set since hopd's start: hopd is {:.0} s {where_to} it, and so are the times in \
+             hop acct; restart hopd (what runs goes on).",
+            by.as_secs_f64()
+        );
+        if self.news.trouble("clock", text.clone()) {
+            warn!("{text}");
+        }
     }
 
     /// Reports pilots that Slurm doesn't start: `hop info` shows them as the reason why cells wait.

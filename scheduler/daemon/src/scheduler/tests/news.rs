@@ -1,6 +1,9 @@
 //! What Slurm says, in part or late. No Slurm is asked: what it would say is put in.
 
 use super::*;
+use crate::pilot_jobs::{Seen, SeenJob, job_name};
+use crate::slurm::Ending;
+use hop_words::clock;
 
 fn facts(rules: Result<BTreeMap<PoolName, Rules>, String>) -> Facts {
     Facts {
@@ -68,4 +71,80 @@ async fn a_pool_whose_rules_nobody_knows_lends_to_nobody() {
         .scheduler
         .facts(Ok(facts(Ok([("main".into(), Rules::default())].into()))));
     assert!(done(&house.ask(ada, &mut mailbox, submit("a", 2))));
+}
+
+const HOUR: Span = Span::from_secs(3600);
+
+/// The pilot of [`agent_up`] and ada's seat, which Slurm ends in so many seconds by the wall clock.
+fn both_end_in(seconds: u64) -> Queue {
+    let pilot = SeenJob {
+        job: JobId(1),
+        name: job_name(&"main".into(), 1),
+        node: Some("n0".into()),
+        state: Seen::Running,
+        reason: String::new(),
+    };
+    let end = Ending {
+        at: clock::now() + Span::from_secs(seconds),
+        limit: Span::from_secs(86_400),
+    };
+    Queue {
+        pilots: vec![pilot],
+        alive: vec![JobId(1), JobId(7)],
+        ends: [(JobId(1), end), (JobId(7), end)].into(),
+        drained: BTreeMap::new(),
+    }
+}
+
+fn is_drained(mailbox: &mut Mailbox) -> bool {
+    let told = std::iter::from_fn(|| mailbox.try_recv().ok());
+    let drains = told.filter(|m| matches!(m.body, Response::Order(Order::Drain { .. })));
+    drains.count() > 0
+}
+
+/// The host's clock was set forward after hopd's start, and back.
+#[tokio::test]
+async fn seats_and_pilots_are_left_in_time_whenever_the_clock_was_set() {
+    let now = clock::now();
+    for (clock, words) in [
+        (Timestamp(now.0 - HOUR.0), "hopd is 3600 s behind it"),
+        (now + HOUR, "hopd is 3600 s ahead of it"),
+    ] {
+        let mut lending = Lending::new();
+        let house = &mut lending.house;
+        house.scheduler.clock = SteadyClock::starting_at(clock);
+        house.scheduler.looked(Ok(both_end_in(4000)));
+        house.scheduler.settle();
+        assert_eq!(house.scheduler.endings.end_of(JobId(7)), None, "{words}");
+        assert!(!is_drained(&mut lending.agent.1), "{words}");
+        let problems = house.scheduler.news.problems();
+        assert!(
+            matches!(&problems[..], [said] if said.contains(words)),
+            "{problems:?}"
+        );
+        house.scheduler.looked(Ok(both_end_in(500)));
+        house.scheduler.settle();
+        assert!(house.scheduler.endings.end_of(JobId(7)).is_some(), "{words}");
+        assert!(is_drained(&mut lending.agent.1), "{words}");
+        house.scheduler.core.sanity_check().unwrap();
+        house.scheduler.clock = SteadyClock::new();
+        house.scheduler.looked(Ok(both_end_in(500)));
+        assert_eq!(house.scheduler.news.problems(), Vec::<String>::new());
+    }
+}
+
+/// Its agent knows the pilot's end by the wall clock, which is behind hopd's own.
+#[tokio::test]
+async fn a_pilot_that_comes_up_is_not_replaced_because_the_clock_was_set_back() {
+    for (seconds, drained) in [(4000, false), (500, true)] {
+        let mut house = House::new();
+        house.scheduler.clock = SteadyClock::starting_at(clock::now() + HOUR);
+        let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+        let Request::AgentUp(report) = agent_up() else {
+            unreachable!("made above")
+        };
+        let ends = Some(clock::now() + Span::from_secs(seconds));
+        house.say(agent, Request::AgentUp(Box::new(AgentUp { ends, ..*report })));
+        assert_eq!(is_drained(&mut mailbox), drained);
+    }
 }
