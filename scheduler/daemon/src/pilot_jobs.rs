@@ -16,6 +16,11 @@ const NAME: &str = "hop-pool";
 const ORPHAN: Span = Span::from_secs(60);
 const FIRST_PAUSE: Span = Span::from_secs(2);
 const LAST_PAUSE: Span = Span::from_secs(120);
+/// A pilot whose job runs for this long without a report of its agent's is given up. A node that boots is no part of
+/// this: its job is not RUNNING yet.
+const MUTE: Span = Span::from_secs(300);
+/// A node where a pilot's agent didn't come up is the last choice for this long.
+const FAILED: Span = Span::from_secs(3600);
 /// How often a job has to be missing from squeue before it counts as gone.
 const MISSES: u8 = 2;
 
@@ -44,6 +49,8 @@ pub(crate) struct SeenJob {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     Waiting,
+    /// It has its nodes, which boot.
+    Configuring,
     Running,
     Suspended,
     Over,
@@ -82,6 +89,16 @@ pub(crate) struct Coming {
     pub job: Option<JobId>,
     /// Slurm's word for why the job waits; `None` if it runs, or isn't submitted.
     pub waits: Option<String>,
+    /// Set if the job runs.
+    pub mute: Option<Mute>,
+}
+
+/// A job that runs, and whose agent is not up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mute {
+    pub since: Timestamp,
+    /// Why `hopd` refused its agent's last report.
+    pub refused: Option<String>,
 }
 
 /// Why sbatch gave no job.
@@ -113,6 +130,9 @@ pub(crate) struct PilotJobs {
     draining: BTreeSet<JobId>,
     /// Nodes where kernels are.
     homes: BTreeSet<NodeName>,
+    mute: BTreeMap<JobId, Mute>,
+    /// Nodes on which the last pilot's agent did not come up.
+    failed: BTreeMap<NodeName, Failed>,
     /// Whether squeue has answered once: until then existing pilots are unknown.
     looked: bool,
 }
@@ -133,6 +153,13 @@ enum State {
     /// sbatch didn't say; looked for by name. Counts the looks.
     Uncertain(u8),
     Queued(JobId),
+}
+
+#[derive(Debug)]
+struct Failed {
+    at: Timestamp,
+    job: JobId,
+    why: String,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -259,6 +286,38 @@ impl PilotJobs {
         }
     }
 
+    /// An agent is up on the node: the node works.
+    pub(crate) fn node_works(&mut self, job: JobId, node: &NodeName) {
+        self.mute.remove(&job);
+        self.failed.remove(node);
+    }
+
+    /// The job's agent has reported, and was refused.
+    pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
+        let of_ticket = |t: &Ticket| t.state == State::Queued(job);
+        if self.tickets.values().any(of_ticket) {
+            self.mute(job, now).refused = Some(why);
+        }
+    }
+
+    fn mute(&mut self, job: JobId, now: Timestamp) -> &mut Mute {
+        self.mute.entry(job).or_insert(Mute {
+            since: now,
+            refused: None,
+        })
+    }
+
+    /// Nodes without a working agent, in sentences.
+    pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
+        self.failed.iter().map(|(node, failed)| {
+            let (why, job) = (&failed.why, failed.job);
+            format!(
+                "No pilot came up on node {node}: {why} (pilot.{job}.log in its [agent] state_dir says more); other \
+                 nodes are tried first."
+            )
+        })
+    }
+
     pub(crate) fn set_homes(&mut self, homes: BTreeSet<NodeName>) {
         self.homes = homes;
     }
@@ -301,6 +360,7 @@ impl PilotJobs {
                 node: ticket.node.clone(),
                 job,
                 waits: job.and_then(|job| self.waits.get(&job).cloned()),
+                mute: job.and_then(|job| self.mute.get(&job).cloned()),
             }
         })
     }
@@ -335,6 +395,11 @@ impl PilotJobs {
             })
             .collect();
         self.draining.retain(|job| ours.contains_key(job));
+        self.mute.retain(|job, _| ours.contains_key(job));
+        self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
+        // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
+        let is_up = |t: &Ticket| matches!(t.state, State::Queued(job) if pilots.contains(&job));
+        self.tickets.retain(|_, t| !is_up(t));
         for (seen, _, ticket) in ours.values() {
             self.look_at(seen, *ticket, pilots, now, &mut acts);
         }
@@ -390,7 +455,10 @@ impl PilotJobs {
         }
         if let Some(t) = self.tickets.get_mut(&ticket) {
             match t.state {
-                State::Queued(known) if known == job => return,
+                State::Queued(known) if known == job => {
+                    self.await_agent(seen, ticket, now, acts);
+                    return;
+                }
                 State::Uncertain(_) if t.cancelled => {
                     self.tickets.remove(&ticket);
                     acts.push(Act::Scancel(job));
@@ -417,6 +485,27 @@ impl PilotJobs {
         }
     }
 
+    /// Gives up a pilot of which the agent can't or may not speak to `hopd`: its job holds GPUs that nobody is lent.
+    fn await_agent(&mut self, seen: &SeenJob, ticket: u64, now: Timestamp, acts: &mut Vec<Act>) {
+        let job = seen.job;
+        if seen.state != Seen::Running {
+            self.mute.remove(&job);
+            return;
+        }
+        let Mute { since, refused } = self.mute(job, now).clone();
+        let silent = now.since(since);
+        if silent < MUTE {
+            return;
+        }
+        let but = refused.map_or_else(
+            || "its agent has not reported".to_owned(),
+            |why| format!("its agent is refused: {why}"),
+        );
+        let reason = format!("Slurm job {job} ran for {:.0} s, and {but}", silent.as_secs_f64());
+        acts.push(Act::Scancel(job));
+        self.fail(ticket, seen.node.clone(), reason, now, acts);
+    }
+
     fn look_for_tickets(
         &mut self,
         ours: &BTreeMap<JobId, (&SeenJob, PoolName, u64)>,
@@ -427,8 +516,9 @@ impl PilotJobs {
         for (ticket, t) in &mut self.tickets {
             match &mut t.state {
                 State::Queued(job) => {
-                    let over = match ours.get(job) {
-                        Some((seen, ..)) => seen.state == Seen::Over,
+                    let seen = ours.get(job).map(|(seen, ..)| seen);
+                    let over = match seen {
+                        Some(seen) => seen.state == Seen::Over,
                         None => {
                             let times = self.missed.entry(*job).or_default();
                             *times += 1;
@@ -436,28 +526,47 @@ impl PilotJobs {
                         }
                     };
                     if over {
-                        failed.push((*ticket, format!("Slurm job {job} ended before its agent was up")));
+                        let reason = format!("Slurm job {job} ended before its agent was up");
+                        // A job that was cancelled before it ran has no node.
+                        failed.push((*ticket, seen.and_then(|s| s.node.clone()), reason));
                     }
                 }
                 State::Uncertain(looks) => {
                     *looks += 1;
                     if *looks >= MISSES {
-                        failed.push((*ticket, "sbatch had no effect".to_owned()));
+                        failed.push((*ticket, None, "sbatch had no effect".to_owned()));
                     }
                 }
                 State::Wanted | State::Submitting => {}
             }
         }
-        for (ticket, reason) in failed {
-            if let Some(t) = self.tickets.remove(&ticket) {
-                self.pause(&t.request.pool, now);
-                acts.push(Act::Say(format!(
-                    "a pilot for pool {} failed: {reason}",
-                    t.request.pool
-                )));
-                acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
-            }
+        for (ticket, node, reason) in failed {
+            self.fail(ticket, node, reason, now, acts);
         }
+    }
+
+    /// No pilot comes of the ticket. `node`: where its job ran.
+    fn fail(
+        &mut self,
+        ticket: u64,
+        node: Option<NodeName>,
+        reason: String,
+        now: Timestamp,
+        acts: &mut Vec<Act>,
+    ) {
+        let Some(t) = self.tickets.remove(&ticket) else {
+            return;
+        };
+        if let (State::Queued(job), Some(node)) = (t.state, node) {
+            let (at, why) = (now, reason.clone());
+            self.failed.insert(node, Failed { at, job, why });
+        }
+        self.pause(&t.request.pool, now);
+        acts.push(Act::Say(format!(
+            "a pilot for pool {} failed: {reason}",
+            t.request.pool
+        )));
+        acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
     }
 
     /// The longest pause doubles with each failure in a row.
@@ -507,8 +616,8 @@ impl PilotJobs {
         acts
     }
 
-    /// Picks a node of the pool without a lasting pilot: homes of kernels first, and nodes with a leaving pilot after
-    /// their equals. Without such a node, names the nodes to leave out.
+    /// Picks a node of the pool without a lasting pilot: homes of kernels first, nodes with a leaving pilot after their
+    /// equals, and nodes without a working agent last. Without such a node, names the nodes to leave out.
     fn place(&self, ticket: u64) -> (Option<NodeName>, Vec<NodeName>) {
         let t = &self.tickets[&ticket];
         if t.node.is_some() {
@@ -534,7 +643,10 @@ impl PilotJobs {
             .iter()
             .filter(|n| !staying.contains(*n));
         let choice = free
-            .min_by_key(|n| (!self.homes.contains(*n), leaving.contains(n)))
+            .min_by_key(|n| {
+                let failed = self.failed.get(*n).map(|failed| failed.at);
+                (failed, !self.homes.contains(*n), leaving.contains(n))
+            })
             .cloned();
         let exclude = if choice.is_some() {
             Vec::new()
@@ -829,6 +941,123 @@ mod tests {
         ));
         assert_eq!(pilot_jobs.want(2, request(), later(1)), []);
         assert_eq!(pilot_jobs.submit_wanted(later(2)), [sbatch(2, Some("n1"), &[])]);
+    }
+
+    fn failed(acts: Vec<Act>) -> (Vec<Act>, u64, String) {
+        let mut acts = silent(acts);
+        let Some(Act::Tell(Input::PilotFailed { ticket, reason })) = acts.pop() else {
+            panic!("{acts:?}")
+        };
+        (acts, ticket, reason)
+    }
+
+    #[test]
+    fn a_pilot_whose_agent_says_nothing_is_given_up_and_its_node_is_named() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let mut look = |state, s| pilot_jobs.looked(&[seen(11, 1, "n1", state)], &BTreeSet::new(), later(s));
+        // Its node boots for as long as that takes.
+        assert_eq!(look(Seen::Configuring, 0), []);
+        assert_eq!(look(Seen::Configuring, 1000), []);
+        assert_eq!(look(Seen::Running, 2000), []);
+        assert_eq!(look(Seen::Running, 2299), []);
+        let (acts, ticket, reason) = failed(look(Seen::Running, 2300));
+        assert_eq!((acts, ticket), (vec![Act::Scancel(JobId(11))], 1));
+        assert_eq!(
+            reason,
+            "Slurm job 11 ran for 300 s, and its agent has not reported"
+        );
+        assert_eq!(look(Seen::Over, 2301), []);
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains("node n1") && one.contains(&reason)),
+            "{problems:?}"
+        );
+        assert_eq!(
+            pilot_jobs.want(2, request(), later(2310)),
+            [sbatch(2, Some("n2"), &[])]
+        );
+    }
+
+    #[test]
+    fn a_pilot_whose_agent_is_refused_fails_with_the_reason() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        pilot_jobs.agent_refused(JobId(11), "an older term".into(), later(1));
+        pilot_jobs.agent_refused(JobId(12), "nobody asked for it".into(), later(1));
+        let mute: Vec<_> = pilot_jobs.coming().filter_map(|c| c.mute).collect();
+        let (since, refused) = (later(1), Some("an older term".to_owned()));
+        assert_eq!(mute, [Mute { since, refused }]);
+        let running = [seen(11, 1, "n1", Seen::Running)];
+        assert_eq!(pilot_jobs.looked(&running, &BTreeSet::new(), later(300)), []);
+        let (acts, _, reason) = failed(pilot_jobs.looked(&running, &BTreeSet::new(), later(301)));
+        assert_eq!(acts, [Act::Scancel(JobId(11))]);
+        assert!(
+            reason.ends_with("its agent is refused: an older term"),
+            "{reason}"
+        );
+    }
+
+    #[test]
+    fn an_agent_that_was_quicker_than_its_sbatch_is_no_missing_one() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false), []);
+        assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
+        let (running, pilots) = ([seen(11, 1, "n1", Seen::Running)], [JobId(11)].into());
+        for s in [1, 1000, 2000] {
+            assert_eq!(pilot_jobs.looked(&running, &pilots, later(s)), []);
+        }
+        assert_eq!(pilot_jobs.coming().count(), 0);
+    }
+
+    /// Fails a pilot of this ticket on the node where Slurm ran it.
+    fn fail_on(pilot_jobs: &mut PilotJobs, ticket: u64, node: &str, now: Timestamp) {
+        let job = u32::try_from(ticket).unwrap() + 10;
+        assert_eq!(
+            pilot_jobs.want(ticket, request(), now),
+            [sbatch(ticket, Some(node), &[])]
+        );
+        pilot_jobs.submitted(ticket, Ok(JobId(job)), now);
+        let over = [seen(job, ticket, node, Seen::Over)];
+        let (acts, found, _) = failed(pilot_jobs.looked(&over, &BTreeSet::new(), now));
+        assert_eq!((acts, found), (vec![], ticket));
+    }
+
+    #[test]
+    fn a_node_without_a_working_agent_is_the_last_choice() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        // Even if kernels are there.
+        pilot_jobs.set_homes(["n1".into()].into());
+        fail_on(&mut pilot_jobs, 1, "n1", NOW);
+        fail_on(&mut pilot_jobs, 2, "n2", later(200));
+        // The failure of longest ago first.
+        fail_on(&mut pilot_jobs, 3, "n1", later(400));
+        fail_on(&mut pilot_jobs, 4, "n2", later(600));
+        assert_eq!(pilot_jobs.problems().count(), 2);
+        // An agent that is up there shows that the node works.
+        pilot_jobs.node_works(JobId(14), &"n2".into());
+        assert_eq!(pilot_jobs.problems().count(), 1);
+        fail_on(&mut pilot_jobs, 5, "n2", later(800));
+        // In time nothing is known of a node any longer.
+        pilot_jobs.looked(&[], &BTreeSet::new(), later(400 + 3600));
+        assert_eq!(pilot_jobs.problems().count(), 1);
+        fail_on(&mut pilot_jobs, 6, "n1", later(400 + 3600));
+    }
+
+    #[test]
+    fn a_pilot_that_was_cancelled_before_it_ran_says_nothing_of_the_node() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        failed(pilot_jobs.looked(&[seen(11, 1, "", Seen::Over)], &BTreeSet::new(), NOW));
+        assert_eq!(pilot_jobs.problems().count(), 0);
+        assert_eq!(
+            pilot_jobs.want(2, request(), later(10)),
+            [sbatch(2, Some("n1"), &[])]
+        );
     }
 
     #[test]

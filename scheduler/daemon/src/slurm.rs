@@ -527,6 +527,7 @@ fn seen(job: Job) -> SeenJob {
         state if state.is_over() => Seen::Over,
         state if state.is_waiting() => Seen::Waiting,
         JobState::Completing => Seen::Over,
+        JobState::Configuring => Seen::Configuring,
         _ => Seen::Running,
     };
     SeenJob {

@@ -4,6 +4,7 @@ use super::requests::{Answer, DONE};
 use super::{Report, Scheduler};
 use crate::access::{self, Access};
 use crate::caller::{ConnId, Outgoing};
+use crate::pilot_jobs::Mute;
 use crate::views;
 use hop_api::message::{
     ACCT_ROWS, AcctQuery, Expect, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request, Response, ToHopd,
@@ -11,10 +12,13 @@ use hop_api::message::{
 use hop_core::Input;
 use hop_words::error::chain;
 use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::info;
+
+/// An agent usually reports this soon after its job's start.
+const ON_ITS_WAY: Span = Span::from_secs(30);
 
 impl Scheduler {
     pub(super) fn of_person(
@@ -173,6 +177,7 @@ impl Scheduler {
                 problems.push(format!("Pool {pool} is not lent: {why}."));
             }
         }
+        problems.extend(self.pilot_jobs.problems());
         problems.extend(self.records.problems());
         let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
         self.add_absent(&mut report.nodes);
@@ -199,6 +204,7 @@ impl Scheduler {
 
     /// Rows of pilots that aren't up yet, and of drained nodes without a pilot.
     fn add_absent(&self, nodes: &mut Vec<NodeInfo>) {
+        let now = self.clock.now();
         for coming in self.pilot_jobs.coming() {
             let up = |job: JobId| nodes.iter().any(|n| n.pilot == job);
             if coming.job.is_some_and(up) {
@@ -206,7 +212,10 @@ impl Scheduler {
             }
             let (state, reason) = match (coming.job, coming.waits) {
                 (Some(_), Some(why)) => ("PENDING", format!("its job waits: {why}")),
-                (Some(_), None) => ("STARTING", String::new()),
+                (Some(_), None) => (
+                    "STARTING",
+                    coming.mute.map_or_else(String::new, |m| said_of(&m, now)),
+                ),
                 (None, _) => ("PENDING", "its job is to be submitted".to_owned()),
             };
             let node = coming.node.unwrap_or_else(|| "".into());
@@ -224,6 +233,19 @@ impl Scheduler {
                 ));
             }
         }
+    }
+}
+
+/// Why a pilot whose job runs is not up; empty while it may just be on its way.
+fn said_of(mute: &Mute, now: Timestamp) -> String {
+    let silent = now.since(mute.since);
+    match &mute.refused {
+        Some(why) => format!("its agent is refused: {why}"),
+        None if silent < ON_ITS_WAY => String::new(),
+        None => format!(
+            "its job has run for {:.0} s, and its agent has not reported",
+            silent.as_secs_f64()
+        ),
     }
 }
 

@@ -229,8 +229,16 @@ impl Scheduler {
 
     fn of_agent(&mut self, conn: ConnId, access: &Access, body: Request) -> Result<Answer, Refusal> {
         if let Request::AgentUp(up) = body {
-            self.agent_up(conn, *up)?;
-            return Ok(DONE);
+            let (pilot, node) = (up.pilot, up.node.clone());
+            return match self.agent_up(conn, *up) {
+                Ok(()) => Ok(DONE),
+                Err(refusal) => {
+                    warn!(%pilot, %node, "an agent is refused: {refusal}");
+                    let now = self.clock.now();
+                    self.pilot_jobs.agent_refused(pilot, refusal.to_string(), now);
+                    Err(refusal)
+                }
+            };
         }
         let pilot = access.pilot()?;
         match body {
@@ -307,6 +315,7 @@ impl Scheduler {
         if let Some(standing) = up.standing.clone() {
             self.standings.insert(up.pilot, standing);
         }
+        self.pilot_jobs.node_works(up.pilot, &up.node);
         let known = self.core.pilots().iter().any(|p| p.pilot == up.pilot);
         let acts = self.pilot_jobs.agent_up(up.pilot, &up.pool, known);
         self.act(acts);

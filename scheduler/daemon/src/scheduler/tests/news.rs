@@ -148,3 +148,35 @@ async fn a_pilot_that_comes_up_is_not_replaced_because_the_clock_was_set_back() 
         assert_eq!(is_drained(&mut mailbox), drained);
     }
 }
+
+/// The node obeys a later term than this hopd's: its pilot runs, and will never lend.
+#[tokio::test]
+async fn a_pilot_whose_agent_is_refused_is_listed_with_the_reason() {
+    let mut house = House::new();
+    let request = PilotRequest {
+        pool: "main".into(),
+        partition: None,
+        node: Some("n0".into()),
+        gpus: None,
+    };
+    house.scheduler.pilot_jobs.restore(1, request, Some(JobId(1)));
+    let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+    let Request::AgentUp(report) = agent_up() else {
+        unreachable!("made above")
+    };
+    let term = Term(9_000);
+    let report = AgentUp { term, ..*report };
+    refused(
+        &house.ask(agent, &mut mailbox, Request::AgentUp(Box::new(report))),
+        "obeys term 9000",
+    );
+    let (ada, mut mailbox) = house.connect("ada", Role::Client);
+    let Response::Info(info) = house.ask(ada, &mut mailbox, Request::Info) else {
+        panic!("no answer")
+    };
+    let [node] = &info.nodes[..] else {
+        panic!("{:?}", info.nodes)
+    };
+    assert_eq!(node.state, "STARTING");
+    assert!(node.reason.contains("node n0 obeys term 9000"), "{}", node.reason);
+}
