@@ -13,7 +13,7 @@ use hop_api::message::{Order, Request, Role};
 use hop_handover::token::{Confirmation, Look};
 use hop_words::clock::SteadyClock;
 use hop_words::error::chain;
-use hop_words::id::{LeaseId, PoolName};
+use hop_words::id::{LeaseId, PoolName, Term};
 use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -112,13 +112,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn pilot_facts(
-    config: &Config,
-    pool: &Pool,
-    name: PoolName,
-    pilot: &Pilot,
-    term: hop_words::id::Term,
-) -> PilotFacts {
+fn pilot_facts(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term: Term) -> PilotFacts {
     PilotFacts {
         node: pilot.node.clone(),
         pilot: pilot.job,
@@ -380,26 +374,28 @@ impl Agent {
         match item {
             None => bail!("the connection to hopd has no task any more"),
             Some(Item::Connected(welcome)) => {
-                let epochs = self.epochs.clone();
-                let term = welcome.term;
-                let highest = tokio::task::spawn_blocking(move || epochs.raise_term(term)).await??;
-                self.input(Input::NodeTerm(highest));
+                let (epochs, term) = (self.epochs.clone(), welcome.term);
+                let kept = tokio::task::spawn_blocking(move || keep_term(&epochs, term)).await?;
+                self.input(kept);
                 self.input(Input::Connected { term });
             }
             Some(Item::Disconnected { reason, .. }) => warn!("no connection to hopd: {reason}"),
-            Some(Item::Order(order)) => self.order(order)?,
+            Some(Item::Order(order)) => self.order(order),
             Some(Item::Refused { refusal, .. }) => warn!("hopd refused a report: {refusal}"),
             Some(Item::Event(_)) => {}
         }
         Ok(())
     }
 
-    fn order(&mut self, order: Order) -> Result<()> {
+    fn order(&mut self, order: Order) {
         debug!(?order, "an order");
         // Another pilot's agent on this node may have met a younger hopd.
-        self.input(Input::NodeTerm(self.epochs.term()?));
+        match self.epochs.term() {
+            Ok(term) => self.input(Input::NodeTerm(term)),
+            // The leases that live here are worth more than this word.
+            Err(error) => warn!("the node's record can't be read: {}", chain(&error)),
+        }
         self.input(Input::Order(order));
-        Ok(())
     }
 
     fn input(&mut self, input: Input) {
@@ -439,6 +435,12 @@ impl Agent {
                     if let Some(watch) = self.watches.remove(&lease) {
                         watch.abort();
                     }
+                }
+                Output::KeepTerm(term) => {
+                    let (epochs, events) = (self.epochs.clone(), self.events.clone());
+                    tokio::task::spawn_blocking(move || {
+                        let _ = events.send(Event::Input(keep_term(&epochs, term)));
+                    });
                 }
                 Output::ReserveEpochs { above } => self.reserve(above),
                 Output::HangUp { reason } => {
@@ -581,6 +583,17 @@ impl Agent {
     }
 }
 
+/// Tries to put a term on disk.
+fn keep_term(epochs: &Epochs, term: Term) -> Input {
+    match epochs.raise_term(term) {
+        Ok(highest) => Input::TermKept(highest),
+        Err(error) => Input::TermFailed {
+            term,
+            why: chain(&error),
+        },
+    }
+}
+
 async fn sleep_until(wake: Option<Timestamp>, now: Timestamp) {
     match wake {
         Some(at) => tokio::time::sleep(Duration::from_micros(at.since(now).0)).await,
@@ -620,5 +633,96 @@ async fn find_orphans(job: hop_words::id::JobId, suspects: Vec<u32>, events: Eve
         if suspects.contains(&step) {
             let _ = events.send(Event::Input(Input::OrphanStep { step }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_api::message::Welcome;
+
+    fn agent(epochs: Epochs, scratch: PathBuf) -> (Agent, mpsc::UnboundedReceiver<Event>) {
+        let (events, inbox) = mpsc::unbounded_channel();
+        let facts = PilotFacts {
+            node: "n1".into(),
+            pilot: hop_words::id::JobId(9),
+            pool: "main".into(),
+            gpus: Vec::new(),
+            cpus: 8,
+            ends: None,
+            steps_max: 40_000,
+            isolation: Isolation::None,
+            grace: Span::ZERO,
+            waits: Waits::default(),
+            term: Term(5),
+        };
+        let steps = Steps {
+            pilot: facts.pilot,
+            socket: PathBuf::new(),
+            program: PathBuf::new(),
+            munge_socket: None,
+            scratch,
+            with_token: false,
+        };
+        let agent = Agent {
+            state: AgentState::new(facts),
+            epochs,
+            steps,
+            grace: Span::ZERO,
+            events,
+            holders: HashMap::new(),
+            stops: HashMap::new(),
+            sruns: HashMap::new(),
+            watches: HashMap::new(),
+            client: None,
+            clock: SteadyClock::new(),
+            over: false,
+        };
+        (agent, inbox)
+    }
+
+    fn connected(term: u64) -> Option<Item> {
+        Some(Item::Connected(Welcome {
+            version: hop_api::message::VERSION,
+            term: Term(term),
+            user: "gresshopper".into(),
+            operator: false,
+        }))
+    }
+
+    fn release(term: u64) -> Option<Item> {
+        Some(Item::Order(Order::Release {
+            term: Term(term),
+            gpus: Vec::new(),
+            operator: "carol".into(),
+            asked: Timestamp(1),
+        }))
+    }
+
+    #[tokio::test]
+    async fn no_disk_and_no_record_end_an_agent_that_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let (here, away) = (folder.path().join("n1"), folder.path().join("away"));
+        let epochs = Epochs::open(&here).unwrap();
+        epochs.raise_term(Term(5)).unwrap();
+        let (mut agent, mut inbox) = agent(epochs.clone(), here.clone());
+        // Nothing can be written there.
+        std::fs::rename(&here, &away).unwrap();
+        agent.item(connected(6)).await.unwrap();
+        assert_eq!(agent.state.term(), Term(6));
+        agent.item(release(6)).await.unwrap();
+        std::fs::rename(&away, &here).unwrap();
+        assert_eq!(epochs.term().unwrap(), Term(5));
+        agent.perform(vec![Output::KeepTerm(Term(6))]);
+        let Some(Event::Input(Input::TermKept(term))) = inbox.recv().await else {
+            panic!("it could be written")
+        };
+        assert_eq!((term, epochs.term().unwrap()), (Term(6), Term(6)));
+        // A record that can't be read.
+        std::fs::write(here.join("epochs.json"), "{").unwrap();
+        agent.item(connected(7)).await.unwrap();
+        agent.item(release(7)).await.unwrap();
+        assert_eq!(agent.state.term(), Term(7));
+        agent.state.sanity_check();
     }
 }

@@ -7,6 +7,7 @@
 
 mod end;
 mod io;
+mod term;
 #[cfg(test)]
 mod tests;
 
@@ -20,11 +21,13 @@ use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, Waits};
+use term::Keeping;
 
 #[derive(Debug)]
 pub(crate) struct AgentState {
     facts: PilotFacts,
     term: Term,
+    keeping: Keeping,
     draining: bool,
     /// Slurm ends the pilot: no step can be started any more.
     terminated: Option<Timestamp>,
@@ -133,6 +136,7 @@ impl AgentState {
     pub(crate) fn new(facts: PilotFacts) -> Self {
         Self {
             term: facts.term,
+            keeping: Keeping::Kept,
             draining: false,
             terminated: None,
             steps_used: 0,
@@ -156,6 +160,8 @@ impl AgentState {
         match input {
             Input::Connected { term } => self.connected(term, &mut out),
             Input::NodeTerm(term) => self.term = self.term.max(term),
+            Input::TermKept(term) => self.term_kept(term, now, &mut out),
+            Input::TermFailed { term, why } => self.term_failed(term, &why, now, &mut out),
             Input::Order(order) => self.order(order, now, &mut out),
             Input::Epochs { from, to } => self.epochs(from, to, now, &mut out),
             Input::EpochsFailed => {
@@ -190,6 +196,7 @@ impl AgentState {
             Input::Tick => {}
         }
         self.due(now, &mut out);
+        self.keep_term_if_due(now, &mut out);
         self.leave_if_over(now, &mut out);
         out
     }
@@ -205,7 +212,8 @@ impl AgentState {
         });
         let farewell = self.idle_since.map(|t| t + self.facts.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);
-        leases.chain(leaving).chain(farewell).chain(self.look_at).min()
+        let own = self.look_at.into_iter().chain(self.keep_term_at());
+        leases.chain(leaving).chain(farewell).chain(own).min()
     }
 
     /// What `hopd` is told at each connection.
@@ -251,20 +259,6 @@ impl AgentState {
     #[cfg(test)]
     pub(crate) fn term(&self) -> Term {
         self.term
-    }
-
-    fn connected(&mut self, term: Term, out: &mut Vec<Output>) {
-        if term < self.term {
-            let reason = format!(
-                "hopd of term {term} is older than term {} that this node obeys",
-                self.term
-            );
-            out.push(Output::Warn(reason.clone()));
-            out.push(Output::HangUp { reason });
-            return;
-        }
-        self.term = term;
-        out.push(Output::Report(Request::AgentUp(Box::new(self.agent_up()))));
     }
 
     fn order(&mut self, order: Order, now: Timestamp, out: &mut Vec<Output>) {

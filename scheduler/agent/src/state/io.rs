@@ -30,6 +30,8 @@ pub(crate) struct Waits {
     pub(crate) farewell: Span,
     /// Pause between two looks at blocked devices.
     pub(crate) look: Span,
+    /// Until the next try to put a term on disk.
+    pub(crate) disk: Span,
 }
 
 impl Default for Waits {
@@ -45,6 +47,7 @@ impl Default for Waits {
             step_end: Span::from_secs(20),
             farewell: Span::from_secs(30),
             look: Span::from_secs(300),
+            disk: Span::from_secs(1),
         }
     }
 }
@@ -52,9 +55,16 @@ impl Default for Waits {
 /// Something that happened.
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
-    /// `hopd` let us in. The shell has put a higher term on disk first.
+    /// `hopd` let us in. The shell has tried to put a higher term on disk first, and said how that went.
     Connected {
         term: Term,
+    },
+    /// The node's record has this term, ours or a higher one.
+    TermKept(Term),
+    /// This term could not be put on disk: the disk is full or broken.
+    TermFailed {
+        term: Term,
+        why: String,
     },
     /// A term seen by another agent of this node.
     NodeTerm(Term),
@@ -148,6 +158,8 @@ pub(crate) enum Output {
     Forget {
         lease: LeaseId,
     },
+    /// Put this term on disk.
+    KeepTerm(Term),
     /// Reserve the next block of epochs on disk, all of them greater than this.
     ReserveEpochs {
         above: u64,

@@ -127,6 +127,7 @@ fn short(output: &Output) -> String {
         }
         Output::Watch { lease, .. } => format!("watch {lease}"),
         Output::Forget { lease } => format!("forget {lease}"),
+        Output::KeepTerm(term) => format!("keep term {term}"),
         Output::ReserveEpochs { above: 0 } => "reserve".into(),
         Output::ReserveEpochs { above } => format!("reserve above {above}"),
         Output::HangUp { .. } => "hang up".into(),
@@ -390,6 +391,54 @@ fn lower_terms_are_refused_and_a_higher_one_takes_over() {
     b.quiet(Input::NodeTerm(Term(8)));
     b.expect(Input::Order(Order::Drain { term: Term(6) }), &["warn", "hang up"]);
     assert_eq!(b.state.term(), Term(8));
+}
+
+fn term_failed(term: u64) -> Input {
+    Input::TermFailed {
+        term: Term(term),
+        why: "no space left on device".into(),
+    }
+}
+
+#[test]
+fn a_full_disk_ends_no_lease_and_the_term_is_written_when_there_is_room() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(term_failed(6), &["warn"]);
+    b.expect(Input::Connected { term: Term(6) }, &["up leases [1] ended []"]);
+    // The older hopd is obeyed no more, whatever the disk has.
+    b.expect(Input::Order(Order::Drain { term: Term(5) }), &["warn", "hang up"]);
+    b.quiet(Input::NodeTerm(Term(5)));
+    b.expect(Input::Connected { term: Term(5) }, &["warn", "hang up"]);
+    b.tick(999, &[]);
+    b.tick(1_000, &["keep term 6"]);
+    b.tick(60_000, &[]);
+    // Said once.
+    b.quiet(term_failed(6));
+    b.tick(61_000, &["keep term 6"]);
+    b.expect(Input::TermKept(Term(6)), &["warn"]);
+    b.tick(120_000, &[]);
+    assert_eq!(b.state.next_wake(), None);
+    assert_eq!(b.state.agent_up().leases.len(), 1);
+}
+
+#[test]
+fn while_a_term_is_being_written_a_higher_one_is_not_forgotten() {
+    let mut b = Bench::new();
+    b.expect(term_failed(6), &["warn"]);
+    b.tick(1_000, &["keep term 6"]);
+    b.quiet(term_failed(7));
+    b.expect(Input::Connected { term: Term(7) }, &["up leases [] ended []"]);
+    b.quiet(Input::TermKept(Term(6)));
+    b.tick(2_000, &["keep term 7"]);
+    // Another agent's word, read from the record.
+    b.quiet(Input::NodeTerm(Term(8)));
+    b.expect(Input::TermKept(Term(7)), &["keep term 8"]);
+    b.expect(Input::TermKept(Term(8)), &["warn"]);
+    assert_eq!(b.state.next_wake(), None);
+    // The record may have a higher one than the welcome.
+    b.quiet(Input::TermKept(Term(9)));
+    b.expect(Input::Connected { term: Term(8) }, &["warn", "hang up"]);
 }
 
 #[test]
