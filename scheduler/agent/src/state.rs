@@ -10,10 +10,10 @@ mod io;
 mod term;
 #[cfg(test)]
 mod tests;
+mod up;
 
 use hop_api::message::{
-    AgentUp, Device, EndCause, EndedLease, GpuSlot, Handover, LiveLease, NodeStanding, Order, Request,
-    StartLease,
+    Device, EndCause, EndedLease, GpuSlot, Handover, NodeStanding, Order, Request, StartLease,
 };
 use hop_handover::token::{Confirmation, HandedOver, Look, Refusal, Standing, TakenBack};
 use hop_words::id::{Epoch, GpuIndex, LeaseId, Term, UserName};
@@ -214,40 +214,6 @@ impl AgentState {
         let leaving = self.leaving.values().map(|l| l.deadline);
         let own = self.look_at.into_iter().chain(self.keep_term_at());
         leases.chain(leaving).chain(farewell).chain(own).min()
-    }
-
-    /// What `hopd` is told at each connection.
-    pub(crate) fn agent_up(&self) -> AgentUp {
-        AgentUp {
-            node: self.facts.node.clone(),
-            pilot: self.facts.pilot,
-            pool: self.facts.pool.clone(),
-            gpus: self.facts.gpus.clone(),
-            cpus: self.facts.cpus,
-            ends: self.facts.ends,
-            steps_used: self.steps_used,
-            steps_max: self.facts.steps_max,
-            term: self.term,
-            leases: self
-                .leases
-                .values()
-                .filter_map(|lease| {
-                    lease.lent().map(|handover| LiveLease {
-                        order: lease.order.clone(),
-                        handover: handover.clone(),
-                    })
-                })
-                .collect(),
-            starting: self
-                .leases
-                .iter()
-                .filter(|(_, lease)| lease.lent().is_none())
-                .map(|(id, _)| *id)
-                .collect(),
-            ended: self.ended.values().cloned().collect(),
-            draining: self.draining,
-            standing: self.standing.clone(),
-        }
     }
 
     /// A new agent's first question: the node's standing and its blocked devices.

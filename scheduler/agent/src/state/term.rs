@@ -6,7 +6,6 @@
 //! on disk before they are used.
 
 use super::{AgentState, Output};
-use hop_api::message::Request;
 use hop_words::id::Term;
 use hop_words::time::Timestamp;
 
@@ -33,7 +32,7 @@ impl AgentState {
             return;
         }
         self.term = term;
-        out.push(Output::Report(Request::AgentUp(Box::new(self.agent_up()))));
+        self.report_up(out);
     }
 
     pub(super) fn term_kept(&mut self, term: Term, now: Timestamp, out: &mut Vec<Output>) {

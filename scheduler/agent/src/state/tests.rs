@@ -442,6 +442,47 @@ fn while_a_term_is_being_written_a_higher_one_is_not_forgotten() {
 }
 
 #[test]
+fn however_many_ends_nobody_has_acknowledged_each_part_of_the_report_fits_a_frame() {
+    const ENDS: u64 = 5_000;
+    let mut b = Bench::new();
+    b.live(1, 0);
+    for lease in 2..2 + ENDS {
+        let (next, from) = (b.state.epochs.start, b.state.epochs.end);
+        if from - next < 20 {
+            let _ = b.put(Input::Epochs { from, to: from + 256 });
+        }
+        b.live(lease, 1);
+        let _ = b.put(end(lease, EndCause::Done));
+        let _ = b.put(taken(lease, 1, true));
+        let _ = b.put(exited(lease));
+    }
+    let out = b.state.handle(Input::Connected { term: Term(6) }, b.now);
+    let parts: Vec<_> = out
+        .into_iter()
+        .map(|o| match o {
+            Output::Report(Request::AgentUp(up)) => *up,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(parts.len() > 1);
+    let (last, before) = parts.split_last().unwrap();
+    assert!(!last.more && before.iter().all(|p| p.more));
+    let told = parts.iter().flat_map(|p| p.ended.iter().map(|e| e.order.lease.0));
+    assert_eq!(told.collect::<Vec<_>>(), (2..2 + ENDS).collect::<Vec<_>>());
+    for part in parts {
+        assert_eq!(part.leases.len(), 1, "what lives is in each part");
+        let body = Request::AgentUp(Box::new(part));
+        let frame = serde_json::to_vec(&hop_api::message::ToHopd { id: 0, body }).unwrap();
+        assert!(
+            frame.len() < hop_api::channel::TO_HOPD_LIMIT / 2,
+            "{}",
+            frame.len()
+        );
+    }
+    b.state.sanity_check();
+}
+
+#[test]
 fn a_killed_srun_does_not_end_a_lease() {
     let mut b = Bench::new();
     b.live(1, 0);

@@ -38,6 +38,9 @@ pub struct AgentUp {
     /// The plugin's last report on the node, if any.
     #[serde(default)]
     pub standing: Option<NodeStanding>,
+    /// The report goes on: the next one has more of `ended`, and all parts count together.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
 }
 
 /// A node's state, by its plugin's report.

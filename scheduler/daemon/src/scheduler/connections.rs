@@ -3,7 +3,7 @@
 //! Owned by the scheduler's task. Proving callers and carrying bytes is `server.rs`'s.
 
 use crate::caller::{Caller, ConnId, Outgoing};
-use hop_api::message::{Event, Order, Response, Role, ToHopd};
+use hop_api::message::{EndedLease, Event, Order, Response, Role, ToHopd};
 use hop_words::id::{JobId, KernelId, ReplicaId};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tokio::sync::mpsc;
@@ -25,6 +25,9 @@ pub(super) struct Connection {
     pub(super) outgoing: mpsc::Sender<Outgoing>,
     /// The pilot of an agent.
     pub(super) pilot: Option<JobId>,
+    /// Ended leases from the parts of an agent's report, before its last part. An agent is the service account's, and
+    /// has no more of them than steps in its pilot.
+    pub(super) ended: Vec<EndedLease>,
     pub(super) replicas: BTreeSet<ReplicaId>,
     /// Kernels whose events go here.
     pub(super) kernels: BTreeSet<KernelId>,
@@ -53,6 +56,7 @@ impl Connections {
             caller,
             outgoing,
             pilot: None,
+            ended: Vec::new(),
             replicas: BTreeSet::new(),
             kernels: BTreeSet::new(),
             held_up: None,

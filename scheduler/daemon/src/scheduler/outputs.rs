@@ -11,7 +11,12 @@ use hop_core::{Input, Output, Withdrawal};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId, NodeName, ReplicaId};
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
+use std::time::Duration;
 use tracing::{info, warn};
+
+/// Most ends acknowledged at once, a quarter of what may wait for a caller.
+const ACKNOWLEDGED: usize = 1024;
+const ACKNOWLEDGE_PAUSE: Duration = Duration::from_millis(100);
 
 impl Scheduler {
     /// Writes the records first, then carries out the other outputs in order. Ends are acknowledged when they are on
@@ -40,8 +45,17 @@ impl Scheduler {
         }
     }
 
-    /// Tells agents to forget these leases.
-    pub(super) fn acknowledge(&mut self, ended: Vec<(LeaseId, JobId)>) {
+    /// Tells agents to forget these leases. After hours with a full disk there are thousands at once: more than may wait
+    /// unread for an agent go later.
+    pub(super) fn acknowledge(&mut self, mut ended: Vec<(LeaseId, JobId)>) {
+        let rest = ended.split_off(ended.len().min(ACKNOWLEDGED));
+        if !rest.is_empty() {
+            let reports = self.reports.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(ACKNOWLEDGE_PAUSE).await;
+                let _ = reports.send(Report::Durable(rest));
+            });
+        }
         for (lease, pilot) in ended {
             self.handovers.remove(&lease);
             self.parks.over(lease);

@@ -296,7 +296,7 @@ impl Scheduler {
         self.standings.insert(pilot, standing);
     }
 
-    fn agent_up(&mut self, conn: ConnId, up: AgentUp) -> Result<(), Refusal> {
+    fn agent_up(&mut self, conn: ConnId, mut up: AgentUp) -> Result<(), Refusal> {
         if up.term > self.term {
             return Err(Refusal::Forbidden {
                 reason: format!(
@@ -309,6 +309,13 @@ impl Scheduler {
             return Err(Refusal::NotFound {
                 what: format!("pool {}", up.pool),
             });
+        }
+        if let Some(open) = self.connections.get_mut(conn) {
+            open.ended.append(&mut up.ended);
+            if up.more {
+                return Ok(());
+            }
+            up.ended = std::mem::take(&mut open.ended);
         }
         info!(pilot = %up.pilot, node = %up.node, leases = up.leases.len(), ended = up.ended.len(), "an agent is up");
         self.connections.is_agent(conn, up.pilot);

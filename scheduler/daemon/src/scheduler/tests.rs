@@ -707,6 +707,7 @@ fn agent_up() -> Request {
         ended: vec![],
         draining: false,
         standing: None,
+        more: false,
     }))
 }
 

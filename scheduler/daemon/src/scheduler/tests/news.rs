@@ -149,6 +149,83 @@ async fn a_pilot_that_comes_up_is_not_replaced_because_the_clock_was_set_back() 
     }
 }
 
+fn report_of(change: impl FnOnce(AgentUp) -> AgentUp) -> Request {
+    let Request::AgentUp(report) = agent_up() else {
+        unreachable!("made above")
+    };
+    Request::AgentUp(Box::new(change(*report)))
+}
+
+/// The disk was full for hours, and hopd was restarted then: its journal knows a lease that has ended since.
+#[tokio::test]
+async fn a_report_in_parts_counts_when_its_last_part_has_come() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    lending.house.say(lending.agent.0, started(lease));
+    let mut house = lending.house.restarted();
+    let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+    let part = |ids: &[LeaseId], more| {
+        let ended = ids.iter().copied().map(ended_lease).collect();
+        report_of(|report| AgentUp {
+            ended,
+            more,
+            ..report
+        })
+    };
+    let state = |house: &House| house.scheduler.core.lease(lease).map(|l| l.state);
+    house.say(agent, part(&[LeaseId(71), lease], true));
+    house.say(agent, part(&[LeaseId(72)], true));
+    assert!(state(&house).is_some(), "the report isn't whole");
+    assert!(!house.scheduler.connections.has_agent(JobId(1)));
+    assert_eq!(house.rows().await.len(), 1);
+    house.say(agent, part(&[LeaseId(73)], false));
+    assert_eq!(state(&house), None);
+    assert!(house.scheduler.connections.has_agent(JobId(1)));
+    let rows = house.rows().await;
+    let mut of: Vec<_> = rows.iter().map(|r| (r.lease, r.end.is_some())).collect();
+    of.sort_unstable();
+    let mut all = [lease, LeaseId(71), LeaseId(72), LeaseId(73)].map(|id| (id, true));
+    all.sort_unstable();
+    assert_eq!(of, all);
+    assert!(
+        rows.iter().all(|r| !r.reason.contains("doesn't know it")),
+        "it ended as its node says: {rows:?}"
+    );
+    // Nothing of it is left for the next report.
+    house.say(agent, part(&[], false));
+    while mailbox.try_recv().is_ok() {}
+    assert!(house.scheduler.connections.get(agent).unwrap().ended.is_empty());
+}
+
+#[tokio::test]
+async fn thousands_of_ends_are_acknowledged_without_hanging_up_on_the_agent() {
+    const ENDS: u64 = 3000;
+    let mut house = House::new();
+    let (agent, _) = house.connect("gresshopper", Role::Agent);
+    let (outgoing, mut mailbox) = mpsc::channel(1100);
+    house.scheduler.connections.get_mut(agent).unwrap().outgoing = outgoing;
+    house.say(agent, agent_up());
+    let mut inbox = house.scheduler.inbox.take().unwrap();
+    let all = (0..ENDS).map(|n| (LeaseId(n), JobId(1))).collect();
+    house.scheduler.report(Report::Durable(all));
+    let mut told = Vec::new();
+    loop {
+        house.scheduler.settle();
+        while let Ok(message) = mailbox.try_recv() {
+            if let Response::Order(Order::EndAcknowledged { lease, .. }) = message.body {
+                told.push(lease.0);
+            }
+        }
+        if told.len() as u64 == ENDS {
+            break;
+        }
+        assert!(house.scheduler.connections.get(agent).is_some(), "hung up on");
+        let report = inbox.recv().await.unwrap();
+        house.scheduler.report(report);
+    }
+    assert_eq!(told, (0..ENDS).collect::<Vec<_>>());
+}
+
 /// The node obeys a later term than this hopd's: its pilot runs, and will never lend.
 #[tokio::test]
 async fn a_pilot_whose_agent_is_refused_is_listed_with_the_reason() {
