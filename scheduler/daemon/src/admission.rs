@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub(crate) struct Rules {
     pub partition: String,
     pub admits: Admits,
-    /// The account above each account, where a rule on an account holds for those below it (Slurm 24.05 and later).
+    /// The account above each account, where a rule on an account holds for those below it (Slurm 23.02 and later).
     pub parents: BTreeMap<AccountName, AccountName>,
 }
 

@@ -344,7 +344,7 @@ done
         Ok(facts)
     }
 
-    /// Rules of the pools' partitions. From 24.05 on, a rule on an account also holds for its children.
+    /// Rules of the pools' partitions. From 23.02 on, a rule on an account also holds for its children.
     async fn rules(
         &self,
         settings: &hop_slurm::Config,
@@ -363,7 +363,7 @@ done
             .map(|(name, pool)| (name, pool, of(pool)))
             .collect();
         let on_accounts = |a: &hop_slurm::Admits| a.accounts.is_some() || !a.not_accounts.is_empty();
-        let hierarchical = settings.version().is_some_and(|v| v.series() >= (24, 5));
+        let hierarchical = settings.version().is_some_and(|v| v.series() >= (23, 2));
         let mut parents = BTreeMap::new();
         if hierarchical && all.iter().any(|(.., admits)| on_accounts(admits)) {
             let cluster = settings.cluster().unwrap_or("cluster").to_owned();

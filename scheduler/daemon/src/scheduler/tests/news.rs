@@ -32,7 +32,7 @@ fn rules_for(account: &str) -> BTreeMap<PoolName, Rules> {
     [("main".into(), rules)].into()
 }
 
-/// From 24.05 on a rule on an account needs slurmdbd's word on the accounts below it.
+/// From 23.02 on a rule on an account needs slurmdbd's word on the accounts below it.
 #[tokio::test]
 async fn without_slurmdbd_nodes_are_learnt_and_the_rules_known_last_hold() {
     let mut house = House::new();
