@@ -324,21 +324,21 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
 /// freezers below their step's.
 pub fn thaw(mounts: &Mounts, pid: u32) {
     let membership = Membership::of(pid).unwrap_or_default();
-    let Some(path) = membership.v1("freezer") else {
-        return;
-    };
-    let is_step = |path: &&Path| {
-        path.file_name()
-            .is_some_and(|n| n.to_string_lossy().starts_with("step_"))
-    };
-    if !path.ancestors().any(|p| is_step(&p)) {
-        return;
-    }
-    for own in path.ancestors().take_while(|p| !is_step(p)) {
+    for own in membership.v1("freezer").into_iter().flat_map(below_step) {
         if let Some(dir) = mounts.v1("freezer", own) {
             let _ = std::fs::write(dir.join("freezer.state"), "THAWED");
         }
     }
+}
+
+/// The path and its ancestors below Slurm's step, which is the outermost of that name: a user names folders in it.
+fn below_step(path: &Path) -> impl Iterator<Item = &Path> {
+    let is_step = |path: &&Path| {
+        path.file_name()
+            .is_some_and(|n| n.to_string_lossy().starts_with("step_"))
+    };
+    let step = path.ancestors().filter(is_step).last().unwrap_or(path);
+    path.ancestors().take_while(move |p| *p != step)
 }
 
 impl Drop for Frozen {
@@ -389,5 +389,17 @@ mod tests {
         assert!(is(195, 0) && is(195, 1) && is(234, 300) && is(234, 0));
         assert!(!is(195, 255) && !is(1, 3) && !is(1, 5));
         assert!(numbers_denied(&Answers::default()).is_empty());
+    }
+
+    #[test]
+    fn what_a_user_names_as_a_step_is_below_slurms() {
+        let below = |path| below_step(Path::new(path)).collect::<Vec<_>>();
+        let own = "/slurm_n1/uid_5/job_4/step_0/step_1/x";
+        assert_eq!(
+            below(own),
+            [Path::new(own), Path::new("/slurm_n1/uid_5/job_4/step_0/step_1")]
+        );
+        assert!(below("/slurm_n1/uid_5/job_4/step_0").is_empty());
+        assert!(below("/user.slice/x").is_empty());
     }
 }

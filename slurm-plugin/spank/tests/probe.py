@@ -408,10 +408,10 @@ def serve_all_but_reads(server: int) -> None:
 
 
 def freeze_itself(path: str) -> int:
-    """A child in a freezer of its user's own, below that of the step."""
+    """A child in a freezer of its user's own, below that of the step, and named like one of Slurm's."""
     text = Path("/proc/self/cgroup").read_text(encoding="utf-8")
     (place,) = [line.split(":", 2)[2] for line in text.splitlines() if ":freezer:" in line] or ["/nowhere"]
-    own = Path(f"/sys/fs/cgroup/freezer{place}/own")
+    own = Path(f"/sys/fs/cgroup/freezer{place}/step_own")
     own.mkdir()
 
     def work(ready: Callable[[], None]) -> None:
