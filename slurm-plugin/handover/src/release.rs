@@ -124,7 +124,7 @@ impl Release<'_> {
         let mut stage = Stage::Seen;
         let mut free = false;
         while !self.dry_run && !free && Instant::now() < deadline {
-            let any = self.round(stage, sight.as_ref(), &mut ended) || !ended.dying().is_empty();
+            let any = self.round(stage, sight.as_ref(), &mut ended, deadline) || !ended.dying().is_empty();
             if !any {
                 match stage.next() {
                     Some(next) if !self.only_others_hold(sight.as_ref()) => stage = next,
@@ -212,13 +212,13 @@ impl Release<'_> {
         judged.collect()
     }
 
-    /// Ends the processes named by the stage, and tracers in the way of an end; false without any.
-    fn round(&self, stage: Stage, sight: Option<&Sight>, ended: &mut Ended) -> bool {
+    /// Ends the processes named by the stage, and tracers in the way of an end; false without any. Each process is
+    /// looked up once: a user may have any number of descriptors.
+    fn round(&self, stage: Stage, sight: Option<&Sight>, ended: &mut Ended, deadline: Instant) -> bool {
         let _still = self.freeze();
-        let mut targets = match stage {
+        let mut targets: BTreeSet<u32> = match stage {
             Stage::Seen if self.counter.is_some() => {
-                let pids = self.sightings(sight).into_iter().map(|s| s.pid);
-                pids.filter(|pid| self.is_lessees(*pid)).collect()
+                self.sightings(sight).into_iter().map(|s| s.pid).collect()
             }
             Stage::Seen | Stage::Suspect => self.holding(stage == Stage::Suspect),
             Stage::Children | Stage::Kernel => {
@@ -232,7 +232,9 @@ impl Release<'_> {
         targets.extend(ended.dying().into_iter().flat_map(proc::tracers));
         targets.retain(|pid| !ended.0.contains_key(pid));
         let mut any = false;
-        for pid in targets {
+        // Some are ended, even if the look took all the time.
+        let deadline = deadline.max(Instant::now() + ROUND);
+        for pid in targets.into_iter().take_while(|_| Instant::now() < deadline) {
             any |= ended.end(pid, || self.is_lessees(pid));
         }
         for pid in ended.dying() {
@@ -290,16 +292,17 @@ impl Release<'_> {
         }
         let mut files: HashSet<u64> = self.files().into_iter().map(|(file, _)| file).collect();
         let counted = !files.is_empty();
-        for seen in self.sightings(sight) {
-            if !self.is_lessees(seen.pid) {
-                files.remove(&seen.file);
-            }
+        let seen = self.sightings(sight);
+        let mut others: BTreeSet<u32> = seen.iter().map(|s| s.pid).collect();
+        others.retain(|pid| !self.is_lessees(*pid));
+        for seen in seen.iter().filter(|s| others.contains(&s.pid)) {
+            files.remove(&seen.file);
         }
         counted && files.is_empty()
     }
 
     /// The lessee's processes that hold a device, or may.
-    fn holding(&self, suspects: bool) -> Vec<u32> {
+    fn holding(&self, suspects: bool) -> BTreeSet<u32> {
         let mut pids = holders::all_processes().unwrap_or_default();
         pids.retain(|pid| self.is_lessees(*pid));
         let found = holders::among(&pids, self.numbers).0.into_iter();

@@ -241,6 +241,27 @@ def hold_in_dance(path: str) -> int:
     return in_child(dance)
 
 
+def hold_in_duplicates(path: str) -> int:
+    """Some 800,000 descriptors of one open file, in as many processes as that takes. Gives how many."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    count = 800_000 // most + 1
+
+    def duplicate(ready: Callable[[], None]) -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        fd = os.open(path, FLAGS)
+        for number in range(20, most):
+            os.dup2(fd, number)
+        for _ in range(count - 1):
+            if os.fork() == 0:
+                break
+        else:
+            ready()
+        signal.pause()
+
+    in_child(duplicate)
+    return count
+
+
 def hold_in_blocked_send(path: str, kind: int = socket.SOCK_STREAM) -> int:
     """The only reference is on the stack of a thread that sleeps in sendmsg."""
 
@@ -581,6 +602,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "open": try_open,
     "fork-chain": hold_in_fork_chain,
     "dance": hold_in_dance,
+    "duplicates": hold_in_duplicates,
     "blocked-send": hold_in_blocked_send,
     "blocked-datagram": lambda path: hold_in_blocked_send(path, socket.SOCK_DGRAM),
     "blocked-poll": hold_in_blocked_poll,

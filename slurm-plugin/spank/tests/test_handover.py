@@ -117,6 +117,14 @@ def test_nobody_evades_the_count(alice: Kernel, pilot: Pilot, how: str) -> None:
         assert alice.opens() == EPERM, "the kernel itself lives on"
 
 
+def test_duplicates_make_no_take_back_longer(alice: Kernel, pilot: Pilot) -> None:
+    """Each process is looked up once, however many descriptors it has."""
+    step, told = pilot.lend(alice)
+    holders = alice.ask("duplicates", told["devices"][0]["path"])
+    assert len(end_and_take_back(step, pilot)) == holders
+    assert alice.opens() == EPERM, "the kernel itself lives on"
+
+
 @pytest.mark.parametrize("how", ["blocked-send", "blocked-datagram", "blocked-poll"])
 def test_a_reference_on_a_sleeping_threads_stack_counts(alice: Kernel, pilot: Pilot, how: str) -> None:
     """It is there for the grace, and gone when the freezer wakes the thread, or its process is ended."""
