@@ -39,14 +39,15 @@ pub use seen::{Sight, Sighting};
 /// Where systemd mounts the bpf file system.
 pub const BPF_DIR: &str = "/sys/fs/bpf";
 /// Version of the maps and their meaning: programs of another version count beside these.
-const SET: &str = "gresshopper-2";
+const SET: &str = "gresshopper-3";
 /// More open files than any program needs of one GPU; further opens are refused.
 const MOST_FILES: i32 = 16_384;
 /// As many have sixteen devices that are all full.
 const MOST_FILES_IN_ALL: u32 = 16 * MOST_FILES.cast_unsigned();
 const MOST_DEVICES: u32 = 1024;
 const MOST_KERNELS: u32 = 16_384;
-const MOST_THREADS: u32 = 65_536;
+/// A thread and a file for each open that is under way at a time, with room for what isn't any more.
+const MOST_NOTES: u32 = 131_072;
 
 /// Why nothing can be counted on this node.
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +109,8 @@ pub struct Counter {
     kernels: Map<Group, u64>,
     /// By the address of the file.
     files: Map<u64, Opened>,
-    /// Last allocation of each of a kernel's threads. A thread whose entry was evicted is refused.
+    /// By thread its last allocated file, and by file its last allocating thread, of kernels' threads. Addresses of
+    /// Linux's are no thread's number. A thread whose entry was evicted is refused.
     last: Map<u64, u64>,
 }
 
@@ -170,7 +172,7 @@ impl Counter {
                 lent: Map::make(MOST_DEVICES)?,
                 kernels: Map::make(MOST_KERNELS)?,
                 files: Map::make(MOST_FILES_IN_ALL)?,
-                last: Map::make_forgetful(MOST_THREADS)?,
+                last: Map::make_forgetful(MOST_NOTES)?,
             })
         };
         let counter = made().map_err(failed("a map can't be made"))?;
@@ -705,6 +707,12 @@ impl Counter {
         a.push(POINTER, FILE, 0, 0, 0);
         a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
         a.on_map(DELETE, self.last.fd(), THREAD_AT);
+        // The noted file may be gone, and another thread about to open a file at that address.
+        a.on_map(LOOKUP, self.last.fd(), FILE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Deny);
+        a.push(POINTER, 1, 0, 0, 0);
+        a.push(POINTER, 2, STACK, THREAD_AT, 0);
+        a.jump(JUMP_UNLESS_SAME, 1, 2, 0, Label::Deny);
         let (references, freed) = layout.references;
         a.field(OTHER, FILE, references);
         a.jump(freed, OTHER, 0, 0, Label::Deny);
@@ -732,9 +740,11 @@ impl Counter {
         a.place(Label::Kernel);
         a.push(CALL, 0, 0, 0, PID_TGID);
         a.push(STORE_POINTER, STACK, 0, THREAD_AT, 0);
-        a.place_of(3, FILE_AT);
-        a.push(MOVE, 4, 0, 0, 0);
-        a.on_map(UPDATE, self.last.fd(), THREAD_AT);
+        for (key, value) in [(THREAD_AT, FILE_AT), (FILE_AT, THREAD_AT)] {
+            a.place_of(3, value);
+            a.push(MOVE, 4, 0, 0, 0);
+            a.on_map(UPDATE, self.last.fd(), key);
+        }
         a.place(Label::Allow);
         a.end(0);
         a.finish()

@@ -10,7 +10,7 @@ import harness
 import pytest
 from harness import Cluster, Kernel, Pilot, Taker, end
 
-PINNED = Path("/sys/fs/bpf/gresshopper-2")
+PINNED = Path("/sys/fs/bpf/gresshopper-3")
 
 
 def block(pilot: Pilot, alice: Kernel, taker: Taker) -> int:

@@ -146,10 +146,7 @@ fn an_open_that_fails_counts_no_longer_than_it_takes() {
     let Some(host) = Host::that_counts() else { return };
     host.lend(NOBODYS);
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("device");
-    let numbers = ["c", &NOBODYS.major.to_string(), &NOBODYS.minor.to_string()];
-    let made = Command::new("mknod").arg(&path).args(numbers).status();
-    assert!(made.unwrap().success());
+    let path = nobodys(dir.path());
     let failed = File::open(&path).unwrap_err();
     assert_eq!(failed.raw_os_error(), Some(libc::ENXIO), "{failed}");
     let refused = File::options()
@@ -158,6 +155,15 @@ fn an_open_that_fails_counts_no_longer_than_it_takes() {
         .open(&path);
     assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(host.open_files(NOBODYS), 0);
+}
+
+/// The device's file.
+fn nobodys(dir: &Path) -> PathBuf {
+    let path = dir.join("device");
+    let numbers = ["c", &NOBODYS.major.to_string(), &NOBODYS.minor.to_string()];
+    let made = Command::new("mknod").arg(&path).args(numbers).status();
+    assert!(made.unwrap().success());
+    path
 }
 
 #[test]
@@ -201,6 +207,42 @@ fn a_stale_note_of_a_freed_file_opens_nothing_uncounted() {
     let held = open();
     churn();
     assert_eq!(host.open_files(FUSE), u64::from(held.is_ok()));
+}
+
+/// access(2) has no file. The thread's note is of a file that is gone, and another thread of the process is about to
+/// open the next file at that address, with the same credentials.
+#[test]
+fn a_question_counts_no_file_of_another_thread() {
+    let Some(host) = Host::that_counts() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = nobodys(dir.path());
+    host.lend(NOBODYS);
+    stay_here();
+    // Not each time it is the other thread's file that lies at the noted address.
+    for _ in 0..10 {
+        let Some(silent) = Silent::mount() else {
+            eprintln!("SKIPPED: this host has no FUSE");
+            return;
+        };
+        let waits = silent.dir.path().join("file");
+        let (go, started) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || {
+            started.recv().unwrap();
+            File::open(waits)
+        });
+        assert!(File::open("/nowhere").is_err());
+        go.send(()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        let asked = rustix::fs::access(&path, rustix::fs::Access::READ_OK);
+        drop(silent);
+        assert!(other.join().unwrap().is_err());
+        churn();
+        assert_eq!(asked, Err(rustix::io::Errno::PERM));
+        assert_eq!(
+            (host.open_files(NOBODYS), host.counter.files(NOBODYS)),
+            (0, vec![])
+        );
+    }
 }
 
 /// As a file whose open was refused after it was counted, by somebody else than its driver.
