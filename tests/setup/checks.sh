@@ -249,6 +249,11 @@ e2e() {
 	step "build of what is deployed" deployables || return
 	mkdir "$scratch/shared"
 	beside "e2e_shared "{1,2,3,4} e2e_others plugin tried
+	local variant
+	for variant in "${runnable[@]:0:2}"; do
+		HOP_E2E_ALONE=1 step "the plugin alone on its host, on $variant" \
+			plugin_on "$variant" 13 slurm-plugin/spank/tests/test_alone.py
+	done
 }
 
 # What people install and try, one after another: most of it waits. Bursts have a cluster of their own.
@@ -344,13 +349,13 @@ e2e_on() {
 		step "end to end on $variant: $what" again pytest_e2e "$@"
 }
 
-# plugin_on VARIANT INDEX: one cluster for all tests of the plugin; its own test_cores.py is for a cluster with real cores, by hand.
+# plugin_on VARIANT INDEX [TESTS]: one cluster for all tests of the plugin; its own test_cores.py is for a cluster with real cores, by hand.
 plugin_on() {
 	local status=0 base=/srv/hop-plugin-$1 library=$target/test-panic
 	[ "$1" != trixie ] || library=$trixie/test-panic
 	HOP_E2E=1 HOP_E2E_BASE=$base HOP_E2E_INDEX=$2 HOP_E2E_UP="--variant $1 --burst-nodes 0 --nodes 2" \
 		HOP_E2E_DEVCLUSTER=$target/devcluster HOP_E2E_PLUGIN=$library/libgresshopper.so \
-		again pytest_e2e slurm-plugin/spank/tests || status=1
+		again pytest_e2e "${3:-slurm-plugin/spank/tests}" || status=1
 	"$target/devcluster" down --purge --base "$base"
 	return "$status"
 }

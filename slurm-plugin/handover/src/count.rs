@@ -34,7 +34,7 @@ use std::sync::atomic::{Ordering, fence};
 mod seen;
 #[cfg(test)]
 pub(crate) mod tests;
-pub use seen::{Sight, Sighting};
+pub use seen::{Look, Sight, Sighting};
 
 /// Where systemd mounts the bpf file system.
 pub const BPF_DIR: &str = "/sys/fs/bpf";
@@ -117,11 +117,6 @@ pub struct Counter {
 /// A device's number as it stands in the kernel's own structures.
 fn internal(number: Number) -> u32 {
     number.major << 20 | number.minor
-}
-
-fn external(number: u32) -> Number {
-    let (major, minor) = (number >> 20, number & 0xf_ffff);
-    Number { major, minor }
 }
 
 const MAPS: [&str; 5] = ["counts", "lent", "kernels", "files", "last"];
@@ -296,7 +291,7 @@ impl Counter {
         self.know(device)
     }
 
-    /// Refuses the device to every kernel without a lease on it, and lets [`Sight`] show its open files.
+    /// Refuses the device to every kernel without a lease on it.
     ///
     /// # Errors
     /// Linux's.

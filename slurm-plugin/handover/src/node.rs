@@ -471,13 +471,11 @@ impl Node {
     }
 
     /// A job with the device from Slurm may have left it to another process of its user's. Then this user has to let go
-    /// of the device, and the device is blocked until a look sees no holder.
+    /// of the device, and the device is blocked until a whole look sees no holder. Whoever keeps a look from being whole
+    /// counts as a holder: anybody may be hidden behind such a process.
     fn check_strangers(&self, device: &Device) -> Result<(), Refusal> {
         let number = Number::of(device);
         let _lock = self.lock_device(device)?;
-        if let Ok(counter) = self.counter() {
-            counter.know(number).map_err(refused("counting"))?;
-        }
         let holders = self.of_nobody(&[number]).strangers();
         let Some(first) = holders.first() else {
             return Ok(());

@@ -8,7 +8,7 @@
 
 use crate::bpf::Number;
 use crate::cgroup::{self, Frozen};
-use crate::count::{Counter, Opener, Sight, Sighting};
+use crate::count::{Counter, Look, Opener, Sight, Sighting};
 use crate::decide::{self, Rules, Suspect, Verdict};
 use crate::holders::{self, Found};
 use crate::mounts::Mounts;
@@ -24,6 +24,10 @@ use std::time::{Duration, Instant};
 pub(crate) const DYING: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const ROUND: Duration = Duration::from_millis(50);
+/// How long a look may take, while the kernel stands still.
+const LOOKING: Duration = Duration::from_secs(2);
+/// How long a look may take that is of no use unless it is whole.
+const LOOKING_FOR_STRANGERS: Duration = Duration::from_secs(5);
 /// As many are named; a record and a line to the agent stay short.
 pub(crate) const NAMED: usize = 8;
 /// As many are told by their number.
@@ -118,7 +122,7 @@ impl Release<'_> {
             return Released::default();
         }
         // Without this sight, holders seen through /proc are ended as suspects.
-        let sight = self.counter.and_then(|c| c.sight().ok());
+        let sight = self.counter.and_then(|_| Sight::of(self.numbers).ok());
         let mut ended = Ended::default();
         let deadline = Instant::now() + dying;
         let mut stage = Stage::Seen;
@@ -168,8 +172,8 @@ impl Release<'_> {
                 .all(|n| counter.open_files(*n).is_ok_and(|c| c == 0)),
             None => {
                 let _still = self.freeze();
-                let found = holders::all_processes().map(|pids| holders::among(&pids, self.numbers));
-                found.is_ok_and(|(found, all)| all && self.judge(found).is_empty())
+                let (found, whole) = self.search();
+                whole && self.judge(found).is_empty()
             }
         }
     }
@@ -198,11 +202,7 @@ impl Release<'_> {
             .is_some_and(|s| decide::is_lessees(&s, self.rules.lessee))
     }
 
-    /// Relevant processes among `pids`, each with its verdict.
-    fn judged(&self, pids: &[u32]) -> Vec<(Found, Suspect, Verdict)> {
-        self.judge(holders::among(pids, self.numbers).0)
-    }
-
+    /// The relevant ones of the processes, each with its verdict.
     fn judge(&self, found: impl IntoIterator<Item = Found>) -> Vec<(Found, Suspect, Verdict)> {
         let judged = found.into_iter().filter_map(|found| {
             let suspect = self.suspect(found)?;
@@ -243,18 +243,21 @@ impl Release<'_> {
         any
     }
 
-    /// Processes in jobs that hold a file of the devices outside of any lease. Root's and the service account's
-    /// processes may hold one.
+    /// Processes in jobs that hold a file of the devices outside of any lease, or keep the look for them from its end.
+    /// Root's and the service account's processes may hold one.
     pub fn strangers(&self) -> Vec<Holder> {
-        let sight = self.counter.and_then(|c| c.sight().ok());
-        let mut seen = sight.and_then(|s| s.look().ok()).unwrap_or_default();
-        seen.retain(|s| self.numbers.contains(&s.device));
-        let found: BTreeSet<Found> = seen
-            .into_iter()
-            .map(|Sighting { pid, how, .. }| Found { pid, how })
-            .collect();
+        if self.counter.is_none() {
+            return Vec::new();
+        }
+        let look = Sight::of(self.numbers)
+            .ok()
+            .and_then(|s| s.look(LOOKING_FOR_STRANGERS).ok());
+        let Look { seen, stopped } = look.unwrap_or(Look {
+            seen: Vec::new(),
+            stopped: Some(0),
+        });
         let mut holders = Vec::new();
-        for found in found {
+        for found in found(seen) {
             let suspect = self.suspect(found);
             let may = |s: &Suspect| !s.in_job || s.real_uid == 0 || s.real_uid == self.service;
             if let Some(suspect) = suspect.filter(|s| !may(s)) {
@@ -267,6 +270,7 @@ impl Release<'_> {
                 });
             }
         }
+        holders.extend(stopped.map(unseen));
         holders.truncate(NAMED);
         holders
     }
@@ -274,7 +278,7 @@ impl Release<'_> {
     /// Processes seen with a counted file of the devices.
     fn sightings(&self, sight: Option<&Sight>) -> Vec<Sighting> {
         let files: HashSet<u64> = self.files().into_iter().map(|(file, _)| file).collect();
-        let mut seen = sight.and_then(|s| s.look().ok()).unwrap_or_default();
+        let Look { mut seen, .. } = sight.and_then(|s| s.look(LOOKING).ok()).unwrap_or_default();
         seen.retain(|s| files.contains(&s.file));
         seen
     }
@@ -287,7 +291,7 @@ impl Release<'_> {
     /// Whether ending the lessee's processes would free nothing: somebody else is seen with every open file.
     fn only_others_hold(&self, sight: Option<&Sight>) -> bool {
         if self.counter.is_none() {
-            let seen = self.judged(&holders::all_processes().unwrap_or_default());
+            let seen = self.judge(self.search().0);
             return seen.iter().all(|(.., verdict)| *verdict != Verdict::End);
         }
         let mut files: HashSet<u64> = self.files().into_iter().map(|(file, _)| file).collect();
@@ -301,6 +305,15 @@ impl Release<'_> {
         counted && files.is_empty()
     }
 
+    /// A look through `/proc`, with the answer whether it was whole.
+    fn search(&self) -> (Vec<Found>, bool) {
+        let pids = holders::all_processes();
+        pids.map_or_else(
+            |_| (Vec::new(), false),
+            |pids| holders::among(&pids, self.numbers),
+        )
+    }
+
     /// The lessee's processes that hold a device, or may.
     fn holding(&self, suspects: bool) -> BTreeSet<u32> {
         let mut pids = holders::all_processes().unwrap_or_default();
@@ -309,14 +322,14 @@ impl Release<'_> {
         found.filter(|f| suspects || f.is_sure()).map(|f| f.pid).collect()
     }
 
-    /// Remaining holders, for reports: the seen ones, and the openers of counted files.
+    /// Remaining holders, for reports: the seen ones, the openers of counted files, and who keeps others from being
+    /// seen.
     fn holders(&self, sight: Option<&Sight>, ended: &Ended) -> Vec<Holder> {
-        let judged = if self.counter.is_some() {
-            let seen = self.sightings(sight).into_iter();
-            let seen: BTreeSet<Found> = seen.map(|Sighting { pid, how, .. }| Found { pid, how }).collect();
-            self.judge(seen)
+        let (judged, whole) = if self.counter.is_some() {
+            (self.judge(found(self.sightings(sight))), true)
         } else {
-            self.judged(&holders::all_processes().unwrap_or_default())
+            let (found, whole) = self.search();
+            (self.judge(found), whole)
         };
         let sure = judged.into_iter().filter(|(found, ..)| found.is_sure());
         let mut holders: Vec<Holder> = sure
@@ -330,6 +343,9 @@ impl Release<'_> {
             how: Hold::OpenFile,
             why: "what it opened during the lease is open still, here or elsewhere".to_owned(),
         }));
+        if !whole {
+            holders.push(unseen(0));
+        }
         if holders.is_empty() {
             holders.push(Holder {
                 pid: 0,
@@ -358,6 +374,24 @@ impl Release<'_> {
             how: found.how,
             why: why.to_owned(),
         }
+    }
+}
+
+fn found(seen: Vec<Sighting>) -> BTreeSet<Found> {
+    let found = |Sighting { pid, how, .. }| Found { pid, how };
+    seen.into_iter().map(found).collect()
+}
+
+/// The process that kept a look from being whole, so that others weren't seen: whose memory nobody may look at, else
+/// where the look stopped.
+fn unseen(stopped: u32) -> Holder {
+    let pid = holders::locked().unwrap_or(stopped);
+    Holder {
+        pid,
+        uid: proc::real_uid(pid).unwrap_or(u32::MAX),
+        exe: proc::exe(pid),
+        how: Hold::Unseen,
+        why: "the look for holders got no further than this process".to_owned(),
     }
 }
 

@@ -216,6 +216,8 @@ pub enum Hold {
     Cgroup,
     /// Linux counts an open file of the device; the process opened it, and may be gone.
     OpenFile,
+    /// Perhaps none: the process can't be looked at, and keeps others from being looked at.
+    Unseen,
 }
 
 impl std::fmt::Display for Hold {
@@ -227,6 +229,7 @@ impl std::fmt::Display for Hold {
             Self::InFlight => "a descriptor in flight in a socket",
             Self::Cgroup => "its cgroup",
             Self::OpenFile => "an open file",
+            Self::Unseen => "what can't be seen, if at all",
         })
     }
 }

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterator
-
 import harness
 import pytest
 from harness import Cluster, Kernel, Pilot, end
@@ -16,38 +12,6 @@ EPERM = ["EPERM", "EPERM"]
 @pytest.fixture
 def bob(cluster: Cluster) -> Kernel:
     return harness.kernel(cluster, "bob", cluster.submit("bob", "--mem=256"))
-
-
-@pytest.fixture
-def fuse(cluster: Cluster) -> Iterator[str]:
-    """A door to FUSE that everybody may open, as udev makes it."""
-    path = cluster.base / "opt" / "fuse"
-    path.unlink(missing_ok=True)
-    os.mknod(path, stat.S_IFCHR, os.makedev(10, 229))
-    path.chmod(0o666)
-    yield str(path)
-    path.unlink()
-
-
-@pytest.mark.parametrize("whose", ["a-strangers", "the-lessees"])
-def test_memory_that_nobody_may_look_at_holds_up_no_take_back(
-    alice: Kernel, bob: Kernel, pilot: Pilot, fuse: str, whose: str
-) -> None:
-    """Whoever looks at such a process waits for ever."""
-    step, told = pilot.lend(alice)
-    path = told["devices"][0]["path"]
-    locked = bob.ask("lock-memory", fuse) if whose == "a-strangers" else alice.ask("lock-memory", fuse, path)
-    assert isinstance(locked, int), locked
-    if not (bob if whose == "a-strangers" else alice).ask("alive", locked):
-        assert "trixie" in str(pilot.cluster.base)
-        pytest.skip("Linux makes no user namespace in a chroot")
-    child = alice.ask("child", path)
-    end(step)
-    taken = pilot.hear(30)
-    assert taken["clean"], taken
-    assert child in taken["ended_pids"]
-    assert whose == "the-lessees" or bob.ask("alive", locked)
-    assert whose == "the-lessees" or alice.opens() == EPERM
 
 
 def test_a_device_that_a_users_own_gpu_job_left_to_another_process(

@@ -1,14 +1,14 @@
-//! Processes with an open file of a known device, by descriptor or by mapping: Linux's iterators over both.
+//! Processes with an open file of some devices, by descriptor or by mapping: Linux's iterators over both.
 //!
 //! This is exact where `/proc` is not: a lease's file is told from a daemon's own of the same device, by the map of
 //! files. References without a descriptor or a mapping show nowhere; [`super::Counter::open_files`] counts them.
 
 use super::{
-    AND, Assembler, CALL, CHARACTER_FILE, COPY, CountError, Counter, FILE, JUMP_IF, JUMP_UNLESS, KIND,
-    LOOKUP, Label, Layout, MOVE, OTHER, POINTER, STACK, STORE_POINTER, STORE_WORD, WORD, external, failed,
+    AND, Assembler, CALL, CHARACTER_FILE, COPY, CountError, FILE, JUMP_IF, JUMP_UNLESS, KIND, LOOKUP, Label,
+    Layout, MOVE, OTHER, POINTER, STACK, STORE_NUMBER, STORE_POINTER, STORE_WORD, WORD, failed, internal,
 };
 use crate::apart::apart;
-use crate::bpf::{self, Instruction, Number};
+use crate::bpf::{self, Instruction, Map, Number};
 use crate::token::Hold;
 use std::cell::Cell;
 use std::io::{self, Read, Write};
@@ -16,34 +16,92 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// A process that has an open file of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sighting {
     /// As in [`Counter::files`].
     pub file: u64,
-    pub device: Number,
     pub pid: u32,
     pub how: Hold,
 }
 
+/// What a look has seen.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// In order, and each once however many duplicates there are.
+    pub seen: Vec<Sighting>,
+    /// Where the look was cut off: at this process or, if nobody may look at a process's memory, just before that one.
+    pub stopped: Option<u32>,
+}
+
 /// Most bytes of a look: a user may have many duplicates of a file. Later duplicates are seen once the first are gone.
 const MOST: usize = 16 << 20;
-/// Any user can keep the memory of their own process from being looked at. Then files without a descriptor, only
-/// mapped, aren't seen: [`super::Counter::open_files`] counts them all the same.
-const PATIENCE: Duration = Duration::from_secs(2);
+
+/// In place of a device's number: the process that the iterators are at.
+const PROCESS: u32 = u32::MAX;
 
 /// The iterators over all descriptors and all mappings of the host.
 #[derive(Debug)]
 pub struct Sight {
     descriptors: OwnedFd,
     mappings: OwnedFd,
-    /// Mappings weren't shown in time, and aren't asked for again.
-    stuck: Cell<bool>,
+    /// The devices, and [`PROCESS`].
+    asked: Map<u32, u64>,
+    /// Mappings weren't shown in time, and aren't asked for again: where that was.
+    stuck: Cell<Option<u32>>,
 }
 
-impl Counter {
+/// Writes file and process. `path`: from the context, whose second word is the task, to the file.
+fn on_item(asked: &Map<u32, u64>, layout: &Layout, tgid: i16, path: &[i16]) -> Vec<Instruction> {
+    const CONTEXT: u8 = 7;
+    const SEQUENCE_WRITE: i32 = 127; // bpf_seq_write
+    const ITEM_AT: i16 = -24;
+    const KEY_AT: i16 = -8;
+    let mut a = Assembler::default();
+    a.push(COPY, CONTEXT, 1, 0, 0);
+    a.push(POINTER, 1, 1, 8, 0);
+    a.jump(JUMP_IF, 1, 0, 0, Label::Allow);
+    a.push(WORD, 1, 1, tgid, 0);
+    a.push(STORE_POINTER, STACK, 1, ITEM_AT + 8, 0);
+    a.push(STORE_NUMBER, STACK, 0, KEY_AT, PROCESS.cast_signed());
+    a.on_map(LOOKUP, asked.fd(), KEY_AT);
+    a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
+    a.push(POINTER, 1, STACK, ITEM_AT + 8, 0);
+    a.push(STORE_POINTER, 0, 1, 0, 0);
+    a.push(COPY, FILE, CONTEXT, 0, 0);
+    for offset in path {
+        a.push(POINTER, FILE, FILE, *offset, 0);
+        a.jump(JUMP_IF, FILE, 0, 0, Label::Allow);
+    }
+    a.push(STORE_POINTER, STACK, FILE, ITEM_AT, 0);
+    // A name for which nobody asks a driver or needs a permission.
+    a.field(OTHER, FILE, layout.flags);
+    a.push(AND, OTHER, 0, 0, libc::O_PATH);
+    a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Allow);
+    a.field(OTHER, FILE, layout.inode);
+    a.jump(JUMP_IF, OTHER, 0, 0, Label::Allow);
+    a.field(FILE, OTHER, layout.mode);
+    a.push(AND, FILE, 0, 0, KIND);
+    a.jump(JUMP_UNLESS, FILE, 0, CHARACTER_FILE, Label::Allow);
+    a.follow(OTHER, layout.device);
+    a.push(STORE_WORD, STACK, OTHER, KEY_AT, 0);
+    a.on_map(LOOKUP, asked.fd(), KEY_AT);
+    a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
+    a.push(POINTER, 1, CONTEXT, 0, 0);
+    a.push(POINTER, 1, 1, 0, 0);
+    a.place_of(2, ITEM_AT);
+    a.push(MOVE, 3, 0, 0, 16);
+    a.push(CALL, 0, 0, 0, SEQUENCE_WRITE);
+    a.place(Label::Allow);
+    a.end(0);
+    a.finish()
+}
+
+impl Sight {
+    /// For open files of these devices, whether they were ever lent or not.
+    ///
     /// # Errors
     /// This Linux lacks such iterators, or refuses their use.
-    pub fn sight(&self) -> Result<Sight, CountError> {
+    pub fn of(devices: &[Number]) -> Result<Self, CountError> {
         let layout = Layout::of_running()?;
         let bytes = super::description()?;
         let btf = super::types(&bytes)?;
@@ -54,74 +112,41 @@ impl Counter {
         let vm_file = btf
             .offset("vm_area_struct", "vm_file")
             .ok_or_else(missing("vma.vm_file"))?;
+        let asked = Map::make(u32::try_from(devices.len() + 1).unwrap_or(u32::MAX));
+        let asked: Map<u32, u64> = asked.map_err(failed("a map can't be made"))?;
+        let mut keys = devices.iter().copied().map(internal).chain([PROCESS]);
+        let put = keys.try_for_each(|key| asked.put(&key, &0));
+        put.map_err(failed("a map can't be written"))?;
         let iterator = |name, path: &[i16]| {
             let kind = btf.function(name).ok_or_else(missing(name))?;
-            bpf::iterate(&self.on_item(&layout, tgid, path), kind).map_err(failed("an iterator can't be had"))
+            let program = on_item(&asked, &layout, tgid, path);
+            bpf::iterate(&program, kind).map_err(failed("an iterator can't be had"))
         };
-        Ok(Sight {
+        Ok(Self {
             descriptors: iterator("bpf_iter_task_file", &[24])?,
             mappings: iterator("bpf_iter_task_vma", &[16, vm_file])?,
-            stuck: Cell::new(false),
+            asked,
+            stuck: Cell::new(None),
         })
     }
-
-    /// Writes file, process and device. `path`: from the context, whose second word is the task, to the file.
-    fn on_item(&self, layout: &Layout, tgid: i16, path: &[i16]) -> Vec<Instruction> {
-        const CONTEXT: u8 = 7;
-        const SEQUENCE_WRITE: i32 = 127; // bpf_seq_write
-        const ITEM_AT: i16 = -24;
-        let mut a = Assembler::default();
-        a.push(COPY, CONTEXT, 1, 0, 0);
-        a.push(COPY, FILE, 1, 0, 0);
-        for offset in path {
-            a.push(POINTER, FILE, FILE, *offset, 0);
-            a.jump(JUMP_IF, FILE, 0, 0, Label::Allow);
-        }
-        a.push(STORE_POINTER, STACK, FILE, ITEM_AT, 0);
-        // A name for which nobody asks a driver or needs a permission.
-        a.field(OTHER, FILE, layout.flags);
-        a.push(AND, OTHER, 0, 0, libc::O_PATH);
-        a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Allow);
-        a.field(OTHER, FILE, layout.inode);
-        a.jump(JUMP_IF, OTHER, 0, 0, Label::Allow);
-        a.field(FILE, OTHER, layout.mode);
-        a.push(AND, FILE, 0, 0, KIND);
-        a.jump(JUMP_UNLESS, FILE, 0, CHARACTER_FILE, Label::Allow);
-        a.follow(OTHER, layout.device);
-        a.push(STORE_WORD, STACK, OTHER, ITEM_AT + 12, 0);
-        a.on_map(LOOKUP, self.counts.fd(), ITEM_AT + 12);
-        a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
-        a.push(POINTER, 1, CONTEXT, 8, 0);
-        a.jump(JUMP_IF, 1, 0, 0, Label::Allow);
-        a.push(WORD, 1, 1, tgid, 0);
-        a.push(STORE_WORD, STACK, 1, ITEM_AT + 8, 0);
-        a.push(POINTER, 1, CONTEXT, 0, 0);
-        a.push(POINTER, 1, 1, 0, 0);
-        a.place_of(2, ITEM_AT);
-        a.push(MOVE, 3, 0, 0, 16);
-        a.push(CALL, 0, 0, 0, SEQUENCE_WRITE);
-        a.place(Label::Allow);
-        a.end(0);
-        a.finish()
-    }
-}
-
-impl Sight {
-    /// All present holders of open files, of any known device.
+    /// All present holders of open files of the devices, as far as they are seen within `patience`, for descriptors and
+    /// for mappings each. Any user can keep the memory of their own process from being looked at. Then files without a
+    /// descriptor, only mapped, aren't seen: [`super::Counter::open_files`] counts them all the same.
     ///
     /// # Errors
     /// Linux's.
-    pub fn look(&self) -> io::Result<Vec<Sighting>> {
+    pub fn look(&self, patience: Duration) -> io::Result<Look> {
         let mut seen = Vec::new();
+        let mut stopped = self.stuck.get();
         for (link, how) in [
             (&self.descriptors, Hold::Descriptor),
             (&self.mappings, Hold::Mapping),
         ] {
-            if how == Hold::Mapping && self.stuck.get() {
+            if how == Hold::Mapping && self.stuck.get().is_some() {
                 continue;
             }
             let mut file = bpf::run(link)?;
-            let (bytes, whole) = apart(PATIENCE, MOST, |mut out| {
+            let (bytes, whole) = apart(patience, MOST, |mut out| {
                 let mut buffer = [0; 8192];
                 loop {
                     match file.read(&mut buffer)? {
@@ -130,20 +155,24 @@ impl Sight {
                     }
                 }
             })?;
-            self.stuck.set(!whole && bytes.len() < MOST);
+            if !whole {
+                let at = self.asked.get(&PROCESS)?.unwrap_or(0);
+                stopped = Some(u32::try_from(at).unwrap_or(0));
+                if how == Hold::Mapping && bytes.len() < MOST {
+                    self.stuck.set(stopped);
+                }
+            }
             let (words, _) = bytes.as_chunks::<8>();
             let (items, _) = words.as_chunks::<2>();
-            seen.extend(items.iter().map(|[file, of]| {
-                let [process @ .., a, b, c, d] = *of;
-                Sighting {
-                    file: u64::from_ne_bytes(*file),
-                    device: external(u32::from_ne_bytes([a, b, c, d])),
-                    pid: u32::from_ne_bytes(process),
-                    how,
-                }
+            seen.extend(items.iter().map(|[file, process]| Sighting {
+                file: u64::from_ne_bytes(*file),
+                pid: u32::try_from(u64::from_ne_bytes(*process)).unwrap_or(0),
+                how,
             }));
         }
-        Ok(seen)
+        seen.sort_unstable();
+        seen.dedup();
+        Ok(Look { seen, stopped })
     }
 }
 
@@ -160,13 +189,13 @@ mod tests {
     fn a_counted_file_is_seen_by_descriptor_and_by_mapping() {
         let Some(host) = Host::that_counts() else { return };
         let counter = &host.counter;
-        let sight = counter.sight().unwrap();
+        let sight = Sight::of(&[ZERO]).unwrap();
         let me = std::process::id();
         let seen = || -> Vec<(Hold, u64)> {
-            let mine = sight.look().unwrap().into_iter().filter(|s| s.pid == me);
-            mine.filter(|s| s.device == ZERO)
-                .map(|s| (s.how, s.file))
-                .collect()
+            let look = sight.look(Duration::from_secs(60)).unwrap();
+            assert_eq!(look.stopped, None);
+            let mine = look.seen.into_iter().filter(|s| s.pid == me);
+            mine.map(|s| (s.how, s.file)).collect()
         };
         let uncounted = std::fs::File::open("/dev/zero").unwrap();
         host.lend(ZERO);
@@ -174,6 +203,8 @@ mod tests {
             panic!("{:?}", seen());
         };
         let file = std::fs::File::open("/dev/zero").unwrap();
+        let duplicates: Vec<_> = (0..100).map(|_| file.try_clone().unwrap()).collect();
+        let _of_another_device = std::fs::File::open("/dev/null").unwrap();
         let files = counter.files(ZERO);
         let of_lease = |(_, file): &(Hold, u64)| *file != before;
         let [(Hold::Descriptor, address)] = seen().into_iter().filter(of_lease).collect::<Vec<_>>()[..]
@@ -190,7 +221,7 @@ mod tests {
         // SAFETY: a new private mapping of a page, which nothing refers to.
         let page = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, libc::MAP_PRIVATE, fd, 0) };
         assert_ne!(page, libc::MAP_FAILED);
-        drop((file, uncounted));
+        drop((file, duplicates, uncounted));
         assert_eq!(seen(), [(Hold::Mapping, address)]);
         // SAFETY: the mapping is this test's, without any other reference.
         assert_eq!(unsafe { libc::munmap(page, length) }, 0);
