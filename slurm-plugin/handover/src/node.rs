@@ -68,6 +68,8 @@ pub enum NodeError {
     Counter(#[source] std::io::Error),
     #[error("process {pid} is gone")]
     Gone { pid: u32 },
+    #[error("the step {key} is a kernel's already, and that kernel has processes")]
+    Known { key: StepKey },
 }
 
 /// The word on which a take-back rests.
@@ -141,26 +143,37 @@ impl Node {
     /// # Errors
     /// The task stays where Slurm put the task, without any device, and no lease will reach the task.
     pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<Option<KernelRecord>, NodeError> {
-        let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
+        let lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
+        // The parts of a heterogeneous step bear one key: a second record would hide the first one's cgroup for ever.
+        if let Some(before) = self.store.get::<KernelRecord>(key)? {
+            if !cgroup::remove(&self.mounts, &before.cgroup) {
+                return Err(NodeError::Known { key });
+            }
+            self.forget(&before)?;
+        }
         let start_time = start_time(pid).ok_or(NodeError::Gone { pid })?;
         let confined = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid)?;
         let Some((cgroup, denied)) = confined else {
             return Ok(None);
         };
-        let group = cgroup::group(&self.mounts, &cgroup);
-        if let (Some(group), Ok(counter)) = (group, self.counter()) {
-            counter.admit(group).map_err(NodeError::Counter)?;
-        }
         let record = KernelRecord {
             key,
             uid,
             process: ProcessId { pid, start_time },
+            group: cgroup::group(&self.mounts, &cgroup),
             cgroup,
-            group,
             denied,
         };
+        // Recorded first: what no record names is never forgotten.
         self.store.put(&record)?;
+        if let (Some(group), Ok(counter)) = (record.group, self.counter())
+            && let Err(e) = counter.admit(group)
+        {
+            self.store.remove::<KernelRecord>(key)?;
+            return Err(NodeError::Counter(e));
+        }
+        drop(lock);
         self.widen_again(key.job)?;
         Ok(Some(record))
     }
@@ -175,8 +188,11 @@ impl Node {
         let lent = |l: &LeaseRecord| l.kernel.job == seat && !l.cores.is_empty() && !l.closed;
         for lease in self.store.all::<LeaseRecord>()?.iter().filter(|l| lent(l)) {
             if matches!(lease.cgroup, KernelCgroup::V2 { .. }) {
-                // The lease that is over meanwhile narrows again: both hold the kernel's lock.
-                let _lock = self.lock_kernel(lease.kernel)?;
+                // The lease that is over meanwhile narrows again: both hold the kernel's lock. Who holds it now is at a
+                // lease's end, which waits for its holders, or at its beginning.
+                let Ok(_lock) = self.store.lock(&kernel_lock(lease.kernel), Duration::ZERO) else {
+                    continue;
+                };
                 if self.store.get(lease.step)?.is_some_and(|l| lent(&l)) {
                     let _cpusets = self.lock_cpusets()?;
                     let _ = cores::widen(&self.mounts, &lease.cgroup, &lease.affinity, &lease.cores);
@@ -711,10 +727,10 @@ impl Node {
         if !kernels.iter().any(|k| k.key.job == job) {
             return Ok(taken);
         }
-        let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         for record in kernels.iter().filter(|k| k.key.job == job) {
             end_all(&self.mounts, &record.cgroup);
         }
+        let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
         Ok(taken)
     }
@@ -901,7 +917,8 @@ fn why(holders: &[Holder]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::count::tests::{NOBODYS, count_one_more};
+    use crate::bpf::Program;
+    use crate::count::tests::{NOBODYS, count_one_more, is_admitted};
     use crate::cpuset::CpuSet;
 
     fn node(run_dir: &Path) -> Node {
@@ -992,6 +1009,67 @@ mod tests {
         let theirs = take_back(Word::Operators);
         assert_eq!((theirs.clean, theirs.level), (true, Level::Scanned), "{theirs:?}");
         assert_eq!(counter.open_files(NOBODYS).unwrap(), 0);
+    }
+
+    fn gone_v2() -> KernelCgroup {
+        KernelCgroup::V2 {
+            task: "/gone".into(),
+            base: None,
+            program: Program::default(),
+        }
+    }
+
+    /// As the parts of a heterogeneous step do, one after the other.
+    #[test]
+    fn a_kernel_whose_step_registers_again_is_forgotten_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let counter = match node.counter() {
+            Ok(counter) => counter,
+            Err(why) => {
+                eprintln!("SKIPPED: {why}");
+                return;
+            }
+        };
+        let key = StepKey {
+            job: JobId(1),
+            step: 0,
+        };
+        let group = Group { hierarchy: 0, id: 2 };
+        let pid = std::process::id();
+        counter.admit(group).unwrap();
+        let before = KernelRecord {
+            key,
+            uid: 1000,
+            // Not swept: this process lives.
+            process: ProcessId {
+                pid,
+                start_time: start_time(pid).unwrap(),
+            },
+            cgroup: gone_v2(),
+            group: Some(group),
+            denied: Vec::new(),
+        };
+        node.store.put(&before).unwrap();
+        // Slurm confines nothing of this process, so it is no kernel.
+        assert_eq!(node.register(key, 1000, pid).unwrap(), None);
+        assert_eq!(node.store.get::<KernelRecord>(key).unwrap(), None);
+        assert!(!is_admitted(counter, group));
+    }
+
+    #[test]
+    fn a_lease_in_its_take_back_holds_up_no_kernel_of_its_seat() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let (lease, _) = lent(NOBODYS, None);
+        let lease = LeaseRecord {
+            cores: "1".parse().unwrap(),
+            cgroup: gone_v2(),
+            ..lease
+        };
+        node.store.put(&lease).unwrap();
+        let _taken_back = node.lock_kernel(lease.kernel).unwrap();
+        node.widen_again(lease.kernel.job).unwrap();
     }
 
     /// A step that found the device without a lease waits for the lock; meanwhile another step lends the device.

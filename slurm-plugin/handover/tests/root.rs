@@ -11,7 +11,7 @@ use hop_handover::cgroup;
 use hop_handover::count::{BPF_DIR, CountError, Counter};
 use hop_handover::decide::Arrival;
 use hop_handover::mounts::Mounts;
-use hop_handover::node::{Node, Site};
+use hop_handover::node::{Node, NodeError, Site};
 use hop_handover::options::Isolation;
 use hop_handover::probe::DeviceFile;
 use hop_handover::record::{KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
@@ -561,6 +561,9 @@ fn a_kernel_with_processes_left_on_cgroup_v2_is_kept() {
     node.store().put(&kernel).unwrap();
     let is_known = || node.store().get::<KernelRecord>(key).unwrap().is_some();
     node.unregister(key).unwrap();
+    assert!(is_known());
+    let again = node.register(key, NOBODY, shell.pid());
+    assert!(matches!(again, Err(NodeError::Known { .. })), "{again:?}");
     assert!(is_known());
     drop(shell);
     node.unregister(key).unwrap();

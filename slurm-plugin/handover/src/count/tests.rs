@@ -245,6 +245,10 @@ fn a_question_counts_no_file_of_another_thread() {
     }
 }
 
+pub(crate) fn is_admitted(counter: &Counter, kernel: Group) -> bool {
+    counter.kernels.get(&kernel).unwrap().is_some()
+}
+
 /// As a file whose open was refused after it was counted, by somebody else than its driver.
 pub(crate) fn count_one_more(counter: &Counter, device: Number) {
     let count = counter.open_files(device).unwrap();
