@@ -308,11 +308,11 @@ class Pilot:
         assert told["kind"] == "handed-over", told
         return step, told
 
-    def look(self, *again: int, operator: str | None = None) -> Json:
+    def look(self, *again: int, operator: str | None = None, seconds: float = 20) -> Json:
         """A step with `op = "look"`."""
         token = self.token(None, op={"look": {"again": list(again), "operator": operator}})
         step = self.step(self.mint(token), "--overlap", "--gres=none", "-n1", "--mem=0")
-        told = self.hear()
+        told = self.hear(seconds)
         end(step)
         return told
 

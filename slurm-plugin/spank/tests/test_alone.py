@@ -105,3 +105,22 @@ def test_an_operators_word_does_where_the_count_was_lost(cluster: Cluster, pilot
     after = pilot.look(index, operator="root")
     assert (after["blocked"], after["freed"]) == ([], [[index, told["lease"]]])
     assert cluster.state_of(index) == {"state": "free"}
+
+
+def test_an_operator_hears_who_is_in_the_way_of_a_look(
+    cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot, fuse: str
+) -> None:
+    """Without a count the look is through /proc, and one that isn't whole frees nothing."""
+    step, told = pilot.lend(alice)
+    index = told["devices"][0]["index"]
+    shutil.rmtree(PINNED)
+    end(step)
+    assert not pilot.hear()["clean"]
+    locked = lock_memory(bob, fuse)
+    (held,) = pilot.look(index, operator="root", seconds=90)["blocked"]
+    assert held["index"] == index
+    assert f"process {locked} " in held["why"]
+    cluster.cancel(bob.identity["job"])
+    until("nobody is in the way", lambda: not Path(f"/proc/{locked}").exists())
+    after = pilot.look(index, operator="root", seconds=90)
+    assert (after["blocked"], after["freed"]) == ([], [[index, told["lease"]]])

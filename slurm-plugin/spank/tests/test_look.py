@@ -6,7 +6,6 @@ import os
 import shutil
 
 import harness
-import pytest
 from harness import Cluster, Kernel, Pilot, Taker, end
 
 
