@@ -136,6 +136,10 @@ impl Sight {
     /// # Errors
     /// Linux's.
     pub fn look(&self, patience: Duration) -> io::Result<Look> {
+        self.look_at(MOST, patience)
+    }
+
+    fn look_at(&self, most: usize, patience: Duration) -> io::Result<Look> {
         let mut seen = Vec::new();
         let mut stopped = self.stuck.get();
         for (link, how) in [
@@ -146,7 +150,7 @@ impl Sight {
                 continue;
             }
             let mut file = bpf::run(link)?;
-            let (bytes, whole) = apart(patience, MOST, |mut out| {
+            let (bytes, whole) = apart(patience, most, |mut out| {
                 let mut buffer = [0; 8192];
                 loop {
                     match file.read(&mut buffer)? {
@@ -158,7 +162,7 @@ impl Sight {
             if !whole {
                 let at = self.asked.get(&PROCESS)?.unwrap_or(0);
                 stopped = Some(u32::try_from(at).unwrap_or(0));
-                if how == Hold::Mapping && bytes.len() < MOST {
+                if how == Hold::Mapping && bytes.len() < most {
                     self.stuck.set(stopped);
                 }
             }
@@ -184,6 +188,29 @@ mod tests {
     use crate::bpf::Number;
 
     const ZERO: Number = Number { major: 1, minor: 5 };
+
+    /// More than the pipe from the child takes, so that the look stops in this process.
+    #[test]
+    fn whoever_has_too_many_duplicates_is_named() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        const FULL: Number = Number { major: 1, minor: 7 };
+        const DUPLICATES: u64 = 10_000;
+        let Some(_host) = Host::that_counts() else { return };
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        if maximum.is_some_and(|most| most < DUPLICATES + 100) {
+            eprintln!("SKIPPED: no process may open as many files here");
+            return;
+        }
+        let current = Some(DUPLICATES + 100);
+        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+        let sight = Sight::of(&[FULL]).unwrap();
+        let file = std::fs::File::open("/dev/full").unwrap();
+        let duplicates: Vec<_> = (0..DUPLICATES).map(|_| file.try_clone().unwrap()).collect();
+        let look = |most| sight.look_at(most, Duration::from_secs(60)).unwrap();
+        assert_eq!(look(1).stopped, Some(std::process::id()));
+        drop(duplicates);
+        assert_eq!(look(MOST).stopped, None);
+    }
 
     #[test]
     fn a_counted_file_is_seen_by_descriptor_and_by_mapping() {
