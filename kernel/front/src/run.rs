@@ -298,7 +298,7 @@ fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
     if let Some(records) = records {
         front.take_up(&records, now());
     }
-    front.hears_of(file.incarnation);
+    front.goes_on_with(file.incarnation);
     heirs
 }
 
@@ -719,7 +719,7 @@ impl Main {
             self.front.reopened(state, now(), &mut self.sockets);
         }
         (self.met, self.hello, self.expected) = (false, None, Some(incarnation));
-        self.front.hears_of(incarnation);
+        self.front.begins_with(incarnation);
         match Delivered::open(&self.dir, incarnation, false) {
             Ok(delivered) => self.delivered = delivered,
             Err(error) => tracing::warn!(%error, "can't note what is delivered"),
