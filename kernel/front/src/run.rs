@@ -352,6 +352,13 @@ fn claimed(mut start: Start) -> Claimed {
                 );
                 (None, Some(said))
             }
+            Found::Unreadable(kernel) => {
+                let said = format!(
+                    "the saved state of this notebook's kernel {kernel} can't be read now, so this one begins \
+                     without its variables; the state is kept"
+                );
+                (None, Some(said))
+            }
         };
     }
     let (mut owned, sentence) = claimed;
@@ -492,7 +499,7 @@ impl Main {
         }
         if let Some(states) = &self.states
             && !lives
-            && (self.close || !claim::has_state(&states.kernel))
+            && (self.close || claim::is_without_state(&states.kernel))
         {
             let _ = std::fs::remove_dir_all(&states.kernel);
         }

@@ -96,7 +96,8 @@ enum Failure {
 /// the front comes back or has another replica.
 fn is_awaited(dir: &std::path::Path, standing: Standing) -> bool {
     let state = FrontFile::read(dir).ok().and_then(|file| file.state);
-    matches!(standing, Standing::Executes(_)) && state.is_some_and(|s| states::has_owner(&s.kernel))
+    matches!(standing, Standing::Executes(_))
+        && state.is_some_and(|s| states::has_owner(&s.kernel).unwrap_or(false))
 }
 
 /// Whether another replica came after this one. A kernel's group may return to an earlier incarnation, so tenures
