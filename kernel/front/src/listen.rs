@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -149,7 +149,9 @@ async fn receive(
     {
         return;
     }
-    let end = link.pump(queue, tx).await;
+    // Requests are as large as their clients make them, and none is dropped.
+    let (written, _) = watch::channel(0);
+    let end = link.pump(queue, tx, written).await;
     if let Err(error) = &end {
         tracing::info!(%error, "lost the replica's connection");
     }

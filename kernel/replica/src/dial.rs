@@ -11,7 +11,7 @@ use hop_words::id::{Incarnation, Tenure};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
@@ -29,12 +29,20 @@ pub enum LinkEvent {
         epoch: u64,
         taken: u64,
         again: Vec<u64>,
-        out: mpsc::UnboundedSender<Frame>,
+        out: Outlet,
         input: mpsc::Receiver<Frame>,
     },
     Down,
     /// The replica has no front any more.
     Over(Gone),
+}
+
+/// The way to the front, by one connection.
+#[derive(Debug)]
+pub struct Outlet {
+    pub frames: mpsc::UnboundedSender<Frame>,
+    /// The weight of all items that were written to the connection.
+    pub written: watch::Receiver<usize>,
 }
 
 /// Why there is no front.
@@ -149,18 +157,19 @@ async fn attempt(
         Welcome::No { reason, .. } => return Err(Failure::Final(reason)),
     };
     *patience = EACH_TRY;
-    let (out, queue) = mpsc::unbounded_channel();
+    let (frames, queue) = mpsc::unbounded_channel();
+    let (written_tx, written) = watch::channel(0);
     // A busy replica stops reading from its front, not from its kernel.
     let (tx, input) = mpsc::channel(256);
     let up = LinkEvent::Up {
         epoch,
         taken,
         again: wanted,
-        out,
+        out: Outlet { frames, written },
         input,
     };
     events.send(up).await.map_err(|_| gone(()))?;
-    if let Err(error) = link.pump(queue, tx).await {
+    if let Err(error) = link.pump(queue, tx, written_tx).await {
         tracing::info!(%error, "lost the front");
     }
     Ok(())

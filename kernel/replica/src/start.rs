@@ -280,7 +280,9 @@ async fn not_started(hello: Hello, mut links: mpsc::Receiver<LinkEvent>, reason:
                 let over = Over::NotStarted {
                     reason: reason.clone(),
                 };
-                let _ = out.send(Frame::Item(1, Item::Note(Note::KernelOver { over })));
+                let _ = out
+                    .frames
+                    .send(Frame::Item(1, Item::Note(Note::KernelOver { over })));
                 sleep(LAST_WORDS).await;
                 break;
             }
