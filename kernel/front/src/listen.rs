@@ -81,7 +81,12 @@ async fn shake_hands(
     let shake = async {
         stream.set_nodelay(true)?;
         let mut link = Link::new(acceptor.accept(stream).await?);
-        let frame = link.read().await.map_err(std::io::Error::other)?;
+        let frame = link.read().await.map_err(|error| match error {
+            LinkError::Io(error) => error,
+            // A replica dials all addresses, and lets go of all connections but one.
+            LinkError::Closed => ErrorKind::UnexpectedEof.into(),
+            other => std::io::Error::other(other),
+        })?;
         Ok::<_, std::io::Error>((link, frame))
     };
     let why = match timeout(HANDSHAKE, shake).await {
