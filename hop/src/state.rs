@@ -19,6 +19,7 @@ use hop_state::form::{self, Difference, Saved, Snapshot};
 use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
@@ -630,7 +631,8 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
         }
         (true, false) => {
             let folder = place.state(to);
-            if folder.exists() {
+            let is_there = folder.try_exists();
+            if is_there.map_err(|e| Failure::Failed(format!("can't look at {}: {e}", folder.display())))? {
                 let why = format!(
                     "{} is there already: take another name, or remove it",
                     folder.display()
@@ -664,16 +666,37 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
     let mut live = HashSet::new();
-    for entry in fs::read_dir(&place.states).into_iter().flatten() {
-        let path = entry?.path();
-        if path.join("head").exists() {
-            // An unreadable state might still be mended: its content must not go.
-            let snapshot = place.load(&path)?.snapshot;
-            live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
-        }
+    let states = states_in(&place.states)
+        .map_err(|e| Failure::Failed(format!("can't read {}: {e}", place.states.display())))?;
+    for state in states {
+        // An unreadable state might still be mended: its content must not go.
+        let snapshot = place.load(&state)?.snapshot;
+        live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
     }
     let done = place.local()?.collect(&live, age, SystemTime::now())?;
     tell_collected(args, done, context)
+}
+
+/// The states in a folder. A state that can't be looked at is an error: its content would count as nobody's.
+fn states_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut states = Vec::new();
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(states),
+        other => other?,
+    };
+    for entry in entries {
+        let path = entry?.path();
+        match fs::metadata(path.join("head")) {
+            Ok(_) => states.push(path),
+            Err(error) if is_absence(error.kind()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(states)
+}
+
+fn is_absence(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn collect_there(
@@ -719,6 +742,23 @@ mod tests {
             timed_out(true),
             "the kernel hasn't finished within 7 s, and goes on"
         );
+    }
+
+    #[test]
+    fn a_state_that_can_not_be_looked_at_is_not_taken_for_none() {
+        let tmp = tempfile::tempdir().unwrap();
+        let states = tmp.path().join("states");
+        assert!(states_in(&states).unwrap().is_empty());
+        for name in ["one", "empty"] {
+            fs::create_dir_all(states.join(name)).unwrap();
+        }
+        fs::write(states.join("one/head"), "").unwrap();
+        fs::write(states.join("note"), "").unwrap();
+        assert_eq!(states_in(&states).unwrap(), [states.join("one")]);
+        assert!(states_in(&states.join("note")).is_err(), "it is no folder");
+        // A link to itself fails each look, even by root.
+        std::os::unix::fs::symlink("head", states.join("empty/head")).unwrap();
+        assert!(states_in(&states).is_err());
     }
 
     #[test]

@@ -7,6 +7,7 @@ use crate::owner::Notebook;
 use hop_log::{Office, State};
 use hop_protocol::file::make_private;
 use hop_protocol::states::{self, NOTEBOOK, OWNER};
+use hop_words::error::chain;
 use hop_words::id::KernelId;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
@@ -51,6 +52,8 @@ pub enum Found {
     },
     /// Its kernel runs for somebody else.
     InUse(KernelId),
+    /// A kernel that nobody runs, and whose state can't be read.
+    Unreadable(KernelId),
 }
 
 impl Owned {
@@ -113,13 +116,19 @@ pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> 
         .filter_map(|entry| of_notebook(&entry.path(), notebook))
         .collect();
     folders.sort();
-    let (mut in_use, mut unsaved) = (Found::Nothing, None);
+    let (mut unusable, mut unsaved) = (Found::Nothing, None);
     for (_, folder, kernel) in folders.into_iter().rev() {
         let Some(owned) = take_patiently(&folder) else {
-            in_use = Found::InUse(kernel);
+            unusable = Found::InUse(kernel);
             continue;
         };
-        let state = states::newest(&folder).ok().flatten();
+        let (state, is_read) = match states::newest(&folder) {
+            Ok(state) => (state, true),
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "a saved kernel can't be read");
+                (None, false)
+            }
+        };
         let sleeps = |s: &State| matches!(s.office(), Office::Asleep { .. });
         let is_left = was_left(&kernel) && !state.as_ref().is_some_and(sleeps);
         let is_saved = state.is_some_and(|s| s.settled().is_some());
@@ -132,10 +141,11 @@ pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> 
             (true, true) => return left(owned),
             (true, false) => _ = unsaved.get_or_insert_with(|| left(owned)),
             (false, true) => return Found::Kernel(kernel, owned),
+            (false, false) if !is_read => unusable = Found::Unreadable(kernel),
             (false, false) => {}
         }
     }
-    unsaved.unwrap_or(in_use)
+    unsaved.unwrap_or(unusable)
 }
 
 fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBuf, KernelId)> {
@@ -145,9 +155,19 @@ fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBu
     (named.notebook == *notebook).then(|| (since, folder.to_owned(), named.kernel))
 }
 
-/// A kernel of which nothing was saved is as good as none.
-pub fn has_state(folder: &Path) -> bool {
-    states::newest(folder).is_ok_and(|state| state.is_some_and(|s| s.settled().is_some()))
+/// Whether nothing of the kernel was saved, for certain: such a kernel is as good as none. A state that can't be read
+/// may hold variables.
+pub fn is_without_state(folder: &Path) -> bool {
+    match states::newest(folder) {
+        Ok(state) => state.is_none_or(|s| s.settled().is_none()),
+        Err(error) => {
+            tracing::warn!(
+                error = chain(&error),
+                "the kernel's state can't be read, so it is kept"
+            );
+            false
+        }
+    }
 }
 
 /// Takes the lock; if its holder is parting, waits for the lock.
@@ -273,6 +293,21 @@ mod tests {
             find(&tmp.path().join("none"), &notebook("x"), |_| false),
             Found::Nothing
         ));
+    }
+
+    #[test]
+    fn a_state_that_can_not_be_read_is_not_taken_for_none() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        let folder = tmp.path().join("k1");
+        assert!(!is_without_state(&folder) && is_without_state(&tmp.path().join("none")));
+        // No read of a folder as a file succeeds, even by root.
+        let path = states::folder(&folder, Tenure(1), 0).join(hop_log::store::STATE_FILE);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(!is_without_state(&folder));
+        let found = find(tmp.path(), &notebook("x"), |_| false);
+        assert!(matches!(found, Found::Unreadable(k) if k.as_str() == "k1"));
     }
 
     #[test]

@@ -367,6 +367,15 @@ impl Front {
         self.tell_at_open_cell(at, wire);
     }
 
+    /// The replica has dropped outputs on their way here.
+    fn lacks(&mut self, messages: u64, at: Time, wire: &mut impl Wire) {
+        if let Some(meanwhile) = &mut self.meanwhile {
+            meanwhile.dropped += messages;
+        }
+        let more = "more came than the connection to the kernel's node could carry";
+        self.tell(&format!("{messages} outputs were dropped: {more}"), at, wire);
+    }
+
     /// The user should read a sentence, at an open cell or at the next cell.
     pub fn tell(&mut self, sentence: &str, at: Time, wire: &mut impl Wire) {
         self.notices
@@ -394,7 +403,7 @@ impl Front {
                     .author
                     .publish(&o.msg_type, header, &o.metadata, &o.content, at),
             };
-            self.publish(&message, None, at, wire);
+            self.show(message, None, at, wire);
         }
     }
 
@@ -529,7 +538,7 @@ impl Front {
             } => {
                 self.die(reason, at, wire);
             }
-            Note::Dropped { messages, .. } => self.dropped += messages,
+            Note::Dropped { messages, .. } => self.lacks(messages, at, wire),
             Note::Begins { cell } => {
                 self.may_begin(&cell, true);
                 wire.send(Item::Note(Note::MayBegin { cell }));

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -81,7 +81,12 @@ async fn shake_hands(
     let shake = async {
         stream.set_nodelay(true)?;
         let mut link = Link::new(acceptor.accept(stream).await?);
-        let frame = link.read().await.map_err(std::io::Error::other)?;
+        let frame = link.read().await.map_err(|error| match error {
+            LinkError::Io(error) => error,
+            // A replica dials all addresses, and lets go of all connections but one.
+            LinkError::Closed => ErrorKind::UnexpectedEof.into(),
+            other => std::io::Error::other(other),
+        })?;
         Ok::<_, std::io::Error>((link, frame))
     };
     let why = match timeout(HANDSHAKE, shake).await {
@@ -149,7 +154,9 @@ async fn receive(
     {
         return;
     }
-    let end = link.pump(queue, tx).await;
+    // Requests are as large as their clients make them, and none is dropped.
+    let (written, _) = watch::channel(0);
+    let end = link.pump(queue, tx, written).await;
     if let Err(error) = &end {
         tracing::info!(%error, "lost the replica's connection");
     }

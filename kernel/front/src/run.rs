@@ -298,7 +298,7 @@ fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
     if let Some(records) = records {
         front.take_up(&records, now());
     }
-    front.hears_of(file.incarnation);
+    front.goes_on_with(file.incarnation);
     heirs
 }
 
@@ -349,6 +349,13 @@ fn claimed(mut start: Start) -> Claimed {
                 let said = format!(
                     "this notebook's kernel {kernel} runs for another tab or server, so this one begins \
                      without its variables"
+                );
+                (None, Some(said))
+            }
+            Found::Unreadable(kernel) => {
+                let said = format!(
+                    "the saved state of this notebook's kernel {kernel} can't be read now, so this one begins \
+                     without its variables; the state is kept"
                 );
                 (None, Some(said))
             }
@@ -492,7 +499,7 @@ impl Main {
         }
         if let Some(states) = &self.states
             && !lives
-            && (self.close || !claim::has_state(&states.kernel))
+            && (self.close || claim::is_without_state(&states.kernel))
         {
             let _ = std::fs::remove_dir_all(&states.kernel);
         }
@@ -719,7 +726,7 @@ impl Main {
             self.front.reopened(state, now(), &mut self.sockets);
         }
         (self.met, self.hello, self.expected) = (false, None, Some(incarnation));
-        self.front.hears_of(incarnation);
+        self.front.begins_with(incarnation);
         match Delivered::open(&self.dir, incarnation, false) {
             Ok(delivered) => self.delivered = delivered,
             Err(error) => tracing::warn!(%error, "can't note what is delivered"),

@@ -48,9 +48,24 @@ impl Book {
         let _ = std::fs::remove_file(self.path(seat));
     }
 
+    /// The same, unless the seat has another address by now.
+    pub fn strike_address(&self, seat: JobId, address: SocketAddr) {
+        if self.address(seat).is_ok_and(|now| now == Some(address)) {
+            self.strike(seat);
+        }
+    }
+
     /// The seat's address. `None`: the seat doesn't listen, or its file isn't visible here yet.
-    pub fn address(&self, seat: JobId) -> Option<SocketAddr> {
-        std::fs::read_to_string(self.path(seat)).ok()?.trim().parse().ok()
+    ///
+    /// # Errors
+    /// If the address can't be read. The seat may listen all the same.
+    pub fn address(&self, seat: JobId) -> io::Result<Option<SocketAddr>> {
+        let text = match std::fs::read_to_string(self.path(seat)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let damaged = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        text.trim().parse().map(Some).map_err(damaged)
     }
 
     /// The seats with an address. Some may have ended.
@@ -128,12 +143,17 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(book.address(JobId(7)), None);
+        assert_eq!(book.address(JobId(7)).unwrap(), None);
         let address = "127.0.0.1:4711".parse().unwrap();
         book.enter(JobId(7), address).unwrap();
-        assert_eq!(book.address(JobId(7)), Some(address));
+        assert_eq!(book.address(JobId(7)).unwrap(), Some(address));
         assert_eq!(book.seats().unwrap(), [JobId(7)], "the keys are no seat");
-        book.strike(JobId(7));
-        assert_eq!(book.address(JobId(7)), None);
+        book.strike_address(JobId(7), "127.0.0.1:4712".parse().unwrap());
+        assert_eq!(book.address(JobId(7)).unwrap(), Some(address), "it has moved");
+        book.strike_address(JobId(7), address);
+        assert_eq!(book.address(JobId(7)).unwrap(), None);
+        // No read of a folder as a file succeeds.
+        std::fs::create_dir(tmp.path().join("seats/7")).unwrap();
+        assert!(book.address(JobId(7)).is_err(), "it is not taken for absent");
     }
 }

@@ -222,7 +222,7 @@ impl Links {
     async fn dial(self: Arc<Self>, seat: JobId) -> io::Result<()> {
         let book = self.book.clone();
         // The home may hang.
-        let address = tokio::task::spawn_blocking(move || book.address(seat)).await?;
+        let address = tokio::task::spawn_blocking(move || book.address(seat)).await??;
         let address = address.ok_or(io::ErrorKind::NotFound)?;
         let stream = timeout(PATIENCE, TcpStream::connect(address)).await??;
         stream.set_nodelay(true)?;

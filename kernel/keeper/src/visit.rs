@@ -76,7 +76,7 @@ pub async fn visit(book: &Book, kernel: &KernelId) -> io::Result<client::TlsStre
     let connector = book.keys()?.connector().map_err(io::Error::other)?;
     let mut asked = JoinSet::new();
     for seat in seats {
-        if let Some(address) = book.address(seat) {
+        if let Ok(Some(address)) = book.address(seat) {
             let stream = TcpStream::connect(address);
             asked.spawn(ask(connector.clone(), seat, stream, kernel.clone()));
         }

@@ -464,6 +464,7 @@ async fn strangers_take_few_of_a_seats_descriptors() {
     let address = Book::open(&dir.path().join("seats"))
         .unwrap()
         .address(seat(1))
+        .unwrap()
         .unwrap();
     let is_open = |stream: &std::net::TcpStream| {
         let read = std::io::Read::read(&mut &*stream, &mut [0]);

@@ -6,7 +6,7 @@
 //! All numbers are big endian. The first frame of each side is a [`Hello`] or a [`Welcome`]; every numbered frame is
 //! kept by its sender ([`crate::retain`]) until the other side says [`Frame::Done`].
 
-use crate::jupyter::Channel;
+use crate::jupyter::{Channel, Envelope};
 use crate::message::{Hello, Note, Welcome};
 use crate::retain::Weigh;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -15,7 +15,7 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 const HEAD: usize = 16;
 
@@ -65,14 +65,16 @@ impl Weigh for Item {
         }
     }
 
+    /// Outputs may be dropped, except the small words on a request's begin and end, for which clients wait.
     fn droppable(&self) -> bool {
-        matches!(
-            self,
-            Self::Jupyter {
-                channel: Channel::Iopub,
-                ..
-            }
-        )
+        let Self::Jupyter { channel, message, .. } = self else {
+            return false;
+        };
+        let is_status = || {
+            let envelope = Envelope::parse(message).ok()?;
+            Some(envelope.header().ok()?.msg_type == "status")
+        };
+        *channel == Channel::Iopub && is_status() != Some(true)
     }
 }
 
@@ -84,6 +86,16 @@ pub enum Frame {
     /// The sender has dealt with the items of these numbers.
     Done(Vec<RangeInclusive<u64>>),
     Ping,
+}
+
+impl Frame {
+    /// The weight of the frame's item, if it has one.
+    fn weight(&self) -> usize {
+        match self {
+            Self::Item(_, item) => item.weight(),
+            Self::Hello(_) | Self::Welcome(_) | Self::Done(_) | Self::Ping => 0,
+        }
+    }
 }
 
 /// Why a stream of frames can't be read on.
@@ -296,11 +308,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     }
 
     /// Carries frames both ways until the connection ends; says why it did. Ends well when `out` is closed and all of
-    /// it was written.
+    /// it was written. `written` tells the weight of all items that were written.
     pub async fn pump(
         self,
         out: mpsc::UnboundedReceiver<Frame>,
         input: mpsc::Sender<Frame>,
+        written: watch::Sender<usize>,
     ) -> Result<(), LinkError> {
         let Self {
             stream,
@@ -321,7 +334,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         };
         tokio::select! {
             end = reading => end,
-            end = writing(write, out) => end,
+            end = writing(write, out, written) => end,
         }
     }
 }
@@ -329,6 +342,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
 async fn writing<W: AsyncWrite + Unpin>(
     mut write: W,
     mut out: mpsc::UnboundedReceiver<Frame>,
+    written: watch::Sender<usize>,
 ) -> Result<(), LinkError> {
     loop {
         let frame = match out.try_recv() {
@@ -347,19 +361,23 @@ async fn writing<W: AsyncWrite + Unpin>(
             let _ = write.shutdown().await;
             return Ok(());
         };
-        write_batch(&mut write, frame, &mut out).await?;
+        let weight = write_batch(&mut write, frame, &mut out).await?;
+        written.send_modify(|written| *written += weight);
     }
 }
 
-/// Writes a frame, together with small frames in line behind: each write is a TLS record and a system call.
+/// Writes a frame, together with small frames in line behind: each write is a TLS record and a system call. Returns the
+/// weight of their items.
 async fn write_batch<W: AsyncWrite + Unpin>(
     write: &mut W,
     first: Frame,
     out: &mut mpsc::UnboundedReceiver<Frame>,
-) -> io::Result<()> {
+) -> io::Result<usize> {
     let mut batch = BytesMut::new();
     let mut next = Some(first);
+    let mut weight = 0;
     while let Some(frame) = next {
+        weight += frame.weight();
         for chunk in encode(&frame) {
             if chunk.len() > COPY_MAX {
                 write.write_all(&batch.split()).await?;
@@ -370,7 +388,8 @@ async fn write_batch<W: AsyncWrite + Unpin>(
         }
         next = (batch.len() < BATCH).then(|| out.try_recv().ok()).flatten();
     }
-    write.write_all(&batch).await
+    write.write_all(&batch).await?;
+    Ok(weight)
 }
 
 async fn write_frame<W: AsyncWrite + Unpin>(write: &mut W, frame: &Frame) -> io::Result<()> {

@@ -22,13 +22,6 @@ pub struct Retained<T> {
     limit: usize,
 }
 
-/// What had to be dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Dropped {
-    pub messages: u64,
-    pub bytes: u64,
-}
-
 impl<T: Weigh + Clone> Retained<T> {
     /// Keeps about `limit` bytes.
     pub fn new(limit: usize) -> Self {
@@ -62,9 +55,9 @@ impl<T: Weigh + Clone> Retained<T> {
         weight
     }
 
-    /// Drops the oldest outputs until the limit is kept, but never the newest item.
-    pub fn enforce(&mut self) -> Dropped {
-        let mut dropped = Dropped::default();
+    /// Drops the oldest outputs until the limit is kept, but never the newest item. Returns their numbers and weights.
+    pub fn enforce(&mut self) -> Vec<(u64, usize)> {
+        let mut dropped = Vec::new();
         while self.bytes > self.limit {
             let oldest = self
                 .items
@@ -73,10 +66,20 @@ impl<T: Weigh + Clone> Retained<T> {
             let Some(seq) = oldest.map(|(seq, _)| *seq) else {
                 break;
             };
-            dropped.messages += 1;
-            dropped.bytes += self.remove(seq) as u64;
+            dropped.push((seq, self.remove(seq)));
         }
         dropped
+    }
+
+    /// The item of this number, if it is kept.
+    pub fn get(&self, seq: u64) -> Option<&T> {
+        self.items.get(&seq)
+    }
+
+    /// The oldest kept item behind this number.
+    pub fn after(&self, seq: u64) -> Option<(u64, &T)> {
+        let (seq, item) = self.items.range(seq + 1..).next()?;
+        Some((*seq, item))
     }
 
     /// Returns the items to send again: all after `taken`, and those listed in `again`. The peer is still working on
@@ -195,16 +198,12 @@ mod tests {
         for load in [Load(60, true), Load(60, false), Load(30, true), Load(500, true)] {
             kept.push(load);
         }
-        assert_eq!(
-            kept.enforce(),
-            Dropped {
-                messages: 2,
-                bytes: 90
-            }
-        );
+        assert_eq!(kept.enforce(), [(1, 60), (3, 30)]);
         kept.sanity_check();
         let left: Vec<u64> = kept.lacking(0, &[]).into_iter().map(|(s, _)| s).collect();
         assert_eq!(left, [2, 4], "the newest stays although it is too large alone");
+        assert_eq!(kept.after(2), Some((4, &Load(500, true))));
+        assert_eq!((kept.get(3), kept.after(4)), (None, None));
     }
 
     #[test]

@@ -46,9 +46,27 @@ pub const NOTEBOOK: &str = "notebook";
 pub const OWNER: &str = "owner";
 
 /// Whether a living front runs the kernel with this folder, even a front out of reach or at a standstill.
-pub fn has_owner(kernel: &Path) -> bool {
-    let lock = File::open(kernel.join(OWNER));
-    lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+///
+/// # Errors
+/// The lock can't be looked at: a front may hold it.
+pub fn has_owner(kernel: &Path) -> io::Result<bool> {
+    let lock = match File::open(kernel.join(OWNER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    match lock.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        // Fronts hold no locks either on such a file system.
+        Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Whether a notebook's next opening finds the kernel with this folder again. A folder that can't be looked into may
+/// name a notebook.
+pub fn is_found_again(kernel: &Path) -> bool {
+    kernel.join(NOTEBOOK).try_exists().unwrap_or(true)
 }
 
 /// The path of a tenure's folder.

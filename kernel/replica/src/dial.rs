@@ -8,10 +8,12 @@ use hop_protocol::states;
 use hop_protocol::tls::front_name;
 use hop_words::error::{chain, system_words};
 use hop_words::id::{Incarnation, Tenure};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::TcpStream;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
@@ -19,6 +21,8 @@ use tokio_rustls::client::TlsStream;
 pub const WITHOUT_FRONT: Duration = Duration::from_secs(60);
 const EACH_TRY: Duration = Duration::from_secs(5);
 const BETWEEN_TRIES: Duration = Duration::from_millis(300);
+/// After this time without an answer the front's next address is dialled as well. The front waits a few seconds only.
+const STAGGER: Duration = Duration::from_millis(300);
 
 /// Events and questions of the dialler for the replica.
 #[derive(Debug)]
@@ -29,12 +33,20 @@ pub enum LinkEvent {
         epoch: u64,
         taken: u64,
         again: Vec<u64>,
-        out: mpsc::UnboundedSender<Frame>,
+        out: Outlet,
         input: mpsc::Receiver<Frame>,
     },
     Down,
     /// The replica has no front any more.
     Over(Gone),
+}
+
+/// The way to the front, by one connection.
+#[derive(Debug)]
+pub struct Outlet {
+    pub frames: mpsc::UnboundedSender<Frame>,
+    /// The weight of all items that were written to the connection.
+    pub written: watch::Receiver<usize>,
 }
 
 /// Why there is no front.
@@ -64,8 +76,13 @@ pub async fn dial(dir: PathBuf, me: Incarnation, standing: Standing, events: mps
         Standing::Executes(_) => EACH_TRY,
         Standing::Waits | Standing::Follows => Duration::MAX,
     };
+    let mut last = None;
     let gone = loop {
-        match attempt(&dir, me, standing, &mut patience, &events).await {
+        let ended = match reach(&dir, me, standing, &mut last).await {
+            Ok(link) => serve(link, &mut patience, &events).await,
+            Err(failure) => Err(failure),
+        };
+        match ended {
             Ok(()) => {
                 alone_since = Instant::now();
                 if events.send(LinkEvent::Down).await.is_err() {
@@ -96,7 +113,8 @@ enum Failure {
 /// the front comes back or has another replica.
 fn is_awaited(dir: &std::path::Path, standing: Standing) -> bool {
     let state = FrontFile::read(dir).ok().and_then(|file| file.state);
-    matches!(standing, Standing::Executes(_)) && state.is_some_and(|s| states::has_owner(&s.kernel))
+    matches!(standing, Standing::Executes(_))
+        && state.is_some_and(|s| states::has_owner(&s.kernel).unwrap_or(false))
 }
 
 /// Whether another replica came after this one. A kernel's group may return to an earlier incarnation, so tenures
@@ -109,20 +127,27 @@ fn is_followed(file: &FrontFile, me: Incarnation, standing: Standing) -> bool {
     }
 }
 
-/// One connection, from dialling to its end.
-async fn attempt(
+/// A connection to the front of now. `last` is the host by which a front was last reached.
+async fn reach(
     dir: &std::path::Path,
     me: Incarnation,
     standing: Standing,
+    last: &mut Option<String>,
+) -> Result<Link<TlsStream<TcpStream>>, Failure> {
+    let file = FrontFile::read(dir).map_err(|e| Failure::Again(chain(&e)))?;
+    if is_followed(&file, me, standing) {
+        return Err(Failure::Final("a newer replica has taken its place".into()));
+    }
+    connect(&file, last).await.map(Link::new)
+}
+
+/// One connection, from its first word to its end.
+async fn serve(
+    mut link: Link<TlsStream<TcpStream>>,
     patience: &mut Duration,
     events: &mpsc::Sender<LinkEvent>,
 ) -> Result<(), Failure> {
     let again = |e: &dyn std::error::Error| Failure::Again(chain(e));
-    let file = FrontFile::read(dir).map_err(|e| again(&e))?;
-    if is_followed(&file, me, standing) {
-        return Err(Failure::Final("a newer replica has taken its place".into()));
-    }
-    let mut link = Link::new(connect(&file).await?);
     let (tx, rx) = oneshot::channel();
     let gone = |_| Failure::Final("the replica ends".into());
     events
@@ -148,39 +173,84 @@ async fn attempt(
         Welcome::No { reason, .. } => return Err(Failure::Final(reason)),
     };
     *patience = EACH_TRY;
-    let (out, queue) = mpsc::unbounded_channel();
+    let (frames, queue) = mpsc::unbounded_channel();
+    let (written_tx, written) = watch::channel(0);
     // A busy replica stops reading from its front, not from its kernel.
     let (tx, input) = mpsc::channel(256);
     let up = LinkEvent::Up {
         epoch,
         taken,
         again: wanted,
-        out,
+        out: Outlet { frames, written },
         input,
     };
     events.send(up).await.map_err(|_| gone(()))?;
-    if let Err(error) = link.pump(queue, tx).await {
+    if let Err(error) = link.pump(queue, tx, written_tx).await {
         tracing::info!(%error, "lost the front");
     }
     Ok(())
 }
 
-async fn connect(file: &FrontFile) -> Result<TlsStream<TcpStream>, Failure> {
+/// Connects to the front by one of its addresses, and notes the host.
+async fn connect(file: &FrontFile, last: &mut Option<String>) -> Result<TlsStream<TcpStream>, Failure> {
     let connector = file.keys.connector().map_err(|e| Failure::Final(chain(&e)))?;
-    let mut last = "front.json has no address".to_owned();
-    for address in &file.addresses {
-        let dial = async {
+    let dial = |address: String| {
+        let connector = connector.clone();
+        async move {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
             connector.connect(front_name(), stream).await
+        }
+    };
+    let (address, stream) = first_of(in_order(&file.addresses, last.as_deref()), dial).await?;
+    *last = Some(host_of(&address).to_owned());
+    Ok(stream)
+}
+
+/// The addresses in the order of their dials: the last host comes first. The front's port may be another one.
+fn in_order(addresses: &[String], last: Option<&str>) -> Vec<String> {
+    let mut addresses = addresses.to_vec();
+    addresses.sort_by_key(|address| Some(host_of(address)) != last);
+    addresses
+}
+
+fn host_of(address: &str) -> &str {
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
+}
+
+/// Dials the addresses beside each other, each a little after the one before. Returns the first connection, with its
+/// address. A failed dial brings on the next one at once.
+async fn first_of<S, F>(addresses: Vec<String>, dial: impl Fn(String) -> F) -> Result<(String, S), Failure>
+where
+    S: Send + 'static,
+    F: Future<Output = io::Result<S>> + Send + 'static,
+{
+    let mut reason = "front.json has no address".to_owned();
+    let mut dials = JoinSet::new();
+    let mut addresses = addresses.into_iter();
+    loop {
+        if let Some(address) = addresses.next() {
+            let dial = timeout(EACH_TRY, dial(address.clone()));
+            dials.spawn(async move { (address, dial.await) });
+        } else if dials.is_empty() {
+            return Err(Failure::Again(reason));
+        }
+        let patience = if addresses.len() > 0 {
+            STAGGER
+        } else {
+            Duration::MAX
         };
-        match timeout(EACH_TRY, dial).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = format!("{address}: {}", system_words(&error)),
-            Err(_) => last = format!("{address}: no answer"),
+        match timeout(patience, dials.join_next()).await {
+            Ok(Some(Ok((address, Ok(Ok(stream)))))) => return Ok((address, stream)),
+            Ok(Some(Ok((address, Ok(Err(error)))))) => {
+                reason = format!("{address}: {}", system_words(&error))
+            }
+            Ok(Some(Ok((address, Err(_))))) => reason = format!("{address}: no answer"),
+            Ok(Some(Err(error))) => reason = chain(&error),
+            // The next address is due, if there is one.
+            Ok(None) | Err(_) => {}
         }
     }
-    Err(Failure::Again(last))
 }
 
 #[cfg(test)]
@@ -188,7 +258,97 @@ mod tests {
     use super::*;
     use hop_protocol::file::StateFolder;
     use hop_protocol::message::VERSION;
+    use hop_protocol::tls::KernelKeys;
     use std::fs::File;
+    use std::sync::Mutex;
+    use tokio::net::TcpListener;
+
+    /// How a dial of each of these addresses ends: `None` never.
+    async fn dialled(
+        addresses: &[(&str, Option<bool>)],
+    ) -> (Option<String>, Vec<(String, Duration)>, Duration) {
+        let began = Instant::now();
+        let tried = Mutex::new(Vec::new());
+        let dial = |address: String| {
+            let (_, end) = addresses.iter().find(|(name, _)| *name == address).unwrap();
+            tried.lock().unwrap().push((address, began.elapsed()));
+            let end = *end;
+            async move {
+                match end {
+                    Some(true) => Ok(()),
+                    Some(false) => Err(io::ErrorKind::ConnectionRefused.into()),
+                    None => std::future::pending().await,
+                }
+            }
+        };
+        let names = addresses.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let found = first_of(names, dial).await;
+        let tried = tried.into_inner().unwrap();
+        (found.ok().map(|(address, ())| address), tried, began.elapsed())
+    }
+
+    fn tried(addresses: &[(&str, Duration)]) -> Vec<(String, Duration)> {
+        addresses
+            .iter()
+            .map(|(name, at)| ((*name).to_owned(), *at))
+            .collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_address_holds_up_the_next_for_a_moment_alone() {
+        const NOW: Duration = Duration::ZERO;
+        let (found, at, took) = dialled(&[("dead", None), ("deaf", None), ("good", Some(true))]).await;
+        assert_eq!((found.as_deref(), took), (Some("good"), 2 * STAGGER));
+        assert_eq!(
+            at,
+            tried(&[("dead", NOW), ("deaf", STAGGER), ("good", 2 * STAGGER)])
+        );
+        let (found, at, _) =
+            dialled(&[("refuses", Some(false)), ("good", Some(true)), ("other", None)]).await;
+        assert_eq!(
+            (found.as_deref(), at),
+            (Some("good"), tried(&[("refuses", NOW), ("good", NOW)]))
+        );
+        let (found, at, took) = dialled(&[("dead", None), ("refuses", Some(false))]).await;
+        assert_eq!((found, at.len(), took), (None, 2, EACH_TRY));
+        assert_eq!(dialled(&[]).await, (None, vec![], NOW));
+    }
+
+    #[test]
+    fn the_host_that_answered_last_is_dialled_first() {
+        let addresses = ["10.0.0.1:7", "[::1]:7", "login:7"].map(str::to_owned);
+        assert_eq!(in_order(&addresses, None), addresses);
+        assert_eq!(
+            in_order(&addresses, Some("login")),
+            ["login:7", "10.0.0.1:7", "[::1]:7"]
+        );
+        assert_eq!(host_of("[::1]:4711"), "[::1]");
+    }
+
+    #[tokio::test]
+    async fn only_a_front_with_the_kernels_keys_is_a_front() {
+        let (keys, others) = (KernelKeys::generate().unwrap(), KernelKeys::generate().unwrap());
+        let mut addresses = Vec::new();
+        for keys in [&others, &keys] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            addresses.push(listener.local_addr().unwrap().to_string());
+            let acceptor = keys.acceptor().unwrap();
+            tokio::spawn(async move {
+                let (stream, _) = listener.accept().await.unwrap();
+                let _stream = acceptor.accept(stream).await;
+                std::future::pending::<()>().await;
+            });
+        }
+        let file = FrontFile {
+            keys,
+            addresses: addresses.clone(),
+            ..crate::spare::tests::file("k", &[], &[])
+        };
+        let mut last = None;
+        let stream = connect(&file, &mut last).await.ok().unwrap();
+        let peer = stream.get_ref().0.peer_addr().unwrap().to_string();
+        assert_eq!((peer, last.as_deref()), (addresses[1].clone(), Some("127.0.0.1")));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_front_that_lives_is_waited_for_beyond_a_minute() {

@@ -1,10 +1,8 @@
 //! The time between Slurm's signal for a seat's end and the kill: Slurm's `KillWait`.
 
-use hop_protocol::step::is_of_slurm;
+use crate::slurm::slurm;
 use hop_words::time::Span;
-use std::process::Stdio;
 use std::time::Duration;
-use tokio::process::Command;
 use tokio::time::timeout;
 
 /// Without Slurm's word: less than any site sets.
@@ -18,18 +16,8 @@ pub(crate) async fn of_the_seat() -> Span {
     if std::env::var_os("SLURM_JOB_ID").is_none() {
         return AT_LEAST;
     }
-    let mut command = Command::new("scontrol");
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(is_of_slurm) {
-            command.env_remove(&name);
-        }
-    }
-    let command = command
-        .args(["show", "config"])
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .kill_on_drop(true);
-    match timeout(ANSWERS, command.output()).await {
+    let mut scontrol = slurm("scontrol");
+    match timeout(ANSWERS, scontrol.args(["show", "config"]).output()).await {
         Ok(Ok(output)) => kill_wait(&String::from_utf8_lossy(&output.stdout)).unwrap_or(AT_LEAST),
         // slurmctld is away, or scontrol is missing.
         _ => AT_LEAST,

@@ -10,13 +10,15 @@ use std::path::Path;
 /// Removes also the state of a kernel that nobody will find again. If the state will be found, the outputs that no
 /// front has taken are kept beside it. A living front has another replica, or starts one from this very state.
 pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
-    let has_owner = file.state.as_ref().is_some_and(|s| states::has_owner(&s.kernel));
+    let state = file.state.as_ref();
+    // Only a proven absence lets the folders go.
+    let has_owner = state.is_some_and(|s| states::has_owner(&s.kernel).unwrap_or(true));
     if has_owner || !is_ours(dir, me) {
         return;
     }
     let found_again = keep(file, link);
     let _ = std::fs::remove_dir_all(dir);
-    if let Some(state) = file.state.as_ref().filter(|_| !found_again) {
+    if let Some(state) = state.filter(|_| !found_again) {
         let _ = std::fs::remove_dir_all(&state.kernel);
     }
 }
@@ -36,7 +38,7 @@ fn is_ours(dir: &Path, me: Incarnation) -> bool {
 /// Returns whether the kernel's state is found again, by its notebook.
 fn keep(file: &FrontFile, link: &FrontLink) -> bool {
     let state = file.state.as_ref();
-    let Some(state) = state.filter(|s| s.kernel.join(states::NOTEBOOK).exists()) else {
+    let Some(state) = state.filter(|s| states::is_found_again(&s.kernel)) else {
         return false;
     };
     if let Err(error) = link.meanwhile().write(&state.kernel) {
@@ -53,22 +55,41 @@ mod tests {
     use hop_words::id::Tenure;
     use std::fs::File;
 
+    /// The file of a kernel with its folder of states, which is made.
+    fn file(kernel: &Path) -> FrontFile {
+        std::fs::create_dir(kernel).unwrap();
+        FrontFile {
+            version: VERSION,
+            state: Some(StateFolder {
+                kernel: kernel.to_owned(),
+                tenure: Tenure(1),
+                store: kernel.to_owned(),
+                hash_seed: 0,
+            }),
+            ..crate::spare::tests::file("k", &[], &[])
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_looked_at_is_kept() {
+        for name in [states::OWNER, states::NOTEBOOK] {
+            let tmp = tempfile::tempdir().unwrap();
+            let (dir, kernel) = (tmp.path().join("dir"), tmp.path().join("state"));
+            let file = file(&kernel);
+            file.write(&dir).unwrap();
+            // A link to itself fails each look, even by root.
+            std::os::unix::fs::symlink(name, kernel.join(name)).unwrap();
+            see_to(&dir, &file, Incarnation(1), &FrontLink::new());
+            assert!(kernel.exists(), "{name}");
+        }
+    }
+
     #[test]
     fn a_front_that_lives_keeps_its_folder_and_its_kernels_state() {
         let tmp = tempfile::tempdir().unwrap();
         let (dir, kernel) = (tmp.path().join("dir"), tmp.path().join("state"));
-        std::fs::create_dir(&kernel).unwrap();
+        let file = file(&kernel);
         let owner = File::create(kernel.join(states::OWNER)).unwrap();
-        let file = FrontFile {
-            version: VERSION,
-            state: Some(StateFolder {
-                kernel: kernel.clone(),
-                tenure: Tenure(1),
-                store: tmp.path().to_owned(),
-                hash_seed: 0,
-            }),
-            ..crate::spare::tests::file("k", &[], &[])
-        };
         file.write(&dir).unwrap();
         let left = || {
             see_to(&dir, &file, Incarnation(1), &FrontLink::new());

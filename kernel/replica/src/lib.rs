@@ -23,6 +23,7 @@ mod progress;
 mod run;
 pub mod scratch;
 pub mod seat;
+mod slurm;
 mod sockets;
 pub mod spare;
 mod standby;

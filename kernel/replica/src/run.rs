@@ -168,6 +168,7 @@ impl Replica {
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
                 () = wait::at(due) => self.handle(Input::Tick).await,
+                () = self.link.has_room() => self.link.hand_over(),
                 _ = terminate.recv() => {
                     let grace = grace::of_the_seat().await;
                     self.handle(Input::Terminated { grace }).await;
@@ -469,6 +470,7 @@ impl Replica {
                         break;
                     }
                 }
+                () = self.link.has_room() => self.link.hand_over(),
                 () = sleep_until(patience) => break,
             }
         }

@@ -2,8 +2,10 @@
 //! left behind.
 
 use hop_protocol::file::make_private;
-use hop_words::process::start_time;
+use hop_words::process::{is_gone, start_time};
+use std::fs::DirEntry;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -26,9 +28,8 @@ impl Scratch {
     }
 
     fn first_of(bases: impl Iterator<Item = PathBuf>) -> io::Result<Self> {
-        let pid = std::process::id();
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{pid}-{}.{number}", start_time(pid).unwrap_or(0));
+        let name = format!("{}.{number}", own_name());
         let mut trouble = None;
         for base in bases {
             match Self::within(&base, &name) {
@@ -46,7 +47,7 @@ impl Scratch {
 
     fn within(base: &Path, name: &str) -> io::Result<Self> {
         make_private(base)?;
-        sweep(base);
+        sweep(base, "");
         let dir = base.join(name);
         make_private(&dir)?;
         Ok(Self(dir))
@@ -64,21 +65,36 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes the folders of ended processes.
-fn sweep(base: &Path) {
+/// The name of this process in the names of its folders.
+pub(crate) fn own_name() -> String {
+    let pid = std::process::id();
+    match start_time(pid) {
+        Some(start) => format!("{pid}-{start}"),
+        // Nobody can tell when this process is gone, so its folders are never swept.
+        None => format!("{pid}-unknown"),
+    }
+}
+
+/// Removes this user's folders of ended processes. Behind the prefix their names begin with [`own_name`].
+pub(crate) fn sweep(base: &Path, prefix: &str) {
     for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let owner = name.to_str().and_then(|n| n.split_once('-'));
+        let owner = name
+            .to_str()
+            .and_then(|n| n.strip_prefix(prefix)?.split_once('-'));
         let owner = owner.and_then(|(pid, rest)| {
             let start = rest.split('.').next()?;
             Some((pid.parse::<u32>().ok()?, start.parse::<u64>().ok()?))
         });
-        if let Some((pid, start)) = owner
-            && start_time(pid) != Some(start)
-        {
+        if owner.is_some_and(|(pid, start)| is_gone(pid, start)) && is_ours(&entry) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
+}
+
+fn is_ours(entry: &DirEntry) -> bool {
+    let meta = entry.metadata();
+    meta.is_ok_and(|meta| meta.is_dir() && meta.uid() == rustix::process::getuid().as_raw())
 }
 
 #[cfg(test)]
@@ -110,7 +126,7 @@ mod tests {
         for name in [&alive, &reused, "4194305-7", "note"] {
             std::fs::create_dir(tmp.path().join(name)).unwrap();
         }
-        sweep(tmp.path());
+        sweep(tmp.path(), "");
         let mut left: Vec<_> = std::fs::read_dir(tmp.path())
             .unwrap()
             .map(|e| e.unwrap().file_name())

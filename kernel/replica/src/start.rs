@@ -264,7 +264,7 @@ fn durably(
         folder: folder.kernel.clone(),
         store: folder.store.clone(),
         before_reply: file.launch.durable == Durable::BeforeReply,
-        found_again: folder.kernel.join(states::NOTEBOOK).exists(),
+        found_again: states::is_found_again(&folder.kernel),
         silent: (!child::has_agent(&file.launch)).then(|| NO_AGENT.to_owned()),
         restored,
     }))
@@ -280,7 +280,9 @@ async fn not_started(hello: Hello, mut links: mpsc::Receiver<LinkEvent>, reason:
                 let over = Over::NotStarted {
                     reason: reason.clone(),
                 };
-                let _ = out.send(Frame::Item(1, Item::Note(Note::KernelOver { over })));
+                let _ = out
+                    .frames
+                    .send(Frame::Item(1, Item::Note(Note::KernelOver { over })));
                 sleep(LAST_WORDS).await;
                 break;
             }

@@ -250,6 +250,42 @@ fn too_much_is_dropped_from_the_oldest_and_said() {
     assert_eq!(wire.take(), expected);
 }
 
+/// The replica dropped outputs on their way.
+fn dropped(front: &mut Front, wire: &mut Recorder, messages: u64) -> Vec<String> {
+    let note = Note::Dropped { messages, bytes: 9 };
+    front.item(messages, Item::Note(note), Time(0), wire);
+    front.sanity_check();
+    wire.take()
+}
+
+#[test]
+fn outputs_that_a_replica_dropped_are_told_at_the_open_cell_or_at_the_next() {
+    let (mut front, mut wire, mut author) = (
+        Front::new(b"key", "front".into()),
+        Recorder::default(),
+        Author::new(b"key", "client".into()),
+    );
+    wire.subscribed = true;
+    assert_eq!(dropped(&mut front, &mut wire, 1), ["done 1"], "no cell is open");
+    asks(&mut front, &mut wire, &mut author);
+    let at_next = ["publish stream None", "send Shell execute_request"];
+    assert_eq!(wire.take(), at_next);
+    let at_open = ["publish stream None", "done 2"];
+    assert_eq!(dropped(&mut front, &mut wire, 2), at_open);
+    // Without a client the sentence waits.
+    wire.subscribed = false;
+    assert_eq!(dropped(&mut front, &mut wire, 3), ["done 3"]);
+    wire.subscribed = true;
+    front.subscribed(&Bytes::new(), Time(0), &mut wire);
+    front.sanity_check();
+    let at_return = ["publish iopub_welcome None", "publish stream None"];
+    assert_eq!(wire.take(), at_return);
+    // After the server's end the notebook's next opening tells it.
+    front.part();
+    dropped(&mut front, &mut wire, 4);
+    assert_eq!(front.parted().unwrap().dropped, 4);
+}
+
 #[test]
 fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
     let (mut front, mut wire, mut author) = (

@@ -110,11 +110,8 @@ impl Unseen {
 
     fn apply(&mut self, change: Change) -> Vec<Told> {
         match change {
-            Change::Stream(replica) => {
-                if self.stream.is_none_or(|(last, _)| last != replica) {
-                    self.stream = Some((replica, 0));
-                }
-            }
+            // A process numbers its items from 1, even if it follows another process of the same member.
+            Change::Stream(replica) => self.stream = Some((replica, 0)),
             Change::Page { session, notebook } => self.page(&session, &notebook),
             Change::Asked { session, cell } => return self.asked(&session, cell),
             Change::Came { cell, seq, what } => return self.came(&cell, seq, what),
@@ -403,10 +400,17 @@ impl Front {
         }
     }
 
-    /// Begins with the items of another replica.
-    pub fn hears_of(&mut self, replica: Incarnation) {
+    /// Begins with the items of another process. The process may be of the same replica as the one before.
+    pub fn begins_with(&mut self, replica: Incarnation) {
         // No page is told of this change.
         drop(self.unseen.change(Change::Stream(replica)));
+    }
+
+    /// Goes on with the items of the earlier front's replica. Items that the earlier front has taken may come again.
+    pub fn goes_on_with(&mut self, replica: Incarnation) {
+        if self.unseen.stream.is_none_or(|(last, _)| last != replica) {
+            self.begins_with(replica);
+        }
     }
 
     /// Handles a page's message on its cells' outputs. Returns whether the message has no other purpose: then no

@@ -2,19 +2,21 @@
 //! paired with them, in [`super::visits`]; each group has a task of its own ([`super::tend`]).
 
 use super::Seat;
+use super::leftovers;
 use super::spares::Spares;
 use super::wire::{FromSeat, Lack};
+use crate::scratch;
 use hop_api::config::Config;
 use hop_keeper::{Book, Event, Keeper, Patience, Settings, StartError, Wire};
 use hop_log::{Entry, Generation};
 use hop_protocol::file::seats_dir;
-use hop_words::id::{Incarnation, KernelId};
+use hop_words::id::{Incarnation, KernelId, NodeName};
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tempfile::TempDir;
@@ -112,6 +114,20 @@ pub(super) fn parse(group: &str) -> Option<(KernelId, u32)> {
     Some((kernel.into(), generation.parse().ok()?))
 }
 
+/// A folder for this seat's log. Folders of killed seats of this node are removed.
+fn log_folder(parent: &Path, node: &NodeName) -> io::Result<TempDir> {
+    // Nodes may share the parent, and a process is known on its own node alone.
+    let prefix = format!("gresshopper-seat-{node}-");
+    scratch::sweep(parent, &prefix);
+    let prefix = format!("{prefix}{}.", scratch::own_name());
+    // The log has the results and answers of the user's cells.
+    let folder = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o700))
+        .prefix(&prefix)
+        .tempdir_in(parent)?;
+    Ok(folder)
+}
+
 impl Host {
     /// Starts the keeper of a seat, listening on this address. The log's folder is removed when the last value is
     /// dropped.
@@ -123,12 +139,7 @@ impl Host {
         listen: IpAddr,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>, TempDir), HostError> {
         let parent = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        // The log has the results and answers of the user's cells.
-        let log = tempfile::Builder::new()
-            .permissions(Permissions::from_mode(0o700))
-            .prefix("gresshopper-seat-")
-            .tempdir_in(&parent)
-            .map_err(|source| HostError::Folder { parent, source })?;
+        let log = log_folder(&parent, &seat.node).map_err(|source| HostError::Folder { parent, source })?;
         let book = Book::open(&seats_dir().ok_or(HostError::NoHome)?).map_err(HostError::Book)?;
         let settings = Settings {
             me: seat.job,
@@ -136,10 +147,11 @@ impl Host {
             ports: Config::load().ok().and_then(|config| config.port_range),
             log: log.path(),
             wal: hop_wal::Options::default(),
-            book,
+            book: book.clone(),
             patience: Patience::default(),
         };
         let (keeper, events) = Keeper::start(settings).await?;
+        tokio::spawn(leftovers::strike(book, seat.job));
         let host = Self {
             spares: Spares::new(seat.clone()),
             seat,
@@ -205,6 +217,35 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_log_of_a_killed_seat_is_removed_by_the_nodes_next_seat() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (here, there): (NodeName, NodeName) = ("n1".into(), "n1-2".into());
+        let names = || {
+            let entries = std::fs::read_dir(tmp.path()).unwrap();
+            let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+            names.collect::<Vec<_>>()
+        };
+        // No process has this pid.
+        for killed in [
+            "gresshopper-seat-n1-4194305-7.x",
+            "gresshopper-seat-n1-2-4194305-7.x",
+        ] {
+            std::fs::create_dir(tmp.path().join(killed)).unwrap();
+        }
+        let living = log_folder(tmp.path(), &here).unwrap();
+        assert_eq!(names().len(), 2, "{:?}", names());
+        assert!(
+            names().contains(&"gresshopper-seat-n1-2-4194305-7.x".to_owned()),
+            "it is another node's"
+        );
+        let next = log_folder(tmp.path(), &there).unwrap();
+        assert_eq!(names().len(), 2, "{:?}", names());
+        assert!(living.path().exists() && next.path().exists());
+        let mode = next.path().metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
 
     #[test]
     fn a_groups_name_tells_kernel_and_generation() {

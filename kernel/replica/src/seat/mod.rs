@@ -7,6 +7,7 @@
 mod door;
 mod host;
 mod hot;
+mod leftovers;
 mod propose;
 mod spares;
 mod tend;

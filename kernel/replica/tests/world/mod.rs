@@ -25,7 +25,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
 
@@ -333,7 +333,8 @@ pub async fn with_spare(
         let (out, queue) = mpsc::unbounded_channel();
         let (frames, input) = mpsc::channel(64);
         // A front that says nothing for eight seconds is left, however long its kernel takes to start.
-        tokio::spawn(welcome(listener, &keys).await.pump(queue, frames));
+        let (written, _) = watch::channel(0);
+        tokio::spawn(welcome(listener, &keys).await.pump(queue, frames, written));
         let mut world = World {
             out,
             input,

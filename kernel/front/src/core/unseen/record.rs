@@ -52,7 +52,7 @@ impl<'de> Deserialize<'de> for Json {
 /// What changes the things that are kept.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::core) enum Change {
-    /// Items of this replica come from now on.
+    /// Items of a new process of this replica come from now on, numbered from 1.
     Stream(Incarnation),
     /// A page names its notebook.
     Page { session: String, notebook: String },
@@ -165,6 +165,7 @@ impl Unseen {
                 }
             }
         }
+        self.enforce();
         self.log.is_on = true;
         requests
     }

@@ -78,7 +78,7 @@ impl World {
     fn recorded() -> Self {
         let mut world = Self::new();
         world.front.take_up(b"", Time(0));
-        world.front.hears_of(Incarnation(1));
+        world.front.begins_with(Incarnation(1));
         world
     }
 
@@ -95,7 +95,7 @@ impl World {
         self.records();
         self.front = Front::new(b"key", "next".into());
         self.front.take_up(&self.records, Time(0));
-        self.front.hears_of(Incarnation(replica));
+        self.front.goes_on_with(Incarnation(replica));
         self.front.sanity_check();
     }
 
@@ -517,6 +517,28 @@ fn a_killed_fronts_successor_goes_on_with_what_was_kept() {
         cells.iter().map(|c| &c["id"]).collect::<Vec<_>>(),
         [&json!(id(&later))]
     );
+}
+
+#[test]
+fn a_process_after_a_killed_one_of_the_same_replica_numbers_its_messages_anew() {
+    let (mut world, mut me) = (World::recorded(), page("me"));
+    world.opens(&mut me, "a.ipynb");
+    let first = world.runs(&mut me, "c", "code");
+    for n in 0..9 {
+        world.prints(&first, &format!("{n}\n"));
+    }
+    let second = world.runs(&mut me, "d", "more");
+    world.front.begins_with(Incarnation(1));
+    world.seq = 0;
+    world.prints(&second, "two\n");
+    world.ends(&second, 2);
+    let kept = world.kept(&mut page("next"));
+    assert_eq!(kept.len(), 2);
+    assert_eq!(kept[1]["outputs"], json!([text("two\n")]));
+    assert_eq!(kept[1]["reply"]["execution_count"], 2);
+    // The next front counts the same.
+    world.follow(1);
+    assert_eq!(world.kept(&mut page("next")), kept);
 }
 
 #[test]
