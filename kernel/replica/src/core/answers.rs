@@ -19,8 +19,8 @@ const AHEAD: &str = "written_ahead";
 pub(super) enum Verdict {
     /// A cell before it failed (`stop_on_error`).
     Aborted,
-    /// The user interrupted it while it waited.
-    Interrupted,
+    /// The user interrupted it while it waited for this.
+    Interrupted(&'static str),
     /// Its need can't be read.
     Usage(String),
     /// The scheduler will not grant its need.
@@ -127,14 +127,14 @@ impl Core {
         self.status(&header, "busy");
         let count = self.cells.shown_count();
         if verdict != Verdict::Aborted {
-            let input = json!({"code": request.code, "execution_count": count});
+            let input = json!({"code": request.code(), "execution_count": count});
             self.say(&header, "execute_input", &input);
         }
         let content = match verdict {
             Verdict::Aborted => json!({"status": "aborted"}),
-            Verdict::Interrupted => {
-                let text = "the cell was interrupted while it waited for its lease";
-                self.failure(&header, "KeyboardInterrupt", text)
+            Verdict::Interrupted(what) => {
+                let text = format!("the cell was interrupted while it waited for {what}");
+                self.failure(&header, "KeyboardInterrupt", &text)
             }
             Verdict::Refused(reason) => self.failure(&header, "LeaseRefused", &reason),
             Verdict::Usage(problem) => {

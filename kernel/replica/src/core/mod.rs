@@ -13,6 +13,7 @@ mod durable;
 mod effects;
 pub(crate) mod following;
 mod group;
+mod interrupts;
 mod journal;
 mod lease;
 mod leasing;
@@ -348,11 +349,7 @@ impl Core {
                 identity,
                 message,
             } => self.request(channel, identity, message),
-            Input::Interrupt => {
-                if !self.interrupt_waiting() {
-                    self.interrupt_kernel();
-                }
-            }
+            Input::Interrupt => self.interrupt(),
             Input::End => {
                 self.shutting_down = true;
                 self.out.push(Output::KillKernel);
@@ -491,14 +488,15 @@ impl Core {
         if channel == Channel::Shell && self.announcement(&envelope, &header) {
             return;
         }
+        let controls = matches!(channel, Channel::Control | Channel::Shell);
+        if controls && header.msg_type == "interrupt_request" && self.interrupt_waiting() {
+            return self.answer_interrupt(channel, identity, &envelope.header);
+        }
         if let Phase::Starting { early, .. } | Phase::Preparing { early, .. } = &mut self.phase {
             return early.push((channel, identity, message));
         }
         match (channel, header.msg_type.as_str()) {
             (Channel::Control | Channel::Shell, "interrupt_request") => {
-                if self.interrupt_waiting() {
-                    return self.answer_interrupt(channel, identity, &envelope.header);
-                }
                 if self.identity.launch.interrupt == Interrupt::Signal {
                     self.interrupt_kernel();
                     return self.answer_interrupt(channel, identity, &envelope.header);
@@ -524,22 +522,21 @@ impl Core {
         }
         let own = self.notices.default_need.as_ref();
         let need = own.unwrap_or(&self.identity.launch.default_need);
-        let free = self
-            .cells
-            .arrive(identity.clone(), message, envelope, header, need, self.now);
-        let Some(message) = free else {
-            return;
-        };
-        let channel = Channel::Shell;
-        match &mut self.phase {
-            Phase::Starting { early, .. } | Phase::Preparing { early, .. } => {
-                early.push((channel, identity, message));
-            }
-            Phase::Up | Phase::Over => self.out.push(Output::ToKernel {
-                channel,
+        self.cells
+            .arrive(identity, message, envelope, header, need, self.now);
+        if matches!(self.phase, Phase::Up | Phase::Over) {
+            self.send_early();
+        }
+    }
+
+    /// Gives the kernel the cells outside of the order.
+    fn send_early(&mut self) {
+        for (identity, message) in self.cells.send_early() {
+            self.out.push(Output::ToKernel {
+                channel: Channel::Shell,
                 identity,
                 message,
-            }),
+            });
         }
     }
 
@@ -607,27 +604,6 @@ impl Core {
         envelope.metadata = with_key(&envelope.metadata, "gresshopper", ours.into());
         self.author.signer().sign(&mut envelope);
         envelope.message()
-    }
-
-    /// Interrupts the cell in wait of a lease, if any. The kernel runs no cell then and must not get the signal. The
-    /// signal would strike the user's next cell, since our answer to this cell arrives sooner.
-    fn interrupt_waiting(&mut self) -> bool {
-        let Some(cell) = self.cells.seeking().cloned() else {
-            return false;
-        };
-        self.lease = Lease::None;
-        self.withdraw(&cell);
-        self.fail(&cell, Verdict::Interrupted);
-        true
-    }
-
-    fn interrupt_kernel(&mut self) {
-        // A process that isn't up runs no cell, and the signal would break its start: the next cell would never be
-        // answered.
-        if matches!(self.phase, Phase::Up) {
-            self.out.push(Output::InterruptKernel { why: None });
-        }
-        self.standing_interrupted();
     }
 
     // Replies.
