@@ -143,7 +143,7 @@ impl Core {
             }
         };
         let message = self.write_reply(&header, &content);
-        self.send_front(Channel::Shell, cell.identity.clone(), message);
+        self.answer_unlogged(&cell.id, cell.identity.clone(), message);
         self.status(&header, "idle");
     }
 
@@ -174,17 +174,17 @@ impl Core {
     }
 
     /// Answers a request behind a cell lost with its executor.
-    pub(super) fn abort_request(&mut self, identity: Bytes, header: &Bytes) {
+    pub(super) fn abort_request(&mut self, cell: &CellId, identity: Bytes, header: &Bytes) {
         self.status(header, "busy");
         let message = self.write_reply(header, &json!({"status": "aborted"}));
-        self.send_front(Channel::Shell, identity, message);
+        self.answer_unlogged(cell, identity, message);
         self.status(header, "idle");
     }
 
     /// A cell that the dead process had, but can't have begun.
     pub(super) fn abort_sent(&mut self, cell: Cell) {
         let message = self.write_reply(&cell.header, &json!({"status": "aborted"}));
-        self.send_front(Channel::Shell, cell.identity.clone(), message);
+        self.answer_unlogged(&cell.id, cell.identity.clone(), message);
         self.status(&cell.header, "idle");
     }
 

@@ -487,6 +487,11 @@ impl Cell {
         self
     }
 
+    /// Whether the kernel has begun the cell, by the agent's word.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
     /// Whether an error of this cell aborts the cells behind.
     pub(super) fn stops_on_error(&self) -> bool {
         self.stop_on_error

@@ -28,6 +28,7 @@ mod standing;
 mod storing;
 #[cfg(test)]
 mod tests;
+mod unlogged;
 mod wording;
 
 use crate::agent::Parcel;
@@ -399,6 +400,7 @@ impl Core {
         self.reconsider_leaving();
         self.advance();
         self.watch_commits();
+        self.send_unlogged();
         if !silent {
             self.tell_clients();
         }
@@ -628,7 +630,11 @@ impl Core {
         let count = content.and_then(|c| c.execution_count);
         self.cells.count = count.unwrap_or(self.cells.count);
         let cell = self.cells.close(&id);
-        let logged = cell.as_ref().is_some_and(|c| c.stage() == StageName::Running);
+        // A request that the kernel aborts before it begins has no effects, so no capture would ever name it.
+        let ran = |c: &cells::Cell| outcome != Outcome::Aborted || c.has_begun();
+        let logged = cell
+            .as_ref()
+            .is_some_and(|c| c.stage() == StageName::Running && ran(c));
         let aborts = outcome == Outcome::Error && cell.as_ref().is_some_and(cells::Cell::stops_on_error);
         let message = match cell.and_then(cells::Cell::into_metadata) {
             Some(value) => {
@@ -641,7 +647,7 @@ impl Core {
         if logged {
             self.answer_cell(&id, identity, message, outcome, count);
         } else {
-            self.send_front(Channel::Shell, identity, message);
+            self.answer_unlogged(&id, identity, message);
         }
         self.lease_used(&id, outcome);
         if aborts {
