@@ -250,9 +250,7 @@ impl State {
     }
 
     fn must_be_durable(&self) -> Result<(), Refusal> {
-        let durable = self.durable_through();
-        let at_stake = self.unsettled.iter().filter(|u| u.number > durable);
-        match at_stake.count() {
+        match self.cells_at_stake() {
             0 => Ok(()),
             cells => Err(Refusal::NotDurable(cells)),
         }

@@ -301,6 +301,17 @@ impl State {
             .map_or(self.settled_through, |t| t.max(self.settled_through))
     }
 
+    /// How many answered cells would lose their effects with the executor.
+    pub fn cells_at_stake(&self) -> usize {
+        let durable = self.durable_through();
+        self.unsettled.iter().filter(|u| u.number > durable).count()
+    }
+
+    /// Whether the cell ran to its end, and the shared store lacks its effects.
+    pub fn is_unsettled(&self, cell: &CellId) -> bool {
+        self.unsettled.iter().any(|u| u.cell == *cell)
+    }
+
     /// The last cell with its effects in the shared store.
     pub fn settled_through(&self) -> CellNumber {
         self.settled_through

@@ -154,6 +154,7 @@ class Agent:
             self._first()
         self.shell.events.register("pre_run_cell", self._before)
         self.shell.events.register("post_run_cell", self._after)
+        self.shell.events.register("post_execute", self._after_silent)
 
     def _first(self) -> None:
         """Records the state before the first observed cell."""
@@ -164,7 +165,12 @@ class Agent:
 
     def unwatch(self) -> None:
         """Stop capturing."""
-        for event, hook in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
+        hooks = (
+            ("pre_run_cell", self._before),
+            ("post_run_cell", self._after),
+            ("post_execute", self._after_silent),
+        )
+        for event, hook in hooks:
             if hook in self.shell.events.callbacks[event]:
                 self.shell.events.unregister(event, hook)
         self._audited = -1
@@ -203,9 +209,29 @@ class Agent:
             if self.journal is not None:
                 self.journal.cell_over(ran, outcome, took)
 
+    def _after_silent(self) -> None:
+        """Note a silent request, which fires no hooks of a cell. It is captured between its reply and the next cell."""
+        if self._cells:
+            return
+        asked = self._parent().get("content") or {}
+        ran = Ran.silently(str(asked.get("code", "")), self._last, self._msg_id())
+        if not asked.get("silent") or (self._waiting and self._waiting[-1].msg_id == ran.msg_id):
+            return
+        self._waiting = [*self._waiting, ran][-WAITING:]
+        if ran.raw.strip():
+            self._audited = -1
+        if in_main_thread():
+            self._due = self.journal is not None and self._soon(self._promptly)
+            self._later()
+        else:
+            self.shell.kernel.io_loop.add_callback(self._later)
+
+    def _parent(self) -> Mapping[str, Any]:
+        """The request that runs."""
+        return (self.shell.get_parent() if hasattr(self.shell, "get_parent") else None) or {}
+
     def _msg_id(self) -> str:
-        parent = self.shell.get_parent() if hasattr(self.shell, "get_parent") else {}
-        return str((parent.get("header") or {}).get("msg_id", ""))
+        return str((self._parent().get("header") or {}).get("msg_id", ""))
 
     def _hold_up(self, ended: float) -> Outcome:
         """Capture before the reply if time permits."""
@@ -373,6 +399,8 @@ class Agent:
         cells = self._described(waiting, sources, found)
         for i, cell in enumerate(cells):
             self._note(delta if i + 1 == len(cells) else _NOTHING, cell)
+        if not cells:
+            self._note(delta, None)
         self._keep(delta, cells, waiting, "cells", started)
 
     def _source(self, ran: Ran) -> str:
@@ -383,7 +411,10 @@ class Agent:
         if known and history.input_hist_raw[at] == ran.raw:
             # The history takes the ends of lines away at the end.
             return f"{history.input_hist_parsed[at]}\n"
-        return str(self.shell.transform_cell(ran.raw))
+        try:
+            return str(self.shell.transform_cell(ran.raw))
+        except Exception:  # the request failed by it: nothing else of it ran
+            return ran.raw
 
     def _displayed(self, names: set[str]) -> list[str]:
         """Names of the displayed values possibly reached by a cell through `_` and its like, or through `Out`."""
@@ -418,8 +449,10 @@ class Agent:
 
     def _described(self, waiting: list[Ran], sources: list[str], found: list[names.Names]) -> list[dict[str, Any]]:
         cells = []
-        for i, (ran, source, named) in enumerate(zip(waiting, sources, found)):
-            touched = self.capture.chosen if i + 1 == len(waiting) else sorted(self.capture.units)
+        shown = [one for one in zip(waiting, sources, found) if not one[0].silent]
+        joint = sum(not ran.silent or bool(ran.raw.strip()) for ran in waiting) > 1
+        for i, (ran, source, named) in enumerate(shown):
+            touched = self.capture.chosen if i + 1 == len(shown) else sorted(self.capture.units)
             used = sorted(n for n in named.names if n in self.shell.user_ns)
             cells.append(
                 {
@@ -428,7 +461,7 @@ class Agent:
                     "file": self._file(source, ran),
                     "seconds": ran.seconds,
                     "ok": ran.ok,
-                    "joint": len(waiting) > 1,
+                    "joint": joint,
                     "names": used,
                     "touched": touched,
                     "uses": self._uses(used, touched),

@@ -24,7 +24,7 @@ SHOWN = ("_", "__", "___")
 class Ran:
     """A cell that ran, to be captured."""
 
-    __slots__ = ("count", "effects", "msg_id", "ok", "raw", "seconds", "seq")
+    __slots__ = ("count", "effects", "msg_id", "ok", "raw", "seconds", "seq", "silent")
 
     def __init__(self, result: Any, seq: int, msg_id: str, seconds: float, effects: dict[str, Any]) -> None:
         info = getattr(result, "info", None)
@@ -32,6 +32,15 @@ class Ran:
         self.seq, self.msg_id, self.seconds, self.effects = seq, msg_id, seconds, effects
         self.ok = bool(result is not None and result.success)
         self.count = getattr(result, "execution_count", None)
+        #: It is a silent request, and no cell of the notebook: nothing is known of it but its effects.
+        self.silent = False
+
+    @classmethod
+    def silently(cls, source: str, seq: int, msg_id: str) -> Ran:
+        """A silent request that ran. `seq`: the number of the last cell before."""
+        ran = cls(None, seq, msg_id, 0.0, {})
+        ran.raw, ran.silent = source, True
+        return ran
 
 
 class Record(NamedTuple):
@@ -39,7 +48,7 @@ class Record(NamedTuple):
 
     head: dict[str, Any]
     body: bytes
-    #: The cells that it completes, oldest first.
+    #: The cells and silent requests that it completes, oldest first.
     cells: tuple[Ran, ...]
     #: Why it was made: `begin`, `cells` or `audit`.
     cause: str

@@ -103,6 +103,80 @@ def test_aborted_and_silent_requests_are_not_told(start: Callable[..., Kernel]) 
     assert "silently" in json.dumps([json.loads(text)["units"] for _, text, _ in kernel.records()])
 
 
+#: Nothing is captured between cells.
+NEVER = """
+import sys
+agent, a = sys.modules['gresshopper.state.agent'], [1]
+agent.THINK, agent.Agent._promptly = 600, lambda self: None
+"""
+
+
+def completed(kernel: Kernel) -> list[list[str]]:
+    """The requests that each record completes."""
+    return [[cell["msg_id"] for cell in said["cells"]] for said, _, _ in kernel.records()]
+
+
+def test_a_silent_request_is_named_by_the_record_of_its_effects(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    number, _ = kernel.run("silently = 1", silent=True)
+    kernel.eventually(lambda: [number] in completed(kernel))
+    said, (text, _) = kernel.of("record")[1]
+    head = json.loads(text)
+    assert (said["through"], said["cause"], head["cell"], head["before"]) == (0, "cells", None, [])
+    assert [u["m"] for u in head["units"]] == [["n:silently"]]
+    assert kernel.of("cell") == []
+    second, _ = kernel.run("silently = 2", silent=True)
+    number, _ = kernel.run("shown = 1")
+    assert completed(kernel)[2:] == [[second], [number]]
+
+
+def test_silent_requests_are_named_with_the_next_cell(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(NEVER)
+    sent = [kernel.run(source, silent=True)[0] for source in ("a.append(2)", "", "1 / 0", "syntax error")]
+    last, _ = kernel.run("b = 1")
+    assert completed(kernel)[-1] == [*sent, last]
+    said, (text, _) = kernel.of("cell")[-1]
+    head = json.loads(text)
+    assert (said["seq"], said["through"], head["before"]) == (2, 2, [])
+    assert sorted(m for u in head["units"] for m in u["m"]) == ["n:a", "n:b"]
+    assert head["cell"]["joint"]  # a second run would not give the same
+    number, _ = kernel.run("", silent=True)
+    last, _ = kernel.run("c = 1")
+    assert completed(kernel)[-1] == [number, last]
+    assert not json.loads(kernel.of("cell")[-1][1][0])["cell"]["joint"]
+
+
+@pytest.mark.parametrize("source", ["", "a.append(2)", "get_ipython().run_cell('a.append(2)')", "!"])
+def test_a_flush_leaves_no_silent_request_unnamed(start: Callable[..., Kernel], source: str) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(NEVER)
+    number, _ = kernel.run(source, silent=True)
+    assert kernel.ask("flush")["whole"]
+    kernel.settle()
+    assert number in [ids[-1] for ids in completed(kernel) if ids]
+    before = len(kernel.events)
+    kernel.ask("flush")
+    assert len(kernel.events) == before
+
+
+def test_a_cell_that_no_transformer_could_read_is_captured(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(
+        "def fails(lines):\n    if 'never' in lines[0]: raise ValueError\n    return lines\n"
+        "get_ipython().input_transformers_cleanup.append(fails)"
+    )
+    for how in ({}, {"store_history": False}):
+        assert kernel.run("never = 1", **how)[1] == "error"
+        assert kernel.of("cell")[-1][0]["status"] == "whole", how
+    kernel.run("never = 1", silent=True)
+    assert kernel.ask("flush")["whole"]
+
+
 def test_what_does_not_fit_comes_later(start: Callable[..., Kernel]) -> None:
     kernel = start()
     kernel.begin(patience_ms=25)
@@ -271,7 +345,7 @@ def test_a_flush_finds_what_no_name_showed(start: Callable[..., Kernel]) -> None
     kernel = start()
     kernel.begin()
     kernel.run("a = [1]")
-    kernel.run("get_ipython().user_ns['a'].append(2)", silent=True)
+    kernel.run("get_ipython().user_ns[chr(97)].append(2)", silent=True)
     told = kernel.ask("flush")
     assert told["whole"] and told["seq"] == 1 and told["record"] == numbers(kernel)[-1]
     said, (text, _) = kernel.of("record")[-1]

@@ -19,8 +19,8 @@ const AHEAD: &str = "written_ahead";
 pub(super) enum Verdict {
     /// A cell before it failed (`stop_on_error`).
     Aborted,
-    /// The user interrupted it while it waited.
-    Interrupted,
+    /// The user interrupted it while it waited for this.
+    Interrupted(&'static str),
     /// Its need can't be read.
     Usage(String),
     /// The scheduler will not grant its need.
@@ -127,14 +127,14 @@ impl Core {
         self.status(&header, "busy");
         let count = self.cells.shown_count();
         if verdict != Verdict::Aborted {
-            let input = json!({"code": request.code, "execution_count": count});
+            let input = json!({"code": request.code(), "execution_count": count});
             self.say(&header, "execute_input", &input);
         }
         let content = match verdict {
             Verdict::Aborted => json!({"status": "aborted"}),
-            Verdict::Interrupted => {
-                let text = "the cell was interrupted while it waited for its lease";
-                self.failure(&header, "KeyboardInterrupt", text)
+            Verdict::Interrupted(what) => {
+                let text = format!("the cell was interrupted while it waited for {what}");
+                self.failure(&header, "KeyboardInterrupt", &text)
             }
             Verdict::Refused(reason) => self.failure(&header, "LeaseRefused", &reason),
             Verdict::Usage(problem) => {
@@ -143,7 +143,7 @@ impl Core {
             }
         };
         let message = self.write_reply(&header, &content);
-        self.send_front(Channel::Shell, cell.identity.clone(), message);
+        self.answer_unlogged(&cell.id, cell.identity.clone(), message);
         self.status(&header, "idle");
     }
 
@@ -174,17 +174,17 @@ impl Core {
     }
 
     /// Answers a request behind a cell lost with its executor.
-    pub(super) fn abort_request(&mut self, identity: Bytes, header: &Bytes) {
+    pub(super) fn abort_request(&mut self, cell: &CellId, identity: Bytes, header: &Bytes) {
         self.status(header, "busy");
         let message = self.write_reply(header, &json!({"status": "aborted"}));
-        self.send_front(Channel::Shell, identity, message);
+        self.answer_unlogged(cell, identity, message);
         self.status(header, "idle");
     }
 
     /// A cell that the dead process had, but can't have begun.
     pub(super) fn abort_sent(&mut self, cell: Cell) {
         let message = self.write_reply(&cell.header, &json!({"status": "aborted"}));
-        self.send_front(Channel::Shell, cell.identity.clone(), message);
+        self.answer_unlogged(&cell.id, cell.identity.clone(), message);
         self.status(&cell.header, "idle");
     }
 

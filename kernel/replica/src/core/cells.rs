@@ -21,9 +21,16 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) message: Message,
-    /// The cell's text, for the `execute_input` if the supervisor answers in the kernel's stead. Empty for a cell
-    /// without a need: the supervisor never answers for these.
-    pub(crate) code: String,
+}
+
+impl Request {
+    /// The cell's text, for the `execute_input` if the supervisor answers in the kernel's stead.
+    pub(super) fn code(&self) -> String {
+        let content = Envelope::parse(&self.message).map(|e| e.content);
+        let content = content.unwrap_or_default();
+        let content = serde_json::from_slice::<ExecuteContent<'_>>(&content);
+        content.map(|c| c.code.into_owned()).unwrap_or_default()
+    }
 }
 
 /// The place of a cell on its way. [`super::Place`] tells the state of the lease of a `Seeking` or `Running` cell.
@@ -35,9 +42,10 @@ enum Stage {
     Seeking(Request, Need),
     /// The kernel has it. The request is kept for the kernel's next process.
     Running(Request, Need),
-    /// The cell is in the kernel, outside of the order: a subshell's cell, or a request that only the kernel can
-    /// refuse.
+    /// Outside of the order: a subshell's cell, or a request that only the kernel can refuse. The kernel has it.
     Free,
+    /// The same, before the kernel takes requests.
+    Early(Message),
 }
 
 /// The front's word, needed by each cell of a kernel with a log (docs/replication.md).
@@ -86,6 +94,7 @@ pub(super) enum StageName {
     Seeking,
     Running,
     Free,
+    Early,
 }
 
 /// The next thing to do with the first cell that the kernel hasn't got.
@@ -158,8 +167,7 @@ impl Cells {
         self.count.max(1)
     }
 
-    /// Takes in an execute request. Returns the message if the kernel is to get it at once, outside of the order. A
-    /// repeated request is ignored: each request is answered once.
+    /// Takes in an execute request. A repeated request is ignored: each request is answered once.
     pub(super) fn arrive(
         &mut self,
         identity: Bytes,
@@ -168,10 +176,10 @@ impl Cells {
         header: &Header,
         default_need: &Need,
         now: Timestamp,
-    ) -> Option<Message> {
+    ) {
         let id: CellId = header.msg_id.as_str().into();
         if self.find(&id).is_some() {
-            return None;
+            return;
         }
         let mut cell = Cell {
             id,
@@ -194,8 +202,8 @@ impl Cells {
         cell.run = run.clone().unwrap_or_default();
         let content = serde_json::from_slice::<ExecuteContent<'_>>(&envelope.content);
         let (Ok(content), None) = (content, &header.subshell_id) else {
-            self.cells.push_back(cell);
-            return Some(message);
+            cell.stage = Stage::Early(message);
+            return self.cells.push_back(cell);
         };
         cell.stop_on_error = content.stop_on_error;
         let foreign = (!self.knows_magics).then(|| Foreign::of(&content.code)).flatten();
@@ -203,19 +211,26 @@ impl Cells {
         cell.retry = need::is_retried(read, &envelope.metadata);
         let need = need::of_cell(read, &envelope.metadata, content.silent, default_need, now);
         let need = run.and_then(|run| need.map(|need| run.apply(need)));
-        let plain = need.as_ref().is_ok_and(Need::is_none);
-        let code = if plain {
-            String::new()
-        } else {
+        if !need.as_ref().is_ok_and(Need::is_none) {
             cell.cell_id = cell_id(&envelope.metadata);
-            content.code.into_owned()
-        };
-        cell.stage = Stage::Held(Request { message, code }, need.map_err(|e| e.to_string()));
+        }
+        cell.stage = Stage::Held(Request { message }, need.map_err(|e| e.to_string()));
         if self.by_permit {
             cell.permit = Permit::Needed;
         }
         self.cells.push_back(cell);
-        None
+    }
+
+    /// Gives the kernel the cells outside of the order. Returns their requests, each with its client.
+    pub(super) fn send_early(&mut self) -> Vec<(Bytes, Message)> {
+        let mut sent = Vec::new();
+        for cell in &mut self.cells {
+            match std::mem::replace(&mut cell.stage, Stage::Free) {
+                Stage::Early(message) => sent.push((cell.identity.clone(), message)),
+                other => cell.stage = other,
+            }
+        }
+        sent
     }
 
     /// `alone` is the cell with a lease that runs, or may run: no other cell may run beside.
@@ -224,7 +239,7 @@ impl Cells {
         for cell in &self.cells {
             let asked = cell.permit == Permit::Asked;
             match &cell.stage {
-                Stage::Free => {}
+                Stage::Free | Stage::Early(_) => {}
                 Stage::Running(..) => running = true,
                 Stage::Seeking(..) if alone == Some(&cell.id) && !asked => {
                     return Next::Forward(cell.id.clone());
@@ -371,9 +386,14 @@ impl Cells {
 
     /// Takes out all cells in wait behind others.
     pub(super) fn take_held(&mut self) -> Vec<(Cell, Request)> {
-        let held = |c: &&Cell| matches!(c.stage, Stage::Held(..));
-        let ids: Vec<CellId> = self.cells.iter().filter(held).map(|c| c.id.clone()).collect();
+        let ids: Vec<CellId> = self.held().cloned().collect();
         ids.iter().filter_map(|id| self.take_unsent(id)).collect()
+    }
+
+    /// The cells in wait behind others or for the kernel, the oldest first.
+    pub(super) fn held(&self) -> impl Iterator<Item = &CellId> {
+        let held = |c: &&Cell| matches!(c.stage, Stage::Held(..));
+        self.cells.iter().filter(held).map(|c| &c.id)
     }
 
     /// Takes out a cell that was answered.
@@ -454,6 +474,7 @@ impl Cell {
             Stage::Seeking(..) => StageName::Seeking,
             Stage::Running(..) => StageName::Running,
             Stage::Free => StageName::Free,
+            Stage::Early(_) => StageName::Early,
         }
     }
 
@@ -464,6 +485,11 @@ impl Cell {
         }
         (self.begun, self.stage) = (false, Stage::Held(request, Ok(need)));
         self
+    }
+
+    /// Whether the kernel has begun the cell, by the agent's word.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// Whether an error of this cell aborts the cells behind.

@@ -9,7 +9,7 @@ use hop_words::id::CellId;
 /// The place of a cell on its way from arrival to reply. A cell is in exactly one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// Waits behind other cells.
+    /// Waits behind other cells, or for the kernel.
     Held,
     /// Its lease was asked for.
     Asked,
@@ -33,7 +33,7 @@ impl Core {
         let cell = self.cells.find(id)?;
         let mine = self.lease.is_for(id);
         Some(match (cell.stage(), &self.lease) {
-            (StageName::Held, _) => Place::Held,
+            (StageName::Held | StageName::Early, _) => Place::Held,
             (StageName::Free, _) => Place::Free,
             (StageName::Seeking, Lease::Returning(..)) => Place::Returning,
             (StageName::Seeking, Lease::Held(_)) => Place::Beginning,
@@ -61,6 +61,13 @@ impl Core {
                 "no cell runs before the kernel is up"
             );
         }
+        if matches!(self.phase, Phase::Up) {
+            let early = |c: &super::cells::Cell| c.stage() == StageName::Early;
+            assert!(
+                !self.cells.iter().any(early),
+                "a cell outside of the order waits for no cell"
+            );
+        }
         if let Some(durable) = &self.durable {
             durable.sanity_check();
         }
@@ -69,7 +76,7 @@ impl Core {
     /// Cells of the kernel come before the cell in search of a lease, which comes before the waiting cells.
     fn check_order(&self) {
         let rank = |stage| match stage {
-            StageName::Free => None,
+            StageName::Free | StageName::Early => None,
             StageName::Running => Some(0),
             StageName::Seeking => Some(1),
             StageName::Held => Some(2),

@@ -4,10 +4,12 @@
 use super::journal::{Answering, Journal};
 use super::{Core, wording};
 use crate::agent::Parcel;
+use bytes::Bytes;
 use hop_api::message::{Bound, MoveCause};
 use hop_log::{CellNumber, Index, RecordNumber, Settled, State};
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
+use hop_zmtp::Message;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -102,8 +104,10 @@ pub(super) struct Durable {
     pub(super) last_request: u64,
     /// Captures whose cell hasn't been answered yet.
     pub(super) captured: VecDeque<(CellId, Parcel)>,
-    /// Replies that wait for the cell's effects to be durable, with the number of their cell.
-    pub(super) held_replies: VecDeque<(CellNumber, CellId, Answering)>,
+    /// Replies that wait for effects to be durable.
+    pub(super) held_replies: VecDeque<HeldReply>,
+    /// Replies to cells that never ran, behind earlier cells' replies.
+    pub(super) unlogged: VecDeque<Unlogged>,
     /// Coming requests that waited behind another cell, and whether an error of that cell stops them.
     pub(super) behind: HashSet<CellId>,
     pub(super) stops: bool,
@@ -126,6 +130,26 @@ pub(super) struct Durable {
     pub(super) notices: Vec<String>,
     /// Why nothing can be written to the store, once the user has been told.
     pub(super) broken: Option<String>,
+}
+
+/// A reply that waits for effects to be durable.
+#[derive(Debug)]
+pub(super) struct HeldReply {
+    pub(super) number: CellNumber,
+    pub(super) cell: CellId,
+    pub(super) answer: Answering,
+    /// The cell's own effects are waited for. A lost cell has none: its reply waits behind the replies before alone.
+    pub(super) has_effects: bool,
+}
+
+/// An answer that the log doesn't have, behind another cell's ([`super::unlogged`]).
+#[derive(Debug)]
+pub(super) struct Unlogged {
+    /// The cell with the answer before this one.
+    pub(super) behind: CellId,
+    pub(super) cell: CellId,
+    pub(super) identity: Bytes,
+    pub(super) message: Message,
 }
 
 /// The kernel's group, as far as the executor knows.
@@ -178,6 +202,7 @@ impl Durable {
             last_request: 0,
             captured: VecDeque::new(),
             held_replies: VecDeque::new(),
+            unlogged: VecDeque::new(),
             behind: HashSet::new(),
             stops: false,
             lost: Vec::new(),
@@ -201,8 +226,10 @@ impl Durable {
 
     /// Cells whose reply waits for the log.
     pub(super) fn answering(&self) -> Vec<CellId> {
-        let held = self.held_replies.iter().map(|(_, cell, _)| cell);
-        self.journal.answering().chain(held).cloned().collect()
+        let held = self.held_replies.iter().map(|held| &held.cell);
+        let unlogged = self.unlogged.iter().map(|u| &u.cell);
+        let logged = self.journal.answering().chain(held);
+        logged.chain(unlogged).cloned().collect()
     }
 
     pub(super) fn applied_index(&self) -> Index {
@@ -256,6 +283,11 @@ impl Durable {
 
     pub(super) fn sanity_check(&self) {
         self.journal.sanity_check();
+        let waits = self
+            .unlogged
+            .front()
+            .is_none_or(|u| self.waits_for_log(&u.behind));
+        assert!(waits, "a reply waits behind replies alone");
         assert!(self.captured.len() <= CAPTURED_MAX);
         let kept = |(cell, _): &(CellId, Parcel)| !self.journal.is_ahead(cell);
         assert!(self.captured.iter().all(kept), "a record follows its cell's end");

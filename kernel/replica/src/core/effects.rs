@@ -2,7 +2,7 @@
 
 use super::answers;
 use super::cells::{Cell, StageName, stops_on_error};
-use super::durable::{CAPTURED_MAX, Durable, Grouped};
+use super::durable::{CAPTURED_MAX, Durable, Grouped, HeldReply};
 use super::journal::{Answering, Journal, answered_by, unpack};
 use super::{Core, Output, wording};
 use crate::agent::Parcel;
@@ -208,13 +208,20 @@ impl Core {
         if parcel.attachments.is_empty() {
             return;
         }
-        let last = capture.cells.into_iter().next_back().map(|c| c.msg_id);
-        let last = capture.msg_id.or(last);
+        // The log has no cell of a subshell: the cells before it count all the same.
+        let runs = |cell: &CellId| {
+            self.cells
+                .find(cell)
+                .is_some_and(|c| c.stage() == StageName::Running)
+        };
+        let durable = self.durable.as_ref();
+        let awaits = |cell: &CellId| durable.is_some_and(|d| d.journal.awaits_record(cell));
+        let completed = capture.cells.into_iter().map(|c| c.msg_id);
+        let mut completed = completed.chain(capture.msg_id).rev();
+        let last = completed.find(|cell| runs(cell) || awaits(cell));
         // A cell whose end is proposed waits for its reply alone.
-        let ahead = |cell: &CellId| self.durable.as_ref().is_some_and(|d| d.journal.is_ahead(cell));
-        let waits = last
-            .clone()
-            .filter(|cell| self.cells.find(cell).is_some() && !ahead(cell));
+        let ahead = |cell: &CellId| durable.is_some_and(|d| d.journal.is_ahead(cell));
+        let waits = last.clone().filter(|cell| runs(cell) && !ahead(cell));
         let (Some(durable), Some(cell)) = (&mut self.durable, waits) else {
             return self.keep(parcel, last);
         };
@@ -314,7 +321,7 @@ impl Core {
                 }
             }
             Entry::Act {
-                act: Act::Moved { .. },
+                act: Act::Moved { .. } | Act::Hibernated,
                 ..
             } if executes => self.leave_by_word(),
             // The entry is of a deposed executor: its answers must not leave.
@@ -350,10 +357,10 @@ impl Core {
         };
         let lost = &mut durable.lost;
         let (mut gone, mut kept) = (Vec::new(), VecDeque::new());
-        for (number, cell, answer) in durable.held_replies.drain(..) {
-            match lost.iter().position(|l| *l == cell) {
-                Some(at) => gone.push((lost.remove(at), answer)),
-                None => kept.push_back((number, cell, answer)),
+        for held in durable.held_replies.drain(..) {
+            match lost.iter().position(|l| *l == held.cell) {
+                Some(at) => gone.push((lost.remove(at), held.answer)),
+                None => kept.push_back(held),
             }
         }
         durable.held_replies = kept;
@@ -370,8 +377,15 @@ impl Core {
         if durable.grouped == Grouped::GivenUp {
             return;
         }
-        if durable.before_reply && durable.captures() {
-            durable.held_replies.push_back((number, cell, answer));
+        let has_effects = durable.journal.state().is_unsettled(&cell);
+        let waits = has_effects || !durable.held_replies.is_empty();
+        if durable.before_reply && durable.captures() && waits {
+            durable.held_replies.push_back(HeldReply {
+                number,
+                cell,
+                answer,
+                has_effects,
+            });
             self.out.push(Output::Sync);
             // The record of a cell whose end was written ahead may be in the log before its reply is made.
             self.send_durable();
@@ -427,7 +441,7 @@ impl Core {
         let first = durable.journal.first_handed(&cell);
         let fate = first.map_or(Fate::Run, |first| durable.journal.state().fate(&cell, first));
         if durable.stops && !matches!(fate, Fate::Answered(_)) {
-            self.abort_request(identity.clone(), &envelope.header);
+            self.abort_request(&cell, identity.clone(), &envelope.header);
             return true;
         }
         let stops = stops_on_error(&envelope.content);

@@ -121,6 +121,23 @@ impl Journal {
         self.answering.keys().chain(self.ahead.keys())
     }
 
+    /// Whether the cell's own reply waits for the log.
+    pub(super) fn is_answering(&self, cell: &CellId) -> bool {
+        self.answering.contains_key(cell)
+    }
+
+    /// Whether the log has the cell's end, or will have it, and a record is to complete the cell.
+    pub(super) fn awaits_record(&self, cell: &CellId) -> bool {
+        let ends = |entry: &Entry| match entry {
+            Entry::Act {
+                act: Act::Ended { cell: ended, .. },
+                ..
+            } => ended == cell,
+            _ => false,
+        };
+        self.state.is_unsettled(cell) || self.proposed.iter().any(ends)
+    }
+
     pub(super) fn is_ahead(&self, cell: &CellId) -> bool {
         self.ahead.contains_key(cell)
     }

@@ -142,12 +142,17 @@ impl Core {
         let state = durable.journal.state();
         let committed = state.unsettled_records().len() == 0 && durable.journal.is_settled();
         let settled = committed && durable.resting == 0;
-        let awake = !matches!(state.office(), hop_log::Office::Asleep { .. });
-        if settled && awake && matches!(leaving.farewell, Farewell::Sleep(_)) {
+        if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep(_)) {
             self.act(Act::Hibernated);
         } else if settled || (durable.broken.is_some() && !matches!(leaving.farewell, Farewell::Move(_))) {
             self.go();
         }
+    }
+
+    /// Whether the log says that the kernel hibernates.
+    fn is_asleep(&self) -> bool {
+        let state = self.durable.as_ref().map(|d| d.journal.state());
+        state.is_some_and(|s| matches!(s.office(), hop_log::Office::Asleep { .. }))
     }
 
     pub(super) fn go(&mut self) {
@@ -187,6 +192,10 @@ impl Core {
                 self.note(Note::Moving { incarnation });
             }
             Farewell::Sleep(reason) => {
+                // A group whose log still names an executor would start one again.
+                if !self.is_asleep() {
+                    self.disband();
+                }
                 let (kernel, tenure) = self.office();
                 self.tell_hopd(ToHopd::Hibernated { kernel, tenure });
                 self.note(Note::Asleep { reason });
@@ -197,7 +206,8 @@ impl Core {
         self.out.push(Output::Leave);
     }
 
-    /// The group refuses to hand the kernel to another member: the front starts the next replica.
+    /// The log refuses to hand the kernel to another member, or to note that it hibernates: some cell's effects can't be
+    /// saved. The front starts the next replica from what is saved.
     pub(super) fn leave_by_word(&mut self) {
         if self.is_leaving() {
             self.go();

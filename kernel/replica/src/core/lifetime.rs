@@ -28,6 +28,7 @@ impl Core {
         for (channel, identity, message) in early {
             self.request(channel, identity, message);
         }
+        self.send_early();
     }
 
     pub(super) fn tick(&mut self) {

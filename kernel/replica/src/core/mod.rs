@@ -13,6 +13,7 @@ mod durable;
 mod effects;
 pub(crate) mod following;
 mod group;
+mod interrupts;
 mod journal;
 mod lease;
 mod leasing;
@@ -27,6 +28,7 @@ mod standing;
 mod storing;
 #[cfg(test)]
 mod tests;
+mod unlogged;
 mod wording;
 
 use crate::agent::Parcel;
@@ -348,11 +350,7 @@ impl Core {
                 identity,
                 message,
             } => self.request(channel, identity, message),
-            Input::Interrupt => {
-                if !self.interrupt_waiting() {
-                    self.interrupt_kernel();
-                }
-            }
+            Input::Interrupt => self.interrupt(),
             Input::End => {
                 self.shutting_down = true;
                 self.out.push(Output::KillKernel);
@@ -402,6 +400,7 @@ impl Core {
         self.reconsider_leaving();
         self.advance();
         self.watch_commits();
+        self.send_unlogged();
         if !silent {
             self.tell_clients();
         }
@@ -491,14 +490,15 @@ impl Core {
         if channel == Channel::Shell && self.announcement(&envelope, &header) {
             return;
         }
+        let controls = matches!(channel, Channel::Control | Channel::Shell);
+        if controls && header.msg_type == "interrupt_request" && self.interrupt_waiting() {
+            return self.answer_interrupt(channel, identity, &envelope.header);
+        }
         if let Phase::Starting { early, .. } | Phase::Preparing { early, .. } = &mut self.phase {
             return early.push((channel, identity, message));
         }
         match (channel, header.msg_type.as_str()) {
             (Channel::Control | Channel::Shell, "interrupt_request") => {
-                if self.interrupt_waiting() {
-                    return self.answer_interrupt(channel, identity, &envelope.header);
-                }
                 if self.identity.launch.interrupt == Interrupt::Signal {
                     self.interrupt_kernel();
                     return self.answer_interrupt(channel, identity, &envelope.header);
@@ -524,22 +524,21 @@ impl Core {
         }
         let own = self.notices.default_need.as_ref();
         let need = own.unwrap_or(&self.identity.launch.default_need);
-        let free = self
-            .cells
-            .arrive(identity.clone(), message, envelope, header, need, self.now);
-        let Some(message) = free else {
-            return;
-        };
-        let channel = Channel::Shell;
-        match &mut self.phase {
-            Phase::Starting { early, .. } | Phase::Preparing { early, .. } => {
-                early.push((channel, identity, message));
-            }
-            Phase::Up | Phase::Over => self.out.push(Output::ToKernel {
-                channel,
+        self.cells
+            .arrive(identity, message, envelope, header, need, self.now);
+        if matches!(self.phase, Phase::Up | Phase::Over) {
+            self.send_early();
+        }
+    }
+
+    /// Gives the kernel the cells outside of the order.
+    fn send_early(&mut self) {
+        for (identity, message) in self.cells.send_early() {
+            self.out.push(Output::ToKernel {
+                channel: Channel::Shell,
                 identity,
                 message,
-            }),
+            });
         }
     }
 
@@ -609,27 +608,6 @@ impl Core {
         envelope.message()
     }
 
-    /// Interrupts the cell in wait of a lease, if any. The kernel runs no cell then and must not get the signal. The
-    /// signal would strike the user's next cell, since our answer to this cell arrives sooner.
-    fn interrupt_waiting(&mut self) -> bool {
-        let Some(cell) = self.cells.seeking().cloned() else {
-            return false;
-        };
-        self.lease = Lease::None;
-        self.withdraw(&cell);
-        self.fail(&cell, Verdict::Interrupted);
-        true
-    }
-
-    fn interrupt_kernel(&mut self) {
-        // A process that isn't up runs no cell, and the signal would break its start: the next cell would never be
-        // answered.
-        if matches!(self.phase, Phase::Up) {
-            self.out.push(Output::InterruptKernel { why: None });
-        }
-        self.standing_interrupted();
-    }
-
     // Replies.
 
     /// A reply on shell. Only replies to cells are looked into, and only those of cells with a lease are changed.
@@ -652,7 +630,11 @@ impl Core {
         let count = content.and_then(|c| c.execution_count);
         self.cells.count = count.unwrap_or(self.cells.count);
         let cell = self.cells.close(&id);
-        let logged = cell.as_ref().is_some_and(|c| c.stage() == StageName::Running);
+        // A request that the kernel aborts before it begins has no effects, so no capture would ever name it.
+        let ran = |c: &cells::Cell| outcome != Outcome::Aborted || c.has_begun();
+        let logged = cell
+            .as_ref()
+            .is_some_and(|c| c.stage() == StageName::Running && ran(c));
         let aborts = outcome == Outcome::Error && cell.as_ref().is_some_and(cells::Cell::stops_on_error);
         let message = match cell.and_then(cells::Cell::into_metadata) {
             Some(value) => {
@@ -665,7 +647,7 @@ impl Core {
         if logged {
             self.answer_cell(&id, identity, message, outcome, count);
         } else {
-            self.send_front(Channel::Shell, identity, message);
+            self.answer_unlogged(&id, identity, message);
         }
         self.lease_used(&id, outcome);
         if aborts {

@@ -28,7 +28,7 @@ impl Core {
     pub fn rests(&self) -> bool {
         let rests = |durable: &Durable| {
             let state = durable.journal.state();
-            let kept = state.durable_through() == state.cells() && durable.journal.is_settled();
+            let kept = state.cells_at_stake() == 0 && durable.journal.is_settled();
             kept && durable.captures()
                 && durable.bound.is_empty()
                 && durable.moving.is_none()

@@ -65,10 +65,12 @@ impl Core {
         };
         let ready = durable
             .held_replies
-            .partition_point(|(number, ..)| *number <= through);
+            .iter()
+            .take_while(|held| held.number <= through || !held.has_effects)
+            .count();
         let ready: Vec<_> = durable.held_replies.drain(..ready).collect();
-        for (number, cell, answer) in ready {
-            self.send_answer(number, cell, answer);
+        for held in ready {
+            self.send_answer(held.number, held.cell, held.answer);
         }
     }
 
@@ -94,8 +96,8 @@ impl Core {
             durable.broken = Some(why);
         }
         durable.opening = false;
-        for (number, cell, answer) in std::mem::take(&mut durable.held_replies) {
-            self.send_answer(number, cell, answer);
+        for held in std::mem::take(&mut durable.held_replies) {
+            self.send_answer(held.number, held.cell, held.answer);
         }
         if durable_stays(self.durable.as_ref()) {
             self.give_up_move("nothing can be written to its user's store");

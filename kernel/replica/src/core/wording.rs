@@ -36,6 +36,10 @@ pub(super) const MOST_REPLICAS_GONE: &str = "most of its replicas are out of rea
 pub(super) const LAST_OUTPUTS_MAY_BE_MISSING: &str = "gresshopper: the kernel's process or node was lost right after this cell \
     had ended. The last of what it printed may be missing.\n";
 
+/// For what an interrupted cell waited.
+pub(super) const ITS_LEASE: &str = "its lease";
+pub(super) const ITS_KERNEL: &str = "its kernel";
+
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
 
 /// A lease as told by the reply of the cell (docs/wiring.md).

@@ -27,7 +27,7 @@ pub(super) fn state(n: u64) -> State {
 }
 
 /// The same with a record in the store.
-fn settled(n: u64) -> State {
+pub(super) fn settled(n: u64) -> State {
     let mut state = state(n - 1);
     let record = hop_log::Record {
         number: RecordNumber(1),

@@ -23,7 +23,7 @@ pub(super) fn grown() -> World {
     grown_of(durably(state(1)))
 }
 
-fn grown_of(durably: Option<Durably>) -> World {
+pub(super) fn grown_of(durably: Option<Durably>) -> World {
     let mut world = World::of(durably, Replicas::Three);
     greet(&mut world);
     world.input(Input::KernelUp { pid: 7 });

@@ -8,6 +8,7 @@ mod orders;
 mod parked;
 mod random;
 mod together;
+mod unlogged;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};

@@ -41,18 +41,9 @@ fn a_kernel_that_knows_no_interrupt_message_gets_a_signal() {
     let mut world = World::of_program("R", None, Replicas::One);
     world.input(Input::KernelUp { pid: 7 });
     world.run("a", Value::Null);
-    let interrupt =
-        |world: &mut World| world.request(Channel::Control, "interrupt_request", "i", &json!({}), &json!({}));
     let out = interrupt(&mut world);
-    assert_eq!(
-        out,
-        [
-            "interrupt",
-            "front: status i busy",
-            "front: interrupt_reply i",
-            "front: status i idle"
-        ]
-    );
+    assert_eq!(out[0], "interrupt");
+    assert_eq!(out[1..], ANSWERED);
     let mut ipykernel = World::up();
     assert_eq!(interrupt(&mut ipykernel), ["kernel: interrupt_request"]);
 }
@@ -122,10 +113,96 @@ fn without_stop_on_error_the_next_one_runs() {
     );
 }
 
+const ANSWERED: [&str; 3] = [
+    "front: status i busy",
+    "front: interrupt_reply i",
+    "front: status i idle",
+];
+
+fn interrupt(world: &mut World) -> Vec<String> {
+    world.request(Channel::Control, "interrupt_request", "i", &json!({}), &json!({}))
+}
+
 #[test]
 fn an_interrupt_spares_a_process_that_starts() {
     let mut world = World::starting();
     assert_eq!(world.input(Input::Interrupt), [""; 0]);
+    assert_eq!(interrupt(&mut world), ANSWERED);
+    assert_eq!(world.input(Input::KernelUp { pid: 7 }), ["front: note kernel-up"]);
+}
+
+#[test]
+fn an_interrupt_ends_the_cells_that_wait_for_the_kernel() {
+    for by_message in [true, false] {
+        let mut world = World::starting();
+        world.run_with("a", &json!({"code": "print(1)"}), Value::Null);
+        world.run("g", gpu());
+        let mut out = match by_message {
+            true => interrupt(&mut world),
+            false => world.input(Input::Interrupt),
+        };
+        if by_message {
+            assert_eq!(out.split_off(out.len() - 3), ANSWERED);
+        }
+        let told = [
+            "status a busy",
+            "execute_input a",
+            "error a KeyboardInterrupt",
+            "execute_reply a error KeyboardInterrupt",
+            "status a idle",
+            "status g busy",
+            "execute_reply g aborted",
+            "status g idle",
+        ];
+        assert_eq!(out, told.map(|line| format!("front: {line}")));
+        assert_eq!(world.run("later", Value::Null), [""; 0]);
+        let out = world.input(Input::KernelUp { pid: 7 });
+        assert_eq!(out, ["front: note kernel-up", "kernel: execute_request later"]);
+    }
+}
+
+#[test]
+fn a_cell_that_waits_for_the_kernel_is_shown_as_it_was_sent() {
+    let mut world = World::starting();
+    world.run_with("a", &json!({"code": "print(1)"}), Value::Null);
+    let out = world.core.handle(Input::Interrupt, world.now);
+    let shown = out.iter().find_map(|output| match output {
+        Output::ToFront(Item::Jupyter { message, .. }) => {
+            let envelope = Envelope::parse(message).unwrap();
+            let input = envelope.header().unwrap().msg_type == "execute_input";
+            input.then(|| serde_json::from_slice::<Value>(&envelope.content).unwrap())
+        }
+        _ => None,
+    });
+    assert_eq!(shown.unwrap()["code"], "print(1)");
+}
+
+/// The front holds cells until the seat is there, and hands them out with the interrupt behind: the kernel may be up by
+/// then, and its first cell waits for the front's word.
+#[test]
+fn an_interrupt_ends_the_cell_that_waits_for_the_fronts_word() {
+    let mut world = super::durable::capturing();
+    world.permits = false;
+    assert_eq!(world.run("a", Value::Null), ["front: note begins a"]);
+    assert_eq!(world.run("b", Value::Null), [""; 0]);
+    let out = interrupt(&mut world);
+    let replies: Vec<_> = out.iter().filter(|l| l.contains("execute_reply")).collect();
+    let told = [
+        "front: execute_reply a error KeyboardInterrupt",
+        "front: execute_reply b aborted",
+    ];
+    assert_eq!(replies, told);
+    assert_eq!(out[out.len() - 3..], ANSWERED);
+    assert_eq!(
+        world.input(Input::MayBegin { cell: "a".into() }),
+        [""; 0],
+        "too late"
+    );
+    assert_eq!(
+        interrupt(&mut world),
+        ["kernel: interrupt_request"],
+        "nothing waits"
+    );
 }
 
 #[test]
@@ -134,7 +211,7 @@ fn an_interrupt_takes_a_waiting_cell_back() {
     assert_eq!(world.input(Input::Interrupt), ["interrupt"]);
     world.run("g", gpu());
     world.run("b", Value::Null);
-    let out = world.request(Channel::Control, "interrupt_request", "i", &json!({}), &json!({}));
+    let out = interrupt(&mut world);
     assert_eq!(out[0], "hopd: cancel g");
     assert!(
         out.contains(&"front: execute_reply g error KeyboardInterrupt".into()),
@@ -185,25 +262,68 @@ fn a_request_that_comes_twice_runs_once() {
     assert_eq!(world.run("a", Value::Null), [""; 0]);
 }
 
+fn in_subshell(world: &mut World, cell: &str) -> Vec<String> {
+    let header = json!({"msg_id": cell, "msg_type": "execute_request", "subshell_id": "1"});
+    world.request_as(header, Channel::Shell, &json!({}), &json!({"code": ""}))
+}
+
+/// The kernel alone can refuse a request that can't be read.
+fn unreadable(world: &mut World, cell: &str) -> Vec<String> {
+    world.run_with(cell, &json!({"code": "", "silent": null}), Value::Null)
+}
+
+#[test]
+fn a_cell_outside_of_the_order_reaches_a_kernel_that_starts() {
+    for ask in [in_subshell, unreadable] {
+        let mut world = super::durable::capturing();
+        world.dies();
+        world.reopened();
+        assert_eq!(ask(&mut world, "s"), [""; 0]);
+        assert_eq!(ask(&mut world, "s"), [""; 0], "once");
+        assert_eq!(world.run("a", Value::Null), [""; 0]);
+        world.heard_again();
+        let out = world.answer(2, json!({}));
+        let sent: Vec<_> = out.iter().filter(|line| line.starts_with("kernel: ")).collect();
+        assert_eq!(sent, ["kernel: execute_request s", "kernel: execute_request a"]);
+        world.reply("a", "ok");
+        world.whole("a");
+        assert_eq!(world.reply("s", "ok"), ["front: execute_reply s ok"]);
+        assert_eq!(world.place("s"), None);
+    }
+}
+
+/// It isn't lost with a process that never had it.
+#[test]
+fn a_cell_outside_of_the_order_outlives_a_process_that_starts() {
+    let mut world = super::durable::capturing();
+    world.dies();
+    world.reopened();
+    in_subshell(&mut world, "s");
+    let out = world.input(Input::Exited(Exit {
+        reason: "killed by signal 9".into(),
+        killed: true,
+    }));
+    assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
+    world.reopened();
+    world.heard_again();
+    let out = world.answer(2, json!({}));
+    assert!(out.contains(&"kernel: execute_request s".to_owned()), "{out:?}");
+}
+
+#[test]
+fn an_interrupt_spares_a_subshells_cell() {
+    let mut world = World::starting();
+    in_subshell(&mut world, "s");
+    assert_eq!(interrupt(&mut world), ANSWERED);
+    let out = world.input(Input::KernelUp { pid: 7 });
+    assert_eq!(out, ["front: note kernel-up", "kernel: execute_request s"]);
+}
+
 #[test]
 fn a_subshells_cell_stands_in_no_order() {
     let mut world = World::up();
     world.run("g", gpu());
-    let mut envelope = world.client.write(
-        "execute_request",
-        &cells::no_header(),
-        &json!({}),
-        &json!({"code": ""}),
-        Timestamp(0),
-    );
-    let header = json!({"msg_id": "s", "msg_type": "execute_request", "subshell_id": "1"});
-    envelope.header = header.to_string().into();
-    let (channel, identity) = (Channel::Shell, Bytes::from_static(b"me"));
-    let out = world.input(Input::Request {
-        channel,
-        identity,
-        message: envelope.message(),
-    });
+    let out = in_subshell(&mut world, "s");
     assert_eq!(out, ["kernel: execute_request s"]);
     assert_eq!(world.place("s"), Some(Place::Free));
     assert_eq!(

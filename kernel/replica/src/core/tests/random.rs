@@ -11,7 +11,10 @@ enum Step {
     Run {
         gpus: u16,
         stop_on_error: bool,
+        silent: bool,
     },
+    /// A subshell's cell.
+    RunOutside,
     /// The kernel begins the oldest cell that it has.
     Begin,
     /// The oldest cell that the kernel has ran well to its end, and its reply is being made. It may be captured
@@ -22,6 +25,10 @@ enum Step {
     Reply {
         ok: bool,
     },
+    /// The kernel aborts the oldest cell that it has and hasn't begun.
+    Abort,
+    /// The agent captures all that ran since.
+    Record,
     Grant,
     Refuse,
     Revoke {
@@ -32,7 +39,9 @@ enum Step {
         well: bool,
         broken: bool,
     },
-    Interrupt,
+    Interrupt {
+        by_message: bool,
+    },
     Acquire {
         gpus: u16,
     },
@@ -55,17 +64,21 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..3u16, any::<bool>()).prop_map(|(gpus, stop_on_error)| Step::Run { gpus, stop_on_error }),
+        4 => (0..3u16, any::<bool>(), prop::bool::weighted(0.2))
+            .prop_map(|(gpus, stop_on_error, silent)| Step::Run { gpus, stop_on_error, silent }),
+        1 => Just(Step::RunOutside),
         4 => Just(Step::Begin),
         2 => any::<bool>().prop_map(|whole| Step::End { whole }),
         4 => any::<bool>().prop_map(|all| Step::Commit { all }),
         4 => any::<bool>().prop_map(|ok| Step::Reply { ok }),
+        1 => Just(Step::Abort),
+        1 => Just(Step::Record),
         4 => Just(Step::Grant),
         1 => Just(Step::Refuse),
         2 => (0..4usize).prop_map(|which| Step::Revoke { which }),
         2 => Just(Step::Park),
         4 => (any::<bool>(), prop::bool::weighted(0.02)).prop_map(|(well, broken)| Step::Errand { well, broken }),
-        1 => Just(Step::Interrupt),
+        1 => any::<bool>().prop_map(|by_message| Step::Interrupt { by_message }),
         2 => (1..3u16).prop_map(|gpus| Step::Acquire { gpus }),
         2 => Just(Step::Release),
         1 => Just(Step::Reconnect),
@@ -82,8 +95,14 @@ fn step() -> impl Strategy<Value = Step> {
 struct Others {
     /// Cells that the kernel has, the oldest first.
     kernel: Vec<String>,
+    /// Cells that the kernel has begun.
+    begun: BTreeSet<String>,
     /// Requests without a reply.
     open: BTreeSet<String>,
+    /// Cells of subshells.
+    outside: BTreeSet<String>,
+    /// Cells that the kernel has answered after a run, the oldest first.
+    ran: Vec<String>,
     /// What `hopd` was asked for and hasn't granted.
     asked: Option<String>,
     /// Leases that `hopd` has granted and that aren't over, with their cell.
@@ -163,19 +182,17 @@ impl Others {
                 ["front:", "note", "begins", cell] => {
                     self.due.push_back(Input::MayBegin { cell: (*cell).into() });
                 }
-                ["append", record] => self.appended = Some(record.parse().unwrap()),
-                ["sync"] => self.due.push_back(match self.appended.take() {
-                    None => Input::InSync,
-                    Some(record) => Input::Synced {
-                        upto: RecordNumber(record),
-                        length: 100 * record,
-                        mac: "11".into(),
-                    },
-                }),
-                ["rest"] => self.due.push_back(Input::Rested),
+                ["append", record, ..] => self.appended = Some(record.parse().unwrap()),
+                ["sync"] => {
+                    let synced = self.appended.take().map_or(Input::InSync, synced);
+                    self.due.push_back(synced);
+                }
+                ["write-state"] => self.due.push_back(Input::Rested),
                 ["open", _] => self.due.push_back(Input::TenureOpened),
                 ["start"] => {
                     self.kernel.clear();
+                    self.ran.clear();
+                    self.begun.clear();
                     self.errand = None;
                     // The agent of the dead process answers nothing any more.
                     self.due
@@ -192,13 +209,46 @@ impl Others {
         }
     }
 
+    fn next_cell(&mut self) -> String {
+        self.next += 1;
+        let cell = format!("c{}", self.next);
+        self.open.insert(cell.clone());
+        cell
+    }
+
+    fn interrupt(&mut self, world: &mut World, by_message: bool) -> Vec<String> {
+        let of_order = |cell: &&String| !self.outside.contains(*cell);
+        let runs = self.kernel.iter().any(|cell| of_order(&cell));
+        let mut waits = self.open.iter().filter(of_order).filter(|cell| {
+            let place = world.place(cell);
+            place.is_some() && place != Some(Place::Running)
+        });
+        let waits = waits.any(|_| !runs);
+        let starts = !matches!(world.core.phase, Phase::Up | Phase::Over);
+        let out = match by_message {
+            true => world.request(Channel::Control, "interrupt_request", "i", &json!({}), &json!({})),
+            false => world.input(Input::Interrupt),
+        };
+        let answered = out.contains(&"front: interrupt_reply i".to_owned());
+        let passed = out.contains(&"kernel: interrupt_request".to_owned());
+        assert_eq!(answered ^ passed, by_message, "it is answered once: {out:?}");
+        let struck = passed || out.contains(&"interrupt".to_owned());
+        assert!(
+            !struck || (!waits && !starts),
+            "it is for the cell that waits: {out:?}"
+        );
+        out
+    }
+
     fn take(&mut self, world: &mut World, step: &Step) {
         let out = match step {
-            Step::Run { gpus, stop_on_error } => {
-                self.next += 1;
-                let cell = format!("c{}", self.next);
-                self.open.insert(cell.clone());
-                let content = json!({"code": cell, "stop_on_error": stop_on_error});
+            Step::Run {
+                gpus,
+                stop_on_error,
+                silent,
+            } => {
+                let cell = self.next_cell();
+                let content = json!({"code": cell, "stop_on_error": stop_on_error, "silent": silent});
                 let need = if *gpus == 0 {
                     Value::Null
                 } else {
@@ -206,11 +256,35 @@ impl Others {
                 };
                 world.run_with(&cell, &content, need)
             }
+            Step::RunOutside => {
+                let cell = self.next_cell();
+                self.outside.insert(cell.clone());
+                let header = json!({"msg_id": cell, "msg_type": "execute_request", "subshell_id": "1"});
+                world.request_as(header, Channel::Shell, &json!({}), &json!({"code": cell}))
+            }
             Step::Reply { ok } if !self.kernel.is_empty() => {
                 let cell = self.kernel.remove(0);
+                self.ran.push(cell.clone());
                 world.reply(&cell, if *ok { "ok" } else { "error" })
             }
+            Step::Abort => {
+                let waits = |cell: &String| !self.begun.contains(cell) && !self.ended.contains(cell);
+                let Some(at) = self.kernel.iter().position(waits) else {
+                    return;
+                };
+                let cell = self.kernel.remove(at);
+                world.reply(&cell, "aborted")
+            }
+            Step::Record => {
+                let Some(record) = world.core.durable.as_ref().filter(|d| d.captures()) else {
+                    return;
+                };
+                let record = record.journal.next_record().0;
+                let cells: Vec<Value> = self.ran.drain(..).map(|cell| json!({"msg_id": cell})).collect();
+                world.captured("state.record", json!({"cells": cells, "record": record}))
+            }
             Step::Begin if self.durable && !self.kernel.is_empty() => {
+                self.begun.insert(self.kernel[0].clone());
                 world.begins(&self.kernel[0]);
                 Vec::new()
             }
@@ -260,7 +334,7 @@ impl Others {
                 let Some(errand) = self.errand.take() else { return };
                 world.errand(end_of(errand, *well, *broken))
             }
-            Step::Interrupt => world.input(Input::Interrupt),
+            Step::Interrupt { by_message } => self.interrupt(world, *by_message),
             Step::Acquire { gpus } => world.agent(1, "need.acquire", json!({"need": {"gpus": gpus}})),
             Step::Release => world.agent(2, "need.release", json!({})),
             Step::Reconnect => world.hopd(News::Up),
@@ -282,7 +356,12 @@ impl Others {
                 let content = json!({"comm_id": "c", "data": {"release": true}});
                 world.request(Channel::Shell, "comm_msg", "r", &json!({}), &content)
             }
-            Step::Wait { ms } => world.after(Span::from_millis(*ms)),
+            Step::Wait { ms } => {
+                // The store writes what it has within a second.
+                let written = self.appended.take_if(|_| *ms >= 1_000);
+                self.due.extend(written.map(synced));
+                world.after(Span::from_millis(*ms))
+            }
             Step::Reply { .. } | Step::Begin | Step::End { .. } => return,
         };
         self.see(&out);
@@ -294,6 +373,14 @@ impl Others {
                 "an announced client knows the state"
             );
         }
+    }
+}
+
+fn synced(record: u64) -> Input {
+    Input::Synced {
+        upto: RecordNumber(record),
+        length: 100 * record,
+        mac: "11".into(),
     }
 }
 
@@ -321,6 +408,8 @@ enum Kind {
     Plain,
     /// One replica, and a log.
     Durable,
+    /// The same, and replies wait for their cells' effects.
+    BeforeReply,
     /// Three replicas. What is proposed is committed some time later.
     Grouped,
 }
@@ -330,15 +419,19 @@ proptest! {
 
     #[test]
     fn whatever_happens_in_whatever_order(
-        kind in prop_oneof![Just(Kind::Plain), Just(Kind::Durable), Just(Kind::Grouped)],
+        kind in prop_oneof![
+            Just(Kind::Plain), Just(Kind::Durable), Just(Kind::BeforeReply), Just(Kind::Grouped),
+        ],
         steps in prop::collection::vec(step(), 1..160),
     ) {
         let durable = kind != Kind::Plain;
         let mut others = Others { durable, ..Others::default() };
         let mut world = match kind {
             Kind::Plain => World::up(),
-            Kind::Durable => {
-                let mut world = World::new(super::durable::durably(super::durable::state(1)));
+            Kind::Durable | Kind::BeforeReply => {
+                let given = super::durable::durably(super::durable::state(1));
+                let before_reply = kind == Kind::BeforeReply;
+                let mut world = World::new(given.map(|d| Durably { before_reply, ..d }));
                 others.due.extend([hello(), Input::KernelUp { pid: 7 }]);
                 world.hopd(News::Up);
                 world
@@ -365,6 +458,7 @@ proptest! {
                 Step::Grant,
                 Step::Errand { well: true, broken: false },
                 Step::Reply { ok: true },
+                Step::Record,
                 Step::Serve,
                 Step::Commit { all: true },
                 Step::Wait { ms: if durable { 1_000 } else { 400_000 } },
@@ -380,6 +474,18 @@ proptest! {
             }
         }
         prop_assert!(others.open.is_empty(), "never answered: {:?}", others.open);
+        for _ in 0..20 {
+            for step in [Step::Record, Step::Commit { all: true }, Step::Serve, Step::Wait { ms: 1_000 }] {
+                others.take(&mut world, &step);
+            }
+            if others.killed {
+                return Ok(());
+            }
+        }
+        // An agent that was waited for in vain captures nothing.
+        let durable = world.core.durable.as_ref().filter(|d| d.captures());
+        let at_stake = durable.map_or(0, |d| d.journal.state().cells_at_stake());
+        prop_assert_eq!(at_stake, 0, "never saved");
         let leases: Vec<u64> = others.leases.keys().copied().collect();
         for lease in leases {
             let out = world.revoke(lease);
