@@ -428,9 +428,11 @@ pub(crate) struct Account {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub user: Idx<User>,
-    pub node: Idx<Node>,
+    /// By name: the seat may report itself before anybody has named its node.
+    pub node: NodeName,
     pub mem_mib: u64,
-    pub mem_used: u64,
+    /// Memory of the replicas there. A sum of users' figures may exceed 64 bits.
+    pub mem_used: u128,
     /// Its time limit comes near.
     pub ends: bool,
 }
