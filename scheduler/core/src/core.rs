@@ -236,6 +236,7 @@ impl Core {
         }
         self.retry(&waiting, out);
     }
+        self.refuse_beyond_limits(out);
 
     /// The pool of this name; an unconfigured pool is made empty.
     pub(crate) fn pool_index(&mut self, name: &PoolName) -> Idx<Pool> {

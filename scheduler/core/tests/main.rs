@@ -5,6 +5,7 @@ mod ahead;
 mod asked;
 mod gaming;
 mod holding;
+mod limits;
 mod model;
 mod moving;
 mod pilots;
