@@ -528,6 +528,11 @@ impl Core {
         replicas.map_or(0, |r| r.iter().filter(others).count())
     }
 
+    /// All nodes that any pool has or had, as far as known.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.supply.nodes.values().map(|n| &n.name)
+    }
+
     pub fn knows_node(&self, node: &NodeName) -> bool {
         self.find_node(node).is_some()
     }

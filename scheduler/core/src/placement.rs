@@ -266,7 +266,7 @@ impl Core {
         let node = &self.supply.nodes[n];
         let type_fits = need.gpu_type.as_ref().is_none_or(|t| *t == node.gpu_type);
         let mem_fits = need.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib;
-        !node.down
+        node.standing.is_up()
             && node.gpus >= need.gpus
             && (need.gpus == 0 || type_fits && mem_fits)
             && !avoid.contains(&node.name)

@@ -8,6 +8,7 @@ mod holding;
 mod limits;
 mod model;
 mod moving;
+mod nodes;
 mod pilots;
 mod quantum;
 mod random;
