@@ -240,6 +240,9 @@ impl Core {
             self.drop_ticket(ticket, out);
         }
         self.refresh(i, &up, out);
+        if up.node_drains {
+            self.drain(i, out);
+        }
         if let Some((cell, seq)) = meant_for {
             self.keep_for_mover(i, cell, seq);
         }

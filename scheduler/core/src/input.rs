@@ -256,6 +256,9 @@ pub struct PilotUp {
     pub ended: Vec<EndedLease>,
     /// It was told to drain before.
     pub draining: bool,
+    /// Slurm drains its node: it is told to drain, and lends nothing.
+    #[serde(default)]
+    pub node_drains: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

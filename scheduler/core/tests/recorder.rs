@@ -647,6 +647,7 @@ fn the_journal_brings_back_leases_kernels_and_counters() {
         starting: vec![],
         ended: vec![],
         draining: false,
+        node_drains: false,
     };
     let slot = |i| hop_core::GpuSlot {
         index: GpuIndex(i),
@@ -921,7 +922,6 @@ fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
     }
 }
 
-/// The first of two nodes has a replica whose number another clock gave it; the second has a plan.
 /// The seat of ada's on the node.
 fn seat_up(job: u32, node: &str, mem_mib: u64) -> Input {
     Input::SeatUp(hop_core::SeatUp {
@@ -975,6 +975,7 @@ fn a_seat_whose_node_nobody_has_named_yet_is_remembered() {
     assert_eq!(shared_seat(&mut w, "a"), Some(JobId(7)));
 }
 
+/// The first of two nodes has a replica whose number another clock gave it; the second has a plan.
 #[test]
 fn a_replica_of_any_number_takes_the_seat_that_was_planned() {
     for first in [None, Some(Incarnation(1_764_000_000))] {
@@ -1122,6 +1123,7 @@ fn a_report_of_ended_leases_ends_no_lease_that_follows_from_it() {
             detail: String::new(),
         }],
         draining: false,
+        node_drains: false,
     }));
     assert_eq!(
         kinds(&out),

@@ -37,7 +37,7 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
     }
 }
 
-pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
+pub(crate) fn pilot_up(up: AgentUp, node_drains: bool) -> PilotUp {
     PilotUp {
         node: up.node,
         pilot: up.pilot,
@@ -67,6 +67,7 @@ pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
             })
             .collect(),
         draining: up.draining,
+        node_drains,
     }
 }
 

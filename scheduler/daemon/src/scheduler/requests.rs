@@ -332,7 +332,9 @@ impl Scheduler {
         for ended in &up.ended {
             self.was_held(up.pilot, ended);
         }
-        self.todo.push_back(Input::PilotUp(views::pilot_up(up)));
+        let node_drains = self.drains.reason(&up.node).is_some();
+        self.todo
+            .push_back(Input::PilotUp(views::pilot_up(up, node_drains)));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What one user can do to the others through `hopd`: nothing. No Slurm is asked: what it would say is put in.
 
 mod hostile;
+mod nodes;
 mod outlive;
 
 use super::connections::{HELD_UP, UNREAD, UNREAD_OF_USER};
