@@ -162,7 +162,7 @@ impl Core {
         let nodes = self.supply.pools[pool].nodes.iter().copied();
         let roomy = nodes.filter(|&n| {
             let node = &self.supply.nodes[n];
-            !node.down
+            node.standing.is_up()
                 && !self.is_burst(n)
                 && node.held_for.is_none()
                 && here(n) + gpus <= self.gpus_for(pool, n)

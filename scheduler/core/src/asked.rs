@@ -107,7 +107,7 @@ impl Core {
             .replicas
             .iter()
             .find(|r| r.incarnation == victim)?;
-        let stays_up = !self.supply.nodes[here.node].down;
+        let stays_up = self.supply.nodes[here.node].standing.is_up();
         (cause == MoveCause::SeatEnds && stays_up).then_some(here.node)
     }
 

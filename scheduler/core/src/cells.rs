@@ -621,16 +621,18 @@ impl Core {
         if self.work.kernels[cell.kernel].closed {
             return;
         }
-        if cell.failures > self.config.start_retries {
-            out.push(Output::Refused {
+        let failed = (cell.failures > self.config.start_retries).then(|| RefusedBecause::StartFailed {
+            tries: cell.failures,
+            reason: why.to_owned(),
+        });
+        // A limit may be lower than when the cell came.
+        let refusal = failed.or_else(|| self.beyond_limits(cell.kernel, cell.need.gpus));
+        if let Some(reason) = refusal {
+            return out.push(Output::Refused {
                 kernel: self.work.kernels[cell.kernel].id.clone(),
                 cell: cell.id,
-                reason: RefusedBecause::StartFailed {
-                    tries: cell.failures,
-                    reason: why.to_owned(),
-                },
+                reason,
             });
-            return;
         }
         let fresh = Cell {
             reserved: None,

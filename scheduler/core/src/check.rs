@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, LeaseState, Pilot, PilotState};
+use crate::state::{Cell, LeaseState, Pilot, PilotState, Standing};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
@@ -163,7 +163,7 @@ impl Core {
             let here = self.supply.tickets.values().filter(|t| t.node == Some(i));
             let coming: u16 = here.map(|t| t.gpus).sum();
             hold!(
-                coming == 0 || coming + self.gpus_up(i) <= node.gpus,
+                node.standing == Standing::Unheard || coming == 0 || coming + self.gpus_up(i) <= node.gpus,
                 "node {}: pilots of {coming} GPUs are waited for, which have no room beside the {} there",
                 node.name,
                 self.gpus_up(i)
@@ -508,6 +508,7 @@ impl Core {
                 "an account's usage counts other GPUs than are held, or is no amount"
             );
         }
+        self.check_seats()?;
         self.check_members()?;
         self.check_homes()?;
         for (i, pool) in self.supply.pools.iter() {
@@ -537,6 +538,19 @@ impl Core {
                 "pool {}: {running} GPUs run, {} counted",
                 pool.config.name,
                 pool.running
+            );
+        }
+        Ok(())
+    }
+
+    /// The memory counted in each seat is that of the replicas there.
+    fn check_seats(&self) -> Result<(), Insane> {
+        for (&job, seat) in &self.work.seats {
+            let used = self.mem_used_in(job);
+            hold!(
+                used == seat.mem_used,
+                "seat {job}: its replicas have {used} MiB, {} counted",
+                seat.mem_used
             );
         }
         Ok(())

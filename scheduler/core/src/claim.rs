@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
+use crate::limits::Over;
 use crate::output::Output;
 use crate::room::free_beside;
 use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Scope};
@@ -17,8 +18,8 @@ impl Core {
         if self.work.cells[cell].unasked.is_some() {
             return;
         }
-        if let Some(over) = self.over_limit(&self.work.cells[cell]) {
-            return self.claim_within_limit(over.scope, over.excess(), out);
+        if self.over_limit(&self.work.cells[cell]).is_some() {
+            return self.claim_within_limits(cell, out);
         }
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         if self.supply.pools[pool].config.affinity && self.home_can_start(cell) {
@@ -135,30 +136,62 @@ impl Core {
         enough.then(|| c.need.gpus.saturating_sub(gpus))
     }
 
-    fn claim_within_limit(&mut self, scope: Scope, mut excess: u32, out: &mut Vec<Output>) {
-        let (mut victims, mut held) = (Vec::new(), Vec::new());
-        for (id, lease) in &self.work.leases {
-            if excess == 0 || !self.is_within(lease, scope) {
-                continue;
-            }
-            if matches!(lease.state, LeaseState::Ending { .. }) {
-                excess = excess.saturating_sub(u32::from(lease.gpus));
-            } else if lease.lingers_since().is_some() && lease.holding.is_some() {
-                held.push(lease);
-            } else if lease.lingers_since().is_some() {
-                excess = excess.saturating_sub(u32::from(lease.gpus));
-                victims.push(*id);
-            }
-        }
-        for lease in held {
-            if excess > 0 {
-                excess = excess.saturating_sub(u32::from(lease.gpus));
-                victims.push(lease.id);
-            }
-        }
-        for id in victims {
+    /// Ends idle leases under the limits against the cell, if the cell is within all its limits without them.
+    pub(crate) fn claim_within_limits(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        for id in self.idle_within_limits(cell).unwrap_or_default() {
             self.end_lease(id, EndCause::Claimed, out);
         }
+    }
+
+    /// The idle leases to end for the cell to be within all its limits, those of kernels that can't let go last. `None`
+    /// means that even all of them wouldn't do: they end for nobody.
+    fn idle_within_limits(&self, cell: Idx<Cell>) -> Option<Vec<LeaseId>> {
+        let ends = |l: &Lease| matches!(l.state, LeaseState::Ending { .. });
+        let mut idle: Vec<&Lease> = self.work.leases.values().collect();
+        idle.retain(|l| l.lingers_since().is_some());
+        idle.sort_by_key(|l| l.holding.is_some());
+        let mut victims: Vec<LeaseId> = Vec::new();
+        for over in self.limits_over(&self.work.cells[cell]) {
+            let counted = idle.iter().filter(|l| self.is_within(l, over.scope));
+            let (taken, left): (Vec<&Lease>, Vec<&Lease>) = counted.partition(|l| victims.contains(&l.id));
+            let taken: u32 = taken.iter().map(|l| u32::from(l.gpus)).sum();
+            let mut excess = over
+                .excess()
+                .saturating_sub(taken + self.leased_under(&over, ends));
+            for lease in left {
+                if excess > 0 {
+                    excess = excess.saturating_sub(lease.gpus.into());
+                    victims.push(lease.id);
+                }
+            }
+            if excess > 0 {
+                return None;
+            }
+        }
+        Some(victims)
+    }
+
+    /// GPUs of the leases counted by the limit, as far as wanted.
+    fn leased_under(&self, over: &Over, wanted: impl Fn(&Lease) -> bool) -> u32 {
+        let leases = self.work.leases.values();
+        let leases = leases.filter(|l| wanted(l) && self.is_within(l, over.scope));
+        leases.map(|l| u32::from(l.gpus)).sum()
+    }
+
+    /// Whether the cell would be within all its limits after the end of this lease and of all idle leases, but not
+    /// without the end of this lease. `going` tells the leases that end in any case.
+    pub(crate) fn helps_within_limits(
+        &self,
+        id: LeaseId,
+        cell: Idx<Cell>,
+        going: impl Fn(&Lease) -> bool,
+    ) -> bool {
+        let lease = &self.work.leases[&id];
+        let idle = |l: &Lease| l.lingers_since().is_some() || matches!(l.state, LeaseState::Ending { .. });
+        let overs: Vec<Over> = self.limits_over(&self.work.cells[cell]).collect();
+        let going = |l: &Lease| l.id != id && going(l);
+        let needs = |o: &Over| self.is_within(lease, o.scope) && self.leased_under(o, going) < o.excess();
+        overs.iter().any(needs) && overs.iter().all(|o| self.leased_under(o, idle) >= o.excess())
     }
 
     /// Whether a limit of this scope counts the lease.

@@ -8,7 +8,8 @@ use crate::output::Output;
 use crate::predict::{Habit, STREAKS};
 use crate::reason::RefusedBecause;
 use crate::state::{
-    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Supply, Tally, Timer, User, Work,
+    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Standing, Supply, Tally, Timer,
+    User, Work,
 };
 use crate::usage::Usage;
 use hop_words::id::{AccountName, KernelId, LeaseId, NodeName, PoolName, UserName};
@@ -60,7 +61,8 @@ impl Core {
             Input::Shares(shares) => self.set_shares(&shares),
             Input::Node(facts) => self.node_facts(facts, None, out),
             Input::BurstNode { facts, partition } => self.node_facts(facts, Some(partition), out),
-            Input::NodeDown { node } => self.node_down(&node),
+            Input::NodeDown { node } => self.node_down(&node, out),
+            Input::NodeGone { node } => self.node_gone(&node, out),
             Input::SlurmAway { away } => self.slurm_away(away, out),
             Input::PoolOffers(offers) => self.pool_offers(offers, out),
             Input::PilotQueued { ticket, job } => self.pilot_queued(ticket, job, out),
@@ -234,6 +236,7 @@ impl Core {
         for &cell in &waiting {
             self.unlimit(cell);
         }
+        self.refuse_beyond_limits(out);
         self.retry(&waiting, out);
     }
 
@@ -292,7 +295,7 @@ impl Core {
             gpus: 0,
             gpu_type: "".into(),
             gpu_mem_mib: 0,
-            down: false,
+            standing: Standing::default(),
             burst: None,
             pilots: Vec::new(),
             queue: BTreeSet::new(),

@@ -205,7 +205,7 @@ impl Core {
         looked: &mut Looked,
     ) -> Option<(Rank, Idx<Cell>)> {
         let pool = &self.supply.pools[self.supply.nodes[node].pool];
-        if pool.config.migrate.is_none() || self.supply.nodes[node].down {
+        if pool.config.migrate.is_none() || !self.supply.nodes[node].standing.is_up() {
             return None;
         }
         let shapes = pool

@@ -5,7 +5,9 @@ use crate::index::Idx;
 use crate::input::{GpuSlot, NodeFacts, PilotUp};
 use crate::journal::{Key, Value};
 use crate::output::Output;
-use crate::state::{Cell, Failing, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Ticket, Timer};
+use crate::state::{
+    Cell, Failing, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Standing, Ticket, Timer, Waiting,
+};
 use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
@@ -13,6 +15,9 @@ use std::collections::BTreeSet;
 
 /// Pause after a refusal of `sbatch`, until the next try.
 const RETRY: Span = Span::from_secs(10);
+
+/// A pilot on a node that is down is waited for at least so long: longer than `slurmd` or a node takes to restart.
+const GIVEN_UP: Span = Span::from_secs(300);
 
 /// Why the GPUs of a lease are blocked that nobody knows any longer.
 const STRANGER: &str = "a lease that the scheduler has given up is still being ended on it";
@@ -26,12 +31,10 @@ impl Core {
         node.gpu_type = facts.gpu_type;
         node.gpu_mem_mib = facts.gpu_mem_mib;
         node.rack = facts.rack;
-        node.down = false;
+        node.standing = Standing::Up;
         node.burst = burst;
         if node.pool != pool {
-            let old = std::mem::replace(&mut node.pool, pool);
-            self.supply.pools[old].nodes.retain(|&n| n != i);
-            self.supply.pools[pool].nodes.push(i);
+            self.change_pool(i, pool, out);
         }
         // The node may be a burst partition's since now.
         let coming: Vec<u64> = self.supply.tickets.on(i).map(|(number, _)| number).collect();
@@ -49,10 +52,80 @@ impl Core {
         self.keep_pilots(pool, out);
     }
 
-    pub(crate) fn node_down(&mut self, name: &NodeName) {
+    /// Nothing is placed on the node. Pilots that were asked for there long ago are given up; the others may come once
+    /// the node is back, a moment later.
+    pub(crate) fn node_down(&mut self, name: &NodeName, out: &mut Vec<Output>) {
         if let Some(i) = self.find_node(name) {
-            self.supply.nodes[i].down = true;
+            self.supply.nodes[i].standing = Standing::Down;
             self.list_node(i);
+            // Slurm itself ends the job whose burst node doesn't boot.
+            let in_vain = |core: &Self, t: &Ticket| {
+                !t.bursts && core.now.since(t.at) >= GIVEN_UP && core.is_late_to_boot(t)
+            };
+            self.give_up_tickets(i, in_vain, out);
+        }
+    }
+
+    /// Nothing is placed on the node, and Slurm starts no pilot there.
+    pub(crate) fn node_gone(&mut self, name: &NodeName, out: &mut Vec<Output>) {
+        if let Some(i) = self.find_node(name) {
+            self.supply.nodes[i].standing = Standing::Gone;
+            self.list_node(i);
+            self.give_up_tickets(i, |_, _| true, out);
+        }
+    }
+
+    /// The node belongs to this pool from now on. The old pool's lists forget it.
+    fn change_pool(&mut self, node: Idx<Node>, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        if let Some(cell) = self.supply.nodes[node].held_for {
+            self.lose_hold(cell, node);
+            self.reconsider_hold(cell);
+        }
+        let n = &mut self.supply.nodes[node];
+        let (old, listed) = (
+            std::mem::replace(&mut n.pool, pool),
+            std::mem::take(&mut n.listed),
+        );
+        let left = &mut self.supply.pools[old];
+        left.nodes.retain(|&other| other != node);
+        left.unheld.remove(node);
+        left.lanes.spare.remove(&(listed, node));
+        left.balance.set(None);
+        let joined = &mut self.supply.pools[pool];
+        joined.nodes.push(node);
+        joined.unheld.insert(node);
+        self.give_up_tickets(node, |_, t| t.pool == old, out);
+    }
+
+    /// Cancels these of the pilots that were asked for on the node, and looks for others for their cells and pools.
+    fn give_up_tickets(
+        &mut self,
+        node: Idx<Node>,
+        which: impl Fn(&Self, &Ticket) -> bool,
+        out: &mut Vec<Output>,
+    ) {
+        let here = self.supply.tickets.on(node);
+        let given_up = here.filter(|(_, t)| which(self, t)).map(|(n, t)| (n, t.clone()));
+        let given_up: Vec<(u64, Ticket)> = given_up.collect();
+        for (ticket, Ticket { job, .. }) in &given_up {
+            self.drop_ticket(*ticket, out);
+            out.push(Output::CancelPilot {
+                ticket: *ticket,
+                job: *job,
+            });
+        }
+        for (_, t) in given_up {
+            self.keep_pilots(t.pool, out);
+            self.instead_of(t.cell, out);
+        }
+    }
+
+    /// The pilot for this cell doesn't come: the cell may need another.
+    pub(crate) fn instead_of(&mut self, waiting: Option<Waiting>, out: &mut Vec<Output>) {
+        if let Some((cell, seq)) = waiting
+            && self.is_same(cell, seq)
+        {
+            self.demand_grew(cell, out);
         }
     }
 
@@ -167,6 +240,9 @@ impl Core {
             self.drop_ticket(ticket, out);
         }
         self.refresh(i, &up, out);
+        if up.node_drains {
+            self.drain(i, out);
+        }
         if let Some((cell, seq)) = meant_for {
             self.keep_for_mover(i, cell, seq);
         }
@@ -272,7 +348,7 @@ impl Core {
         }
         let n = &mut self.supply.nodes[node];
         n.gpus = n.gpus.max(types);
-        n.down = false;
+        n.standing = n.standing.with_agent();
         if let Some(g) = self.supply.pilots[i].groups.first() {
             n.gpu_type = g.gpu_type.clone();
             n.gpu_mem_mib = g.mem_mib;

@@ -270,7 +270,11 @@ impl Core {
     fn foresee_on(&mut self, pool: Idx<Pool>, node: Idx<Node>, refill: f64, out: &mut Vec<Output>) {
         let free = self.supply.nodes[node].listed;
         let held = self.supply.nodes[node].held_for.is_some();
-        if free == 0 || held || self.supply.tickets.on(node).next().is_some() {
+        if free == 0
+            || held
+            || !self.takes_pilots(node, pool)
+            || self.supply.tickets.on(node).next().is_some()
+        {
             return;
         }
         let demands = self.demands(pool, node, None);

@@ -429,7 +429,7 @@ impl Core {
         }
     }
 
-    fn lose_hold(&mut self, cell: Idx<Cell>, node: Idx<Node>) {
+    pub(crate) fn lose_hold(&mut self, cell: Idx<Cell>, node: Idx<Node>) {
         if let Some(hold) = &mut self.work.cells[cell].hold {
             hold.nodes.remove(node);
         }

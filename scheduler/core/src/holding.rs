@@ -150,9 +150,11 @@ impl Core {
         let p = &self.supply.pilots[lease.pilot];
         let node = &self.supply.nodes[p.node];
         let limited = self.freed_from_limits(lease.user, lease.account, lease.pool);
-        let others = |c: &Idx<Cell>| self.work.cells[*c].kernel != lease.kernel;
+        let limits = |c: &Idx<Cell>| {
+            self.work.cells[*c].kernel != lease.kernel && self.helps_within_limits(id, *c, goes)
+        };
         let queue = node.queue.iter().map(|&(_, c)| c);
-        limited.iter().any(others)
+        limited.iter().any(limits)
             || node.held_for.is_some_and(|c| self.helps(id, c))
             || queue.chain(p.reserved.iter().copied()).any(|c| self.needs(id, c))
             || self.claimant_elsewhere(id).is_some()

@@ -33,8 +33,13 @@ pub enum Input {
         facts: NodeFacts,
         partition: String,
     },
-    /// A node is down or drained, by Slurm's word: no placement and no new pilot there.
+    /// A node is down or drained, by Slurm's word: no placement and no new pilot there. A pilot that is late for it is
+    /// given up.
     NodeDown {
+        node: NodeName,
+    },
+    /// A node is in no pool's partition any more, by Slurm's word: no placement there, and no pilot can start.
+    NodeGone {
         node: NodeName,
     },
     /// slurmctld doesn't answer, or answers again; until then no lease's step starts. Optional: without this input a
@@ -251,6 +256,9 @@ pub struct PilotUp {
     pub ended: Vec<EndedLease>,
     /// It was told to drain before.
     pub draining: bool,
+    /// Slurm drains its node: it is told to drain, and lends nothing.
+    #[serde(default)]
+    pub node_drains: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

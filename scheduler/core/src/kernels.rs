@@ -234,7 +234,7 @@ impl Core {
         n.sitting.insert(k);
         self.tally_kernel(k);
         if let Some(s) = self.work.seats.get_mut(&seat) {
-            s.mem_used = s.mem_used.saturating_add(mem);
+            s.mem_used += u128::from(mem);
         }
         for &c in &cells {
             self.enqueue(c);
@@ -432,7 +432,7 @@ impl Core {
             self.supply.nodes[replica.node].sitting.remove(&k);
         }
         if let Some(s) = self.work.seats.get_mut(&replica.seat) {
-            s.mem_used = s.mem_used.saturating_sub(mem);
+            s.mem_used -= u128::from(mem);
         }
         self.follow_only(k, replica.node);
         self.tally_kernel(k);
@@ -526,6 +526,11 @@ impl Core {
         let replicas = self.find_kernel(kernel).map(|k| &self.work.kernels[k].replicas);
         let others = |r: &&Replica| r.incarnation != incarnation;
         replicas.map_or(0, |r| r.iter().filter(others).count())
+    }
+
+    /// All nodes that any pool has or had, as far as known.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.supply.nodes.values().map(|n| &n.name)
     }
 
     pub fn knows_node(&self, node: &NodeName) -> bool {

@@ -218,26 +218,16 @@ impl Core {
         if self.is_waited_for(id) {
             return self.end_lease(id, EndCause::Claimed, out);
         }
+        if self.claimed_by_limit(id, out) {
+            return;
+        }
         let hold = self.linger_for(id);
         let replica = self.work.kernels[kernel]
             .replicas
             .iter()
             .any(|r| r.incarnation == self.work.leases[&id].executor);
-        let lease = &self.work.leases[&id];
-        let claimed_by_limit = !self
-            .freed_from_limits(lease.user, lease.account, lease.pool)
-            .is_empty();
-        if self.supply.pilots[pilot].state != PilotState::Up
-            || hold == Span::ZERO
-            || !replica
-            || claimed_by_limit
-        {
-            let cause = if claimed_by_limit {
-                EndCause::Claimed
-            } else {
-                EndCause::Done
-            };
-            return self.end_lease(id, cause, out);
+        if self.supply.pilots[pilot].state != PilotState::Up || hold == Span::ZERO || !replica {
+            return self.end_lease(id, EndCause::Done, out);
         }
         let until = self.now + hold;
         let since = self.now;
@@ -245,6 +235,21 @@ impl Core {
         self.list_pilot(pilot);
         self.at(until, Timer::Linger(id));
         self.note_lease(id, out);
+    }
+
+    /// Ends the lease of an ended cell, and other idle ones, for a cell that is over a limit with it. Returns whether
+    /// the lease ends.
+    fn claimed_by_limit(&mut self, id: LeaseId, out: &mut Vec<Output>) -> bool {
+        let lease = &self.work.leases[&id];
+        let cells = self.freed_from_limits(lease.user, lease.account, lease.pool);
+        let ends = |l: &Lease| matches!(l.state, LeaseState::Ending { .. });
+        let first = cells.into_iter().find(|&c| self.helps_within_limits(id, c, ends));
+        let Some(cell) = first else {
+            return false;
+        };
+        // Another idle lease may do as well, and this lease linger on.
+        self.claim_within_limits(cell, out);
+        ends(&self.work.leases[&id])
     }
 
     /// Whether this lease has GPUs or cores for the cell, of another kernel, to use.

@@ -3,6 +3,7 @@
 use crate::config::{Count, Limit, LimitOf};
 use crate::core::Core;
 use crate::index::Idx;
+use crate::output::Output;
 use crate::reason::{Reason, RefusedBecause};
 use crate::state::{Account, Cell, Kernel, Lease, Member, Members, Pool, Scope, User};
 
@@ -29,6 +30,12 @@ impl Core {
         self.over(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
     }
 
+    /// All limits against this cell's start.
+    pub(crate) fn limits_over(&self, cell: &Cell) -> impl Iterator<Item = Over> + '_ {
+        let kernel = &self.work.kernels[cell.kernel];
+        self.overs(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
+    }
+
     /// The limit against `gpus` more GPUs now, if any.
     pub(crate) fn over(
         &self,
@@ -37,12 +44,20 @@ impl Core {
         account: Idx<Account>,
         pool: Idx<Pool>,
     ) -> Option<Over> {
+        self.overs(gpus, user, account, pool).next()
+    }
+
+    /// All limits against `gpus` more GPUs now.
+    fn overs(
+        &self,
+        gpus: u16,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> impl Iterator<Item = Over> + '_ {
         let asked = u32::from(gpus);
-        if asked == 0 {
-            return None;
-        }
-        let over = |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
-            let limit = most?;
+        let over = move |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
+            let limit = most.filter(|_| asked > 0)?;
             (used + asked > limit).then(|| Over {
                 scope,
                 name: name.to_owned(),
@@ -51,17 +66,16 @@ impl Core {
                 asked,
             })
         };
-        let plain = self.people.limits.values().find_map(|l| {
+        let plain = self.people.limits.values().filter_map(move |l| {
             let counted = self.scope_of(&l.of, user, account, pool)?;
             over(&l.name, l.gpus, counted)
         });
-        let bound = || {
-            self.people.members.binding(user, account).iter().find_map(|&i| {
-                let l = &self.people.limits[i];
-                over(&l.name, l.gpus, self.counted(i, user, account)?)
-            })
-        };
-        plain.or_else(bound)
+        let bound = self.people.members.binding(user, account).iter();
+        let bound = bound.filter_map(move |&i| {
+            let l = &self.people.limits[i];
+            over(&l.name, l.gpus, self.counted(i, user, account)?)
+        });
+        plain.chain(bound)
     }
 
     /// Scope in which a limit on associations counts this user in this account, and the GPUs now held in this scope.
@@ -162,22 +176,37 @@ impl Core {
         }
     }
 
-    /// The limit, if any, that will always forbid this need.
+    /// The limits on the kernel's user in its account and pool.
+    fn limits_on(&self, k: &Kernel) -> impl Iterator<Item = (Idx<Limit>, &Limit)> {
+        let (user, account, pool) = (k.user, k.account, k.pool);
+        let plain = self.people.limits.iter();
+        let plain = plain.filter(move |(_, l)| self.scope_of(&l.of, user, account, pool).is_some());
+        let bound = self.people.members.binding(user, account).iter();
+        plain.chain(bound.map(|&i| (i, &self.people.limits[i])))
+    }
+
+    /// The limit, if any, that is lower than this need. Waiting is of no use to such a cell.
+    pub(crate) fn beyond_limits(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<RefusedBecause> {
+        let mut limits = self.limits_on(&self.work.kernels[kernel]);
+        limits.find_map(|(_, limit)| beyond(limit, gpus))
+    }
+
+    /// Refuses the waiting cells with needs beyond limits that have changed.
+    pub(crate) fn refuse_beyond_limits(&mut self, out: &mut Vec<Output>) {
+        let waiting = self.work.cells.iter();
+        let refused = waiting.filter_map(|(i, c)| Some((i, self.beyond_limits(c.kernel, c.need.gpus)?)));
+        for (cell, reason) in refused.collect::<Vec<_>>() {
+            self.drop_cell(cell, Some(reason), out);
+        }
+    }
+
+    /// The limit, if any, that forbids this need, however long the cell would wait.
     pub(crate) fn never_within_limits(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<RefusedBecause> {
         let k = &self.work.kernels[kernel];
-        let plain = self.people.limits.iter();
-        let plain = plain.filter(|(_, l)| self.scope_of(&l.of, k.user, k.account, k.pool).is_some());
-        let bound = self.people.members.binding(k.user, k.account).iter();
-        let bound = bound.map(|&i| (i, &self.people.limits[i]));
-        for (i, limit) in plain.chain(bound) {
-            if let Some(most) = limit.gpus
-                && u32::from(gpus) > most
-            {
-                return Some(RefusedBecause::OverLimit {
-                    name: limit.name.clone(),
-                    asked: gpus,
-                    limit: most,
-                });
+        for (i, limit) in self.limits_on(k) {
+            let beyond = beyond(limit, gpus);
+            if beyond.is_some() {
+                return beyond;
             }
             if let Some(minutes) = limit.gpu_minutes
                 && let Some(used) = self.usage_under(i, &limit.of, k.user, k.account)
@@ -310,4 +339,14 @@ impl Core {
         cells.sort_by_key(|&c| self.work.cells[c].rank);
         cells
     }
+}
+
+/// The refusal of a need beyond what the limit ever allows.
+fn beyond(limit: &Limit, gpus: u16) -> Option<RefusedBecause> {
+    let most = limit.gpus.filter(|&most| u32::from(gpus) > most)?;
+    Some(RefusedBecause::OverLimit {
+        name: limit.name.clone(),
+        asked: gpus,
+        limit: most,
+    })
 }

@@ -101,7 +101,7 @@ impl Core {
 
     /// Whether a replica of the kernel may be moved to the node.
     pub(crate) fn takes_in(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
-        !self.sits_on(kernel, node) && !self.supply.nodes[node].down
+        !self.sits_on(kernel, node) && self.supply.nodes[node].standing.is_up()
     }
 
     /// How long the cell is expected to wait where its replicas are.

@@ -53,8 +53,8 @@ impl Core {
         kernel.next_incarnation = kernel.next_incarnation.max(first);
         kernel.default_need = place.default_need;
         kernel.last_gpus = kernel.default_need.gpus;
-        kernel.mem_mib = place.mem_mib;
         kernel.cpus = place.cpus;
+        self.set_mem(k, place.mem_mib);
         self.set_home(k, home);
         if self.work.kernels[k].replicas.is_empty() {
             self.set_home(k, nodes.first().copied());
@@ -145,10 +145,10 @@ impl Core {
         let seats = known.into_iter().flat_map(|u| &u.seats);
         let seats = seats.map(|job| (*job, &self.work.seats[job]));
         let rooms = seats.filter(move |(_, s)| {
-            let has_room = s.mem_mib >= s.mem_used.saturating_add(mem_mib);
+            let has_room = u128::from(s.mem_mib) >= s.mem_used + u128::from(mem_mib);
             has_room && !s.ends
         });
-        rooms.map(|(job, s)| (s.node, job))
+        rooms.filter_map(|(job, s)| Some((self.find_node(&s.node)?, job)))
     }
 
     /// Distinct nodes for new replicas, of nodes with the right GPUs. The least subscribed come first, under the cap
@@ -266,7 +266,7 @@ impl Core {
         let node = &self.supply.nodes[n];
         let type_fits = need.gpu_type.as_ref().is_none_or(|t| *t == node.gpu_type);
         let mem_fits = need.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib;
-        !node.down
+        node.standing.is_up()
             && node.gpus >= need.gpus
             && (need.gpus == 0 || type_fits && mem_fits)
             && !avoid.contains(&node.name)
@@ -314,14 +314,12 @@ impl Core {
     pub(crate) fn seat_up(&mut self, up: SeatUp) {
         let SeatUp { job, mem_mib, .. } = up;
         let user = self.user_index(&up.user);
-        let Some(node) = self.find_node(&up.node) else {
-            return;
-        };
-        let known = self.work.seats.get(&job);
-        let (mem_used, ends) = known.map_or((0, false), |s| (s.mem_used, s.ends));
+        // Replicas may have reported themselves before their seat.
+        let mem_used = self.mem_used_in(job);
+        let ends = self.work.seats.get(&job).is_some_and(|s| s.ends);
         let seat = Seat {
             user,
-            node,
+            node: up.node,
             mem_mib,
             mem_used,
             ends,
@@ -330,6 +328,26 @@ impl Core {
             self.people.users[before.user].seats.remove(&job);
         }
         self.people.users[user].seats.insert(job);
+    }
+
+    /// Memory of all replicas in the seat, in MiB.
+    pub(crate) fn mem_used_in(&self, seat: JobId) -> u128 {
+        let of = |k: &Kernel| {
+            let here = k.replicas.iter().filter(|r| r.seat == seat).count();
+            here as u128 * u128::from(k.mem_mib)
+        };
+        self.work.kernels.iter().map(|(_, k)| of(k)).sum()
+    }
+
+    /// Takes over the memory of the kernel's replicas, living ones included.
+    fn set_mem(&mut self, k: Idx<Kernel>, mem_mib: u64) {
+        let kernel = &mut self.work.kernels[k];
+        let before = std::mem::replace(&mut kernel.mem_mib, mem_mib);
+        for r in &kernel.replicas {
+            if let Some(s) = self.work.seats.get_mut(&r.seat) {
+                s.mem_used = s.mem_used - u128::from(before) + u128::from(mem_mib);
+            }
+        }
     }
 
     pub(crate) fn seat_ends(&mut self, job: JobId, soon: bool) {

@@ -130,7 +130,7 @@ impl Core {
             return Some(soonest);
         }
         let size = self.pilot_size(pool, need.gpus, cpus);
-        let room = !self.supply.nodes[node].down && self.spare_gpus(node) >= size;
+        let room = self.supply.nodes[node].standing.is_up() && self.spare_gpus(node) >= size;
         let up = |p: &Idx<Pilot>| {
             self.supply.pilots[*p].pool == pool && self.supply.pilots[*p].state == PilotState::Up
         };

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Band, Cell, Kernel, LeaseState, Listed, Node, Pilot, PilotState, Shape};
+use crate::state::{Band, Cell, Kernel, LeaseState, Listed, Node, Pilot, PilotState, Shape, Standing};
 use hop_words::id::Incarnation;
 use std::ops::RangeFrom;
 
@@ -188,9 +188,9 @@ impl Core {
 
     /// GPUs of the node that no pilot has or will have; zero where none may be started.
     pub(crate) fn spare_listing(&self, node: Idx<Node>) -> u16 {
-        match self.supply.nodes[node].down {
-            true => 0,
-            false => self.spare_gpus(node),
+        match self.supply.nodes[node].standing {
+            Standing::Up => self.spare_gpus(node),
+            Standing::Unheard | Standing::Down | Standing::Gone => 0,
         }
     }
 

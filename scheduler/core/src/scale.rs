@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
 use crate::placement::Fit;
-use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Ticket, Timer};
+use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Standing, Ticket, Timer};
 use hop_words::id::JobId;
 use hop_words::time::Span;
 
@@ -81,7 +81,7 @@ impl Core {
         }
         let size = self.size_for(cell);
         let fits = |n: &Idx<Node>| {
-            !self.supply.nodes[*n].down && self.spare_gpus(*n) >= size && self.may_start_there(*n, cell)
+            self.takes_pilots(*n, pool) && self.spare_gpus(*n) >= size && self.may_start_there(*n, cell)
         };
         let node = k
             .able()
@@ -176,6 +176,12 @@ impl Core {
                 let homes = self.supply.nodes[pilot.node].homes.len();
                 (!idle(pilot), pilot.used_gpus(), homes, p)
             })
+    }
+
+    /// Whether Slurm can start the pool's pilots on the node now. A kernel may sit on a node that has left its pool.
+    pub(crate) fn takes_pilots(&self, node: Idx<Node>, pool: Idx<Pool>) -> bool {
+        let n = &self.supply.nodes[node];
+        n.standing.is_up() && n.pool == pool
     }
 
     /// Whether `size` more GPUs are allowed on the node.
@@ -335,14 +341,12 @@ impl Core {
                 room -= gpus;
                 continue;
             }
-            left_out.extend(cell);
+            left_out.push(cell);
             self.drop_ticket(ticket, out);
             out.push(Output::CancelPilot { ticket, job });
         }
-        for (cell, seq) in left_out {
-            if self.is_same(cell, seq) {
-                self.demand_grew(cell, out);
-            }
+        for waiting in left_out {
+            self.instead_of(waiting, out);
         }
     }
 
@@ -369,7 +373,8 @@ impl Core {
             .iter()
             .map(|&p| self.supply.pilots[p].gpus())
             .sum();
-        !self.supply.nodes[node].down
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+        self.takes_pilots(node, pool)
             && self.spare_gpus(node) + idle >= size
             && self.may_start_there(node, cell)
     }
@@ -494,7 +499,8 @@ impl Core {
             self.supply.pilots[*p].state == PilotState::Up && self.supply.pilots[*p].free_gpus() >= gpus
         };
         let there = self.supply.nodes[node].pilots.iter().any(free);
-        if !there && self.spare_gpus(node) >= size && self.may_add(pool, node, size) {
+        let room = self.takes_pilots(node, pool) && self.spare_gpus(node) >= size;
+        if !there && room && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
     }
@@ -596,7 +602,8 @@ impl Core {
         let scale = self.scale(pool).filter(|s| s.spares > 0);
         let nodes = scale.map_or(0, |s| s.spare_nodes as usize);
         let all = self.supply.pools[pool].nodes.iter().rev().copied();
-        all.filter(|&n| !self.is_burst(n)).take(nodes)
+        let gone = |n: Idx<Node>| self.supply.nodes[n].standing == Standing::Gone;
+        all.filter(move |&n| !self.is_burst(n) && !gone(n)).take(nodes)
     }
 
     /// Puts the nodes set apart right behind the first, in ascending order of replicas.

@@ -1,10 +1,12 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
 mod overtaking;
+mod standing;
 mod tickets;
 
 pub(crate) use overtaking::{Arena, Overtaking};
-pub(crate) use tickets::{Ticket, Tickets};
+pub(crate) use standing::Standing;
+pub(crate) use tickets::{Ticket, Tickets, Waiting};
 
 use crate::config::{Limit, PoolConfig};
 use crate::index::{Idx, Places, Slab, Table};
@@ -269,7 +271,7 @@ pub(crate) struct Node {
     pub gpus: u16,
     pub gpu_type: GpuType,
     pub gpu_mem_mib: u64,
-    pub down: bool,
+    pub standing: Standing,
     /// The node's burst partition; `None` means the pool's own.
     pub burst: Option<String>,
     pub pilots: Vec<Idx<Pilot>>,
@@ -428,9 +430,11 @@ pub(crate) struct Account {
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub user: Idx<User>,
-    pub node: Idx<Node>,
+    /// By name: the seat may report itself before anybody has named its node.
+    pub node: NodeName,
     pub mem_mib: u64,
-    pub mem_used: u64,
+    /// Memory of the replicas there. A sum of users' figures may exceed 64 bits.
+    pub mem_used: u128,
     /// Its time limit comes near.
     pub ends: bool,
 }

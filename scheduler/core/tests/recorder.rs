@@ -647,6 +647,7 @@ fn the_journal_brings_back_leases_kernels_and_counters() {
         starting: vec![],
         ended: vec![],
         draining: false,
+        node_drains: false,
     };
     let slot = |i| hop_core::GpuSlot {
         index: GpuIndex(i),
@@ -921,6 +922,59 @@ fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
     }
 }
 
+/// The seat of ada's on the node.
+fn seat_up(job: u32, node: &str, mem_mib: u64) -> Input {
+    Input::SeatUp(hop_core::SeatUp {
+        job: JobId(job),
+        user: "ada".into(),
+        node: node.into(),
+        mem_mib,
+        cpus: 4,
+    })
+}
+
+/// The seat that the placement of another kernel of ada's is given.
+fn shared_seat(w: &mut World, name: &str) -> Option<JobId> {
+    let out = w.tell(Input::PlaceKernel(place(name, 1)));
+    let Some(Output::Place { seats, .. }) = out.last() else {
+        panic!("{out:?}")
+    };
+    seats[0].existing
+}
+
+#[test]
+fn a_seat_is_as_full_as_its_replicas_make_it_whoever_reports_first() {
+    let mut w = world();
+    w.pilot("n0", 4, 8);
+    // After a restart the replica may be heard before its seat.
+    w.kernel("a", "ada", &["n0"], 1);
+    assert_eq!(w.tell(seat_up(10_001, "n0", 512)), []);
+    assert_eq!(shared_seat(&mut w, "b"), None, "the seat has room for one");
+    assert_eq!(w.tell(seat_up(10_001, "n0", 1024)), []);
+    assert_eq!(shared_seat(&mut w, "c"), Some(JobId(10_001)));
+    // The living replica counts with the memory that its kernel asks for now.
+    let larger = hop_core::PlaceKernel {
+        mem_mib: 1024,
+        ..place("a", 1)
+    };
+    w.tell(Input::PlaceKernel(larger));
+    assert_eq!(shared_seat(&mut w, "d"), None);
+    w.tell(Input::ReplicaLost {
+        kernel: "a".into(),
+        incarnation: Incarnation(1),
+    });
+    assert_eq!(shared_seat(&mut w, "e"), Some(JobId(10_001)));
+}
+
+#[test]
+fn a_seat_whose_node_nobody_has_named_yet_is_remembered() {
+    let mut w = world();
+    assert_eq!(w.tell(seat_up(7, "n0", 512)), []);
+    w.tell(Input::Node(facts("n0", 2)));
+    w.pilot("n0", 2, 8);
+    assert_eq!(shared_seat(&mut w, "a"), Some(JobId(7)));
+}
+
 /// The first of two nodes has a replica whose number another clock gave it; the second has a plan.
 #[test]
 fn a_replica_of_any_number_takes_the_seat_that_was_planned() {
@@ -1069,6 +1123,7 @@ fn a_report_of_ended_leases_ends_no_lease_that_follows_from_it() {
             detail: String::new(),
         }],
         draining: false,
+        node_drains: false,
     }));
     assert_eq!(
         kinds(&out),

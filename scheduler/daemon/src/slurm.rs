@@ -15,7 +15,7 @@ use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, Submi
 use hop_words::error::chain;
 use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Facts on the nodes and settings of Slurm that concern pilots.
@@ -25,6 +25,9 @@ pub(crate) struct Facts {
     /// Nodes of pools' burst partitions, with these.
     pub burst: Vec<(NodeFacts, String)>,
     pub down: Vec<NodeName>,
+    /// All nodes of the pools, powered-down ones included: kernels can sit there, and pilots start. `None` means that
+    /// Slurm shows no node at all, so that a node's absence says nothing.
+    pub members: Option<BTreeSet<NodeName>>,
     /// Usable nodes of each pool.
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
     /// Pools that must not be lent, with the reasons.
@@ -292,6 +295,7 @@ done
             nodes: Vec::new(),
             burst: Vec::new(),
             down: Vec::new(),
+            members: (!nodes.is_empty()).then(|| self.members(&partitions, &nodes)),
             usable: BTreeMap::new(),
             refused: BTreeMap::new(),
             // All else is slurmctld's word, and holds without slurmdbd.
@@ -313,7 +317,8 @@ done
                 None => drop(facts.usable.insert(name.clone(), Vec::new())),
             }
         }
-        for node in &nodes {
+        let seats = self.seating(&partitions);
+        for node in nodes.iter().filter(|n| may_sit(seats.as_ref(), &n.name)) {
             let mut pools = self.config.pool.iter();
             let Some((name, pool)) = pools.find(|(_, p)| node.partitions.contains(&p.partition)) else {
                 continue;
@@ -342,6 +347,30 @@ done
         }
         self.burst_facts(&partitions, &nodes, &mut facts);
         Ok(facts)
+    }
+
+    /// The nodes of the pools' partitions on which kernels can sit. Of a powered-down node only the partition may tell.
+    fn members(&self, partitions: &[Partition], nodes: &[Node]) -> BTreeSet<NodeName> {
+        let seats = self.seating(partitions);
+        let pools = || self.config.pool.values();
+        let own = |name: &String| pools().any(|p| p.partition == *name);
+        let burst = |name: &String| pools().flat_map(|p| &p.burst).any(|b| b.partition == *name);
+        let is_member =
+            |name: &String, node: &NodeName| burst(name) || own(name) && may_sit(seats.as_ref(), node);
+        let listed = partitions
+            .iter()
+            .flat_map(|p| p.nodes.iter().map(|n| (&p.name, n)));
+        let told = nodes
+            .iter()
+            .flat_map(|n| n.partitions.iter().map(|p| (p, &n.name)));
+        let members = listed.chain(told).filter(|(name, node)| is_member(name, node));
+        members.map(|(_, node)| node.clone()).collect()
+    }
+
+    /// The nodes of the seats' partition; `None` means unknown.
+    fn seating<'a>(&self, partitions: &'a [Partition]) -> Option<BTreeSet<&'a NodeName>> {
+        let seats = partitions.iter().find(|p| p.name == self.config.seat.partition)?;
+        (!seats.nodes.is_empty()).then(|| seats.nodes.iter().collect())
     }
 
     /// Rules of the pools' partitions. From 23.02 on, a rule on an account also holds for its children.
@@ -429,6 +458,11 @@ done
             }
         }
     }
+}
+
+/// Whether seats of the seats' own partition can be on the node.
+fn may_sit(seats: Option<&BTreeSet<&NodeName>>, node: &NodeName) -> bool {
+    seats.is_none_or(|nodes| nodes.contains(node))
 }
 
 /// The most that a node of the pool could ever have, in any state, burst nodes included. An unregistered node may have
@@ -643,6 +677,34 @@ mod tests {
             &[a(), node("b", "gpu:h100:1", Some("22.05"))],
         );
         assert_eq!(known.gpus, [("a100".into(), 4)]);
+    }
+
+    #[test]
+    fn a_node_is_in_a_pool_where_pilots_and_kernels_can_be() {
+        let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\n\
+                    max_pilots=1\n[pool.main.scale]\n[[pool.main.burst]]\npartition='cloud'\nmax_pilots=1";
+        let side = SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap());
+        let of = |name: &str, nodes: &[&str]| Partition {
+            name: name.into(),
+            nodes: nodes.iter().map(|n| NodeName::from(*n)).collect(),
+            ..partition("OFF")
+        };
+        // Slurm shows b and c of powered-down nodes in their partitions alone.
+        let partitions = [of("p", &["b"]), of("cloud", &["c"]), of("others", &["d"])];
+        let elsewhere = Node {
+            partitions: vec!["others".into()],
+            ..node("e", "gpu:2", None)
+        };
+        let members = side.members(&partitions, &[node("a", "gpu:2", None), elsewhere]);
+        assert!(
+            members.iter().map(NodeName::as_str).eq(["a", "b", "c"]),
+            "{members:?}"
+        );
+        // Kernels sit in another partition, which doesn't have a any more. The burst node's seats are in its own.
+        let seats = of("notebook", &["b"]);
+        let partitions = [&partitions[..], &[seats]].concat();
+        let members = side.members(&partitions, &[node("a", "gpu:2", None)]);
+        assert!(members.iter().map(NodeName::as_str).eq(["b", "c"]), "{members:?}");
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
 }
 
 /// An agent's report. Slurm's time of the pilot's end is told by the wall clock.
-pub(crate) fn pilot_up(up: AgentUp, skew: Skew) -> PilotUp {
+pub(crate) fn pilot_up(up: AgentUp, skew: Skew, node_drains: bool) -> PilotUp {
     PilotUp {
         node: up.node,
         pilot: up.pilot,
@@ -69,6 +69,7 @@ pub(crate) fn pilot_up(up: AgentUp, skew: Skew) -> PilotUp {
             })
             .collect(),
         draining: up.draining,
+        node_drains,
     }
 }
 

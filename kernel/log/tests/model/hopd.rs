@@ -450,6 +450,7 @@ impl Hopd {
             starting: Vec::new(),
             ended: over.into_iter().collect(),
             draining: false,
+            node_drains: false,
         }));
     }
 

@@ -376,6 +376,7 @@ impl World {
             starting,
             ended: Vec::new(),
             draining: agent.draining,
+            node_drains: false,
         };
         self.tell(Input::PilotUp(up))
     }

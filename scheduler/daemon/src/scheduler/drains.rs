@@ -43,6 +43,7 @@ impl Scheduler {
         for node in &new {
             self.node_drains(node);
         }
+        self.drain_pilots();
         for node in &over {
             info!(%node, "Slurm drains the node no longer");
             self.tell_drain(node, None);
@@ -64,10 +65,14 @@ impl Scheduler {
         info!(%node, "Slurm drains the node: {reason}");
         self.tell_drain(node, Some(&reason));
         self.todo.push_back(Input::NodeDown { node: node.clone() });
+    }
+
+    /// Drains the pilots on all drained nodes: a pilot may have come since the first look that saw its node drained.
+    fn drain_pilots(&mut self) {
         let pilots = self.core.pilots().into_iter();
-        for pilot in pilots.filter(|p| p.node == *node) {
-            self.todo.push_back(Input::PilotDraining { pilot: pilot.pilot });
-        }
+        let here = pilots.filter(|p| p.state != "DRAINING" && self.drains.reason(&p.node).is_some());
+        self.todo
+            .extend(here.map(|p| Input::PilotDraining { pilot: p.pilot }));
     }
 
     fn tell_drain(&mut self, node: &NodeName, reason: Option<&String>) {

@@ -348,8 +348,9 @@ impl Scheduler {
         for ended in &up.ended {
             self.was_held(up.pilot, ended);
         }
-        self.todo
-            .push_back(Input::PilotUp(views::pilot_up(up, self.clock.skew())));
+        let node_drains = self.drains.reason(&up.node).is_some();
+        let up = views::pilot_up(up, self.clock.skew(), node_drains);
+        self.todo.push_back(Input::PilotUp(up));
         Ok(())
     }
 

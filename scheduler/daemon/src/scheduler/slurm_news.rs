@@ -5,8 +5,8 @@ use super::{Due, Report, Scheduler};
 use crate::admission::Rules;
 use crate::pilot_jobs::{Seen, SeenJob};
 use crate::slurm::{Facts, Queue};
-use hop_core::Input;
 use hop_core::config::{Limits, Shares};
+use hop_core::{Input, NodeFacts};
 use hop_words::clock::Skew;
 use hop_words::id::{JobId, NodeName, PoolName};
 use hop_words::time::{Span, Timestamp};
@@ -394,6 +394,28 @@ impl Scheduler {
         }
     }
 
+    /// Each node is told once: a node both of a pool's own partition and of a burst partition counts as the latter's.
+    fn nodes(&mut self, own: Vec<NodeFacts>, burst: Vec<(NodeFacts, String)>) {
+        let burst = burst.into_iter().enumerate();
+        let burst: Vec<(usize, (NodeFacts, String))> = burst.collect();
+        let last = burst.iter().map(|(i, (facts, _))| (facts.node.clone(), *i));
+        let last: BTreeMap<NodeName, usize> = last.collect();
+        let own = own.into_iter().filter(|facts| !last.contains_key(&facts.node));
+        self.todo.extend(own.map(Input::Node));
+        let burst = burst
+            .into_iter()
+            .filter(|(i, (facts, _))| last[&facts.node] == *i);
+        self.todo
+            .extend(burst.map(|(_, (facts, partition))| Input::BurstNode { facts, partition }));
+    }
+
+    /// Nodes that the core knows from a journal or an earlier answer, and that are in no pool's partition now.
+    fn nodes_gone(&mut self, members: &BTreeSet<NodeName>) {
+        let gone = self.core.nodes().filter(|n| !members.contains(*n));
+        let gone = gone.map(|node| Input::NodeGone { node: node.clone() });
+        self.todo.extend(gone);
+    }
+
     pub(super) fn facts(&mut self, facts: Result<Facts, String>) {
         let now = self.clock.now();
         self.due.retain(|(_, due)| *due != Due::Facts);
@@ -408,15 +430,17 @@ impl Scheduler {
                 self.news.relief("facts");
                 self.news.stepmgr = facts.stepmgr;
                 self.hidden(facts.hidden);
-                self.todo.extend(facts.nodes.into_iter().map(Input::Node));
-                let burst = facts.burst.into_iter();
-                self.todo
-                    .extend(burst.map(|(facts, partition)| Input::BurstNode { facts, partition }));
+                self.nodes(facts.nodes, facts.burst);
                 self.rules(facts.rules);
                 self.todo.extend(facts.offers.into_iter().map(Input::PoolOffers));
-                let down = facts.down.into_iter();
+                // A look at the queue may have seen a drain since these facts were asked for.
+                let down = facts.down.into_iter().chain(self.drains.nodes().cloned());
+                let down: BTreeSet<NodeName> = down.collect();
                 self.todo
-                    .extend(down.map(|node: NodeName| Input::NodeDown { node }));
+                    .extend(down.into_iter().map(|node| Input::NodeDown { node }));
+                if let Some(members) = facts.members {
+                    self.nodes_gone(&members);
+                }
                 let acts = self.pilot_jobs.facts(facts.usable, facts.refused, now);
                 self.act(acts);
                 let next = match self.news.rules {

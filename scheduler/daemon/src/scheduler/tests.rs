@@ -2,6 +2,7 @@
 
 mod hostile;
 mod news;
+mod nodes;
 mod outlive;
 
 use super::connections::{HELD_UP, UNREAD, UNREAD_OF_USER};

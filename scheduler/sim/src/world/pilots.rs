@@ -191,6 +191,7 @@ impl World<'_> {
             starting: Vec::new(),
             ended: Vec::new(),
             draining: false,
+            node_drains: false,
         }));
     }
 

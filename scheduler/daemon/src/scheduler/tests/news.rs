@@ -10,6 +10,7 @@ fn facts(rules: Result<BTreeMap<PoolName, Rules>, String>) -> Facts {
         nodes: Vec::new(),
         burst: Vec::new(),
         down: Vec::new(),
+        members: None,
         usable: [("main".into(), vec!["n9".into()])].into(),
         refused: BTreeMap::new(),
         rules,

@@ -1,0 +1,40 @@
+//! What is known of a node's availability, and by whose word.
+
+/// Whether pilots and replicas may be placed on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Standing {
+    /// Neither Slurm nor an agent has named the node since the start: the journal or a replica alone knows of it.
+    #[default]
+    Unheard,
+    Up,
+    /// Down or drained, by Slurm's word.
+    Down,
+    /// In no pool's partition any more, by Slurm's word.
+    Gone,
+}
+
+impl Standing {
+    pub(crate) fn is_up(self) -> bool {
+        self == Self::Up
+    }
+
+    /// An agent runs on the node. Slurm's word, if there is one, still counts.
+    pub(crate) fn with_agent(self) -> Self {
+        match self {
+            Self::Unheard => Self::Up,
+            Self::Up | Self::Down | Self::Gone => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Standing as S;
+
+    #[test]
+    fn an_agent_speaks_for_a_node_of_which_slurm_has_said_nothing() {
+        let after = [S::Unheard, S::Up, S::Down, S::Gone].map(S::with_agent);
+        assert_eq!(after, [S::Up, S::Up, S::Down, S::Gone]);
+        assert!(!S::default().is_up());
+    }
+}

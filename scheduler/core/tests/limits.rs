@@ -1,0 +1,188 @@
+//! Cells over a limit: idle leases end for them only where that lets them start.
+
+use crate::world::World;
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
+use hop_core::reason::RefusedBecause;
+use hop_core::{Input, Output, Record};
+use hop_words::id::{JobId, KernelId, LeaseId};
+use hop_words::need::Need;
+use hop_words::time::Span;
+
+const LINGER: Span = Span::from_secs(2);
+
+/// A pilot with four GPUs, and two kernels of ada's beside it.
+fn world() -> (World, KernelId, KernelId) {
+    let mut pool = PoolConfig::fixed("main", 0, 4, 8);
+    pool.max_pilots = 8;
+    let mut w = World::new(1, Config::default(), pool);
+    w.pilot("n0", 4, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "ada", &["n0"], 1));
+    (w, a, b)
+}
+
+fn words(out: &[Output]) -> Vec<&'static str> {
+    let word = |o: &Output| match o {
+        Output::Queued { .. } => "queued",
+        Output::Refused { .. } => "refused",
+        Output::Revoked { .. } => "revoked",
+        Output::StartLease(_) => "start",
+        Output::EndAcknowledged { .. } => "ack",
+        Output::Held { wanted: None, .. } => "stays",
+        Output::Held { .. } => "warned",
+        Output::Record(Record::LeaseOpened { .. }) => "opened",
+        Output::Record(Record::LeaseClosed { .. }) => "closed",
+        Output::Record(Record::CellServed { .. }) => "served",
+        Output::Record(Record::CellWithdrawn { .. }) => "withdrawn",
+        _ => "something else",
+    };
+    out.iter().map(word).collect()
+}
+
+fn limit(of: LimitOf, gpus: u32) -> Limit {
+    Limit {
+        of,
+        gpus: Some(gpus),
+        gpu_minutes: None,
+        name: "GrpTRES".into(),
+    }
+}
+
+fn limits(limits: Vec<Limit>, elsewhere: u32) -> Input {
+    Input::Limits(Limits {
+        limits,
+        elsewhere: vec![("ada".into(), "acct-1".into(), elsewhere)],
+    })
+}
+
+/// Ada's association, with so many GPUs in jobs of her own.
+fn association(gpus: u32, elsewhere: u32) -> Input {
+    let of = LimitOf::Members {
+        who: vec![("ada".into(), Some("acct-1".into())), ("ada".into(), None)],
+        count: Count::Users,
+    };
+    limits(vec![limit(of, gpus)], elsewhere)
+}
+
+/// The kernel's lease is idle after a cell on so many GPUs.
+fn idles(w: &mut World, kernel: &KernelId, gpus: u16) {
+    let (cell, _) = w.submit(kernel, Need::gpus(gpus));
+    w.settle();
+    assert_eq!(words(&w.end_cell(kernel, &cell)), ["served"]);
+}
+
+#[test]
+fn idle_leases_are_left_to_their_kernels_while_a_limit_is_taken_by_others() {
+    let (mut w, a, b) = world();
+    idles(&mut w, &a, 1);
+    w.tell(association(2, 2));
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"], "the lease's end would be in vain");
+    let (cell, _) = w.submit(&a, Need::gpus(1));
+    assert_eq!(words(&w.end_cell(&a, &cell)), ["served"], "as it would be now");
+    // Her own jobs have less of it: now it is of use.
+    let out = w.tell(association(2, 1));
+    assert_eq!(words(&out), ["revoked"]);
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+}
+
+#[test]
+fn idle_leases_are_left_to_their_kernels_while_another_limit_stands() {
+    let (mut w, a, b) = world();
+    idles(&mut w, &a, 1);
+    let other = w.kernel("o", "bob1", &["n0"], 1);
+    w.submit(&other, Need::gpus(2));
+    w.settle();
+    let of_user = limit(LimitOf::User("ada".into()), 1);
+    let of_pool = limit(LimitOf::Pool("main".into()), 2);
+    w.tell(limits(vec![of_user.clone(), of_pool], 0));
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"], "bob's cell has the pool's limit");
+    let out = w.tell(limits(vec![of_user], 0));
+    assert_eq!(words(&out), ["revoked"]);
+}
+
+#[test]
+fn idle_leases_end_together_once_they_suffice() {
+    let (mut w, a, b) = world();
+    w.tell(association(2, 0));
+    let cells = [&a, &b].map(|k| w.submit(k, Need::gpus(1)).0);
+    w.settle();
+    let large = w.kernel("l", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&large, Need::gpus(2));
+    assert_eq!(words(&out), ["queued"]);
+    assert_eq!(words(&w.end_cell(&a, &cells[0])), ["served"], "b's cell runs on");
+    assert_eq!(
+        words(&w.end_cell(&b, &cells[1])),
+        ["served", "revoked", "revoked"]
+    );
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+}
+
+#[test]
+fn a_kernel_that_cannot_let_go_is_not_ended_for_a_cell_that_its_limit_keeps_out() {
+    let (mut w, a, b) = world();
+    idles(&mut w, &a, 1);
+    assert_eq!(words(&w.pass(LINGER)), ["revoked"]);
+    assert_eq!(words(&w.hold_on(&a, LeaseId(1))), ["stays"]);
+    w.tell(association(2, 2));
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"]);
+    let mut told = Vec::new();
+    for _ in 0..30 {
+        let out = w.pass(Span::from_secs(2));
+        if words(&out).contains(&"revoked") {
+            told.extend(words(&w.hold_on(&a, LeaseId(1))));
+        }
+    }
+    assert_eq!(
+        told,
+        ["stays", "stays"],
+        "it is asked again, and warned of nobody"
+    );
+    let out = w.tell(association(2, 1));
+    assert_eq!(words(&out), ["revoked"]);
+    assert_eq!(words(&w.hold_on(&a, LeaseId(1))), ["warned"]);
+}
+
+/// The refusal among what was emitted, with the limit's GPUs.
+fn beyond(out: &[Output]) -> Option<u32> {
+    out.iter().find_map(|o| match o {
+        Output::Refused {
+            reason: RefusedBecause::OverLimit { limit, .. },
+            ..
+        } => Some(*limit),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_limit_that_is_lowered_refuses_the_cells_that_it_will_never_let_start() {
+    let (mut w, a, b) = world();
+    let other = w.kernel("o", "bob1", &["n0"], 1);
+    w.submit(&other, Need::gpus(2));
+    w.settle();
+    w.submit(&a, Need::gpus(4));
+    w.submit(&b, Need::gpus(3));
+    let out = w.tell(association(3, 0));
+    assert_eq!(words(&out), ["withdrawn", "refused"]);
+    assert_eq!(beyond(&out), Some(3));
+    assert_eq!(w.core.waiting().len(), 1, "b's cell is within the limit");
+}
+
+#[test]
+fn a_cell_that_was_starting_is_refused_by_a_limit_that_was_lowered_meanwhile() {
+    let (mut w, a, _) = world();
+    w.submit(&a, Need::gpus(2));
+    assert_eq!(words(&w.tell(association(1, 0))), [""; 0]);
+    w.agents.values_mut().for_each(|agent| agent.starting.clear());
+    let out = w.tell(Input::LeaseFailed {
+        lease: LeaseId(1),
+        pilot: JobId(101),
+        reason: "srun: error".into(),
+        device_lost: false,
+    });
+    assert_eq!(words(&out), ["closed", "refused", "ack"]);
+    assert_eq!(beyond(&out), Some(1));
+}

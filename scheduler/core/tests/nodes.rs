@@ -1,0 +1,283 @@
+//! Nodes that leave their pool, are down, or are known from the journal alone: nothing is sent there, and no pilot is
+//! waited for in vain.
+
+use crate::world::{World, facts};
+use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
+use hop_core::journal::Entry;
+use hop_core::{Core, Input, NodeFacts, Output, PlaceKernel, Submit};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
+
+fn pool(name: &str, most: u32) -> PoolConfig {
+    let mut pool = PoolConfig::fixed(name, 0, 2, 8);
+    pool.max_pilots = most;
+    pool.migrate = Some(Migrate::default());
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    pool
+}
+
+/// Two nodes of two GPUs, and at most so many pilots of two GPUs.
+fn world(most: u32) -> World {
+    let mut w = World::new(1, Config::default(), pool("main", most));
+    for node in ["n0", "n1"] {
+        w.tell(Input::Node(facts(node)));
+    }
+    w
+}
+
+fn down(node: &str) -> Input {
+    Input::NodeDown { node: node.into() }
+}
+
+fn gone(node: &str) -> Input {
+    Input::NodeGone { node: node.into() }
+}
+
+fn place(name: &str) -> Input {
+    Input::PlaceKernel(PlaceKernel {
+        kernel: name.into(),
+        user: "ada".into(),
+        account: None,
+        pool: "main".into(),
+        replicas: 1,
+        first: None,
+        default_need: Need::gpus(1),
+        mem_mib: 512,
+        cpus: 1,
+        avoid: Vec::new(),
+        name: name.to_owned(),
+    })
+}
+
+/// Where the kernel's only replica is placed. `None` means nowhere.
+fn placed(out: &[Output]) -> Option<&str> {
+    out.iter().find_map(|o| match o {
+        Output::Place { seats, .. } => Some(seats[0].node.as_str()),
+        _ => None,
+    })
+}
+
+/// Pilots asked for and given up, in order, each with its node.
+fn pilots(out: &[Output]) -> Vec<String> {
+    let said = |o: &Output| match o {
+        Output::SubmitPilot { ticket, node, .. } => Some(format!(
+            "+{ticket} {}",
+            node.as_ref().map_or("", NodeName::as_str)
+        )),
+        Output::CancelPilot { ticket, .. } => Some(format!("-{ticket}")),
+        _ => None,
+    };
+    out.iter().filter_map(said).collect()
+}
+
+/// A kernel on both nodes, whose cell waits for a pilot on the first.
+fn waits(w: &mut World) -> KernelId {
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n0"]);
+    k
+}
+
+#[test]
+fn nothing_is_placed_on_a_node_that_left_its_pool_until_it_is_back() {
+    let mut w = world(2);
+    assert_eq!(w.tell(gone("n1")), []);
+    for name in ["a", "b"] {
+        assert_eq!(
+            placed(&w.tell(place(name))),
+            Some("n0"),
+            "n1 would be less loaded"
+        );
+    }
+    // Its pilot's agent reports itself: Slurm's word still counts.
+    w.pilot("n1", 2, 8);
+    assert_eq!(placed(&w.tell(place("c"))), Some("n0"));
+    w.tell(Input::Node(facts("n1")));
+    assert_eq!(placed(&w.tell(place("d"))), Some("n1"));
+    assert_eq!(w.tell(gone("n9")), [], "nobody knows it");
+}
+
+#[test]
+fn a_pilot_for_a_node_that_left_its_pool_is_given_up_for_one_elsewhere() {
+    let mut w = world(1);
+    waits(&mut w);
+    assert_eq!(pilots(&w.tell(gone("n0"))), ["-1", "+2 n1"]);
+    assert_eq!(w.tell(gone("n0")), [], "it is given up once");
+}
+
+#[test]
+fn a_pilot_for_a_node_that_is_down_is_given_up_when_it_is_late_and_not_before() {
+    let mut w = world(1);
+    waits(&mut w);
+    // slurmd restarts.
+    assert_eq!(w.tell(down("n0")), []);
+    w.tell(Input::Node(facts("n0")));
+    w.pass(Span::from_secs(299));
+    assert_eq!(pilots(&w.tell(down("n0"))), [""; 0]);
+    w.pass(Span::from_secs(1));
+    assert_eq!(pilots(&w.tell(down("n0"))), ["-1", "+2 n1"]);
+    w.tell(Input::Node(facts("n0")));
+    assert_eq!(pilots(&w.tell(down("n0"))), [""; 0]);
+}
+
+/// A burst node is not usable while it boots.
+#[test]
+fn a_burst_nodes_boot_is_waited_for() {
+    let mut w = world(1);
+    w.tell(Input::Pool(PoolConfig {
+        burst: vec![Burst {
+            partition: "cloud".into(),
+            max_pilots: 2,
+            boot: Span::from_secs(30),
+            price: 1.0,
+        }],
+        ..pool("main", 1)
+    }));
+    let seen = |w: &mut World| {
+        w.tell(Input::BurstNode {
+            facts: facts("b0"),
+            partition: "cloud".into(),
+        })
+    };
+    seen(&mut w);
+    w.pilot("n0", 2, 8);
+    let long = w.kernel("l", "bob", &["n0"], 2);
+    w.submit(&long, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(3600));
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 b0"]);
+    for _ in 0..20 {
+        seen(&mut w);
+        assert_eq!(pilots(&w.tell(down("b0"))), [""; 0]);
+        w.pass(Span::from_secs(60));
+    }
+    assert_eq!(pilots(&w.tell(gone("b0")))[0], "-1");
+}
+
+#[test]
+fn a_pools_minimum_is_kept_without_the_node_that_left() {
+    let mut w = world(2);
+    w.tell(Input::Pool(PoolConfig {
+        min_pilots: 1,
+        ..pool("main", 2)
+    }));
+    w.tell(Input::PilotFailed {
+        ticket: 1,
+        reason: "none".into(),
+    });
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+2 n0"]);
+    w.tell(Input::CancelCell { kernel: k, cell });
+    assert_eq!(pilots(&w.tell(gone("n0"))), ["-2", "+3 "]);
+}
+
+#[test]
+fn a_node_that_changes_its_pool_is_forgotten_by_the_old_one() {
+    let mut w = world(1);
+    w.tell(Input::Pool(pool("other", 1)));
+    waits(&mut w);
+    let moved = NodeFacts {
+        pool: "other".into(),
+        ..facts("n0")
+    };
+    assert_eq!(pilots(&w.tell(Input::Node(moved))), ["-1", "+2 n1"]);
+    for name in ["a", "b"] {
+        assert_eq!(placed(&w.tell(place(name))), Some("n1"));
+    }
+    // No pilot of its pool comes to a kernel that sits there still.
+    assert_eq!(pilots(&w.tell(down("n1"))), [""; 0]);
+    assert_eq!(pilots(&w.pass(Span::from_secs(600))), [""; 0]);
+    assert_eq!(pilots(&w.tell(down("n1"))), ["-2"]);
+    assert_eq!(pilots(&w.pass(Span::from_secs(600))), [""; 0]);
+}
+
+/// The next daemon's core. Its journal has a kernel on n1, and a pilot that was asked for there.
+fn restarted(now: Timestamp) -> Core {
+    let config = Config {
+        journal: true,
+        ..Config::default()
+    };
+    let submit = Input::Submit(Submit {
+        kernel: "k".into(),
+        cell: "c".into(),
+        need: Need::gpus(1),
+        class: Class::Interactive,
+        print: 0,
+    });
+    let pool = || pool("main", 2);
+    let before = [
+        Input::Pool(pool()),
+        Input::Node(facts("n1")),
+        place("k"),
+        up_on("n1"),
+        submit,
+    ];
+    let (mut core, mut out) = (Core::new(config.clone(), now), Vec::new());
+    for input in before {
+        core.handle(input, now, &mut out);
+    }
+    assert_eq!(pilots(&out).len(), 1, "{out:?}");
+    let journal = out.drain(..).filter_map(|o| match o {
+        Output::Journal(entry) => Some(entry),
+        _ => None,
+    });
+    let journal: Vec<Entry> = journal.collect();
+    Core::restore(config, vec![pool()], journal, now, &mut out)
+}
+
+fn up_on(node: &str) -> Input {
+    Input::ReplicaUp(hop_core::ReplicaUp {
+        kernel: "k".into(),
+        incarnation: Incarnation(1),
+        user: "ada".into(),
+        account: None,
+        pool: "main".into(),
+        node: node.into(),
+        seat: JobId(7),
+        name: String::new(),
+        holds: None,
+        ended: None,
+        waiting: Vec::new(),
+        parked: None,
+        fixed: None,
+        standbys: Vec::new(),
+        executes: None,
+    })
+}
+
+#[test]
+fn a_node_of_the_journal_takes_nothing_until_somebody_has_named_it() {
+    let now = Timestamp(1_000_000);
+    let mut core = restarted(now);
+    core.sanity_check().unwrap();
+    let mut tell = |input| {
+        let mut out = Vec::new();
+        core.handle(input, now, &mut out);
+        core.sanity_check().unwrap();
+        out
+    };
+    let cores = |name: &str| match place(name) {
+        Input::PlaceKernel(place) => Input::PlaceKernel(PlaceKernel {
+            default_need: Need {
+                cpus: 1,
+                ..Need::default()
+            },
+            ..place
+        }),
+        other => other,
+    };
+    assert_eq!(placed(&tell(cores("a"))), None);
+    // The pilot that was asked for there before the restart has its node still.
+    assert_eq!(pilots(&tell(Input::Node(facts("n1")))), [""; 0]);
+    assert_eq!(placed(&tell(cores("a"))), Some("n1"));
+    assert_eq!(pilots(&tell(gone("n1"))).len(), 1, "it is given up");
+    assert_eq!(placed(&tell(cores("b"))), None);
+}
