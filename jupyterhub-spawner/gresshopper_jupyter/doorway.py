@@ -1,15 +1,18 @@
 """The port of a server: found free, known to be the user's own, and held when its server has gone.
 
 A port that was free a moment ago may be taken by any user. Linux names the owner of a listening socket
-(`/proc/net/tcp`). A copy of our own listening socket keeps the port ours while the copy is open.
+(`/proc/net/tcp`). A copy of our own listening socket keeps the port ours while the copy is open. IPv4 and IPv6 have each
+port apart: in the family on which the server doesn't listen, a bound socket of ours keeps the port.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import random
+import select
 import socket
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -19,6 +22,10 @@ from pathlib import Path
 _LISTEN = "0A"
 # The same number on each architecture.
 _PIDFD_GETFD = 438
+#: Every address of a family.
+_ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+#: What a host says that hasn't this family: nobody else can use it there.
+_NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 @dataclass(frozen=True)
@@ -56,38 +63,100 @@ def _candidates(span: Sequence[int] | None, tried: Container[int]) -> Iterable[i
     yield from random.sample(ports, len(ports))
 
 
-def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -> int | None:
+@dataclass(frozen=True)
+class Port:
+    """A port for a server, and the socket that keeps it in the other family."""
+
+    number: int
+    keeper: socket.socket | None
+
+    def close(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
+
+
+def _addresses(ip: str) -> list[tuple[int, str]]:
+    """Where a server listens that is told this address or name: on each of them, and on every family if it is empty."""
+    found = socket.getaddrinfo(ip or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return sorted({(int(family), str(address[0])) for family, _, _, _, address in found})
+
+
+def _bound(family: int, address: str, port: int) -> socket.socket | None:
+    """A socket bound there, which needn't listen: while it is open, Linux gives nobody the port at an address of the
+    family that overlaps, whatever options their socket has. None on a host without the family.
+    """
+    made = None
+    try:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        made.bind((address, port))
+    except OSError as error:
+        if made is not None:
+            made.close()
+        if error.errno in _NO_FAMILY:
+            return None
+        raise
+    return made
+
+
+def _reserve(addresses: Sequence[tuple[int, str]], candidate: int) -> Port:
+    """The port, free at these addresses, and kept in the family in which there are none. OSError if it isn't free."""
+    number = 0
+    with contextlib.ExitStack() as probes:
+        for family, address in addresses:
+            probe = _bound(family, address, number or candidate)
+            if probe is not None:
+                number = probes.enter_context(probe).getsockname()[1]
+        if not number:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        # One at most: a server listens somewhere.
+        others = set(_ANY) - {family for family, _ in addresses}
+        return Port(number, next((_bound(family, _ANY[family], number) for family in others), None))
+
+
+def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -> Port | None:
     """An untried port, free on `ip` at present, within the span if one is set."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     for candidate in _candidates(span, tried):
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((ip, candidate))
-            except OSError:
-                continue
-            port: int = probe.getsockname()[1]
-        if port not in tried and not listeners(port):
+        try:
+            port = _reserve(_addresses(ip), candidate)
+        except OSError:
+            continue
+        if port.number not in tried and not listeners(port.number):
             return port
+        port.close()
     return None
 
 
-def _descriptor(inodes: set[int]) -> tuple[int, int] | None:
-    """Our process with a hold on such a socket, and the descriptor."""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
+def is_free(ip: str, port: int) -> bool:
+    """Whether a server could listen there. A socket that is bound and doesn't listen is in no table."""
+    try:
+        for family, address in _addresses(ip):
+            probe = _bound(family, address, port)
+            if probe is not None:
+                probe.close()
+    except OSError:
+        return False
+    return True
+
+
+def _descriptor(inode: int) -> tuple[int, int] | None:
+    """Our process with a hold on that socket, and the descriptor."""
+    wanted = f"socket:[{inode}]"
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{name}/fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{name}/fd/{fd}") in wanted:
+                    if os.readlink(f"/proc/{name}/fd/{fd}") == wanted:
                         return int(name), int(fd)
     return None
 
 
-def share(port: int) -> socket.socket | None:
-    """A copy of this user's socket listening on that port; None if the kernel gives no copies."""
-    found = _descriptor({listener.inode for listener in listeners(port) if listener.uid == os.getuid()})
+def _copy(inode: int) -> socket.socket | None:
+    """A copy of this user's socket; None if the kernel gives no copies."""
+    found = _descriptor(inode)
     if found is None:
         return None
     pid, descriptor = found
@@ -102,10 +171,18 @@ def share(port: int) -> socket.socket | None:
     return socket.socket(fileno=copy) if copy >= 0 else None
 
 
-def refuse_all(held: socket.socket, seconds: float, enough: Callable[[], bool]) -> None:
-    """Closes each connection to the socket, for some seconds or until it is enough."""
+def share(port: int) -> list[socket.socket]:
+    """Copies of this user's sockets listening on that port: a server may have one for each address."""
+    own = [listener.inode for listener in listeners(port) if listener.uid == os.getuid()]
+    return [copy for inode in own if (copy := _copy(inode)) is not None]
+
+
+def refuse_all(held: Sequence[socket.socket], seconds: float, enough: Callable[[], bool]) -> None:
+    """Closes each connection to the sockets, for some seconds or until it is enough."""
     until = time.monotonic() + seconds
-    held.settimeout(0.5)
+    for one in held:
+        one.setblocking(False)
     while time.monotonic() < until and not enough():
-        with contextlib.suppress(OSError):
-            held.accept()[0].close()
+        for one in select.select(held, [], [], 0.5)[0]:
+            with contextlib.suppress(OSError):
+                one.accept()[0].close()

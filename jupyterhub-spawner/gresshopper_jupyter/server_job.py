@@ -9,6 +9,7 @@ hub's host and the nodes share.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -43,6 +44,8 @@ END_LOOK_S = 10.0
 PORT_WAIT_S = 5.0
 #: Seconds to hold a dead server's port: the hub notices before another process takes the port.
 HOLD_S = 120.0
+#: How long a server may take to end that has to try another port.
+END_WAIT_S = 10.0
 _TRIES = 8
 
 
@@ -258,38 +261,57 @@ class Launcher:
 
     def _run(self) -> int:
         url = self._env["JUPYTERHUB_SERVICE_URL"]
-        address = urlsplit(url).hostname or "0.0.0.0"
+        # JupyterHub means all addresses by none.
+        address = urlsplit(url).hostname or ""
         tried: set[int] = set()
         for _ in range(_TRIES):
-            port = doorway.free_port(address, self._range, tried)
-            if port is None:
+            free = doorway.free_port(address, self._range, tried)
+            if free is None:
                 break
+            port = free.number
             tried.add(port)
             self._env["JUPYTERHUB_SERVICE_URL"] = with_port(url, port)
-            self._process = subprocess.Popen(self._cmd, env=self._env)
-            if self._told_to_go:
-                self._process.terminate()
-            if not self._lost(port):
-                return self._stay(port)
-            print(f"gresshopper: somebody else had port {port}; another is tried", file=sys.stderr, flush=True)
+            with contextlib.closing(free):
+                self._process = subprocess.Popen(self._cmd, env=self._env)
+                if self._told_to_go:
+                    self._process.terminate()
+                who = self._lost(address, port)
+                if who is None:
+                    return self._stay(port)
+            print(f"gresshopper: {who} had port {port}; another is tried", file=sys.stderr, flush=True)
         where = "" if self._range is None else f" in {self._range[0]}-{self._range[1]}"
         print(f"gresshopper: no free port{where} on {socket.gethostname()}", file=sys.stderr, flush=True)
         return 1
 
-    def _lost(self, port: int) -> bool:
-        """Waits until the server listens or has ended. True: the server has ended, and another process had its port
-        meanwhile."""
+    def _lost(self, address: str, port: int) -> str | None:
+        """Waits until the server alone listens, or has ended: None. Else who had its port, and the server has ended."""
         assert self._process is not None
-        others = False
+        seen: set[int] = set()
         while True:
             ended = self._process.poll() is not None
             uids = {listener.uid for listener in doorway.listeners(port)}
-            others = others or bool(uids - {os.getuid()})
+            seen |= uids - {os.getuid()}
+            who = ", ".join(f"uid {uid}" for uid in sorted(seen))
+            if self._told_to_go and ended:
+                return None
             if ended:
-                return others and not self._told_to_go
+                return who or (None if doorway.is_free(address, port) else "somebody else")
             if uids == {os.getuid()}:
-                return False
+                return None
+            if os.getuid() in uids:
+                # At another address: both would stay.
+                self._end_server()
+                return who
             time.sleep(0.1)
+
+    def _end_server(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _stay(self, port: int) -> int:
         """Tells the port and waits for the server's end."""
@@ -300,7 +322,7 @@ class Launcher:
         held = doorway.share(port)
         write_secret(self._port_file, json.dumps({"port": port}))
         status = process.wait()
-        if held is not None and not self._told_to_go and tell_ended():
+        if held and not self._told_to_go and tell_ended():
             doorway.refuse_all(held, HOLD_S, lambda: self._told_to_go)
         # For Slurm, the script's status decides whether a job failed.
         return status if status >= 0 else 128 - status

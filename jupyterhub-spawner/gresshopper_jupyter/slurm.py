@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import pwd
 import re
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,3 +236,17 @@ async def node_address(node: str) -> str:
     if not match:
         raise SlurmError(f"scontrol shows no NodeAddr for {node}")
     return match.group(1)
+
+
+async def numeric(host: str, ip: str) -> str:
+    """The host's address in the family of `ip`, where its server listens: a name may lead to the other family, too. The
+    host as it is named if it hasn't just one such address, or one that means another host to a proxy elsewhere."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(ip).version == 6 else socket.AF_INET
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
+    except (ValueError, OSError):
+        # `ip` is a name, or there is no address of the family.
+        return host
+    addresses = {str(entry[4][0]) for entry in found}
+    address = ip if ip in addresses else addresses.pop() if len(addresses) == 1 else host
+    return host if address == host or ipaddress.ip_address(address).is_loopback else address

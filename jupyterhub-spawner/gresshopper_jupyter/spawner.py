@@ -51,6 +51,7 @@ from .slurm import (
     is_silent,
     job_of,
     node_address,
+    numeric,
     run,
 )
 
@@ -548,8 +549,12 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
                 if said.strip():
                     break
             await asyncio.sleep(pause)
-        proto = "https" if self.internal_ssl else "http"
-        return f"{proto}://{await node_address(job.node)}:{int(json.loads(said)['port'])}"
+        proto, host = "https", await node_address(job.node)
+        if not self.internal_ssl:
+            # Certificates have the names.
+            proto, host = "http", await numeric(host, self.ip)
+        host = f"[{host}]" if ":" in host else host
+        return f"{proto}://{host}:{int(json.loads(said)['port'])}"
 
     async def _failure(self, job: Job) -> Failure:
         """Why the server isn't up, with the end of its log."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gresshopper_jupyter import server_job
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
@@ -123,3 +125,44 @@ def eventually(true: Callable[[], object], what: str, seconds: float = 20) -> No
     while not true():
         assert time.monotonic() < until, f"not within {seconds} s: {what}"
         time.sleep(0.05)
+
+
+#: A server on the port that it is told, for so long.
+SERVER = """
+import os, socket, sys, time
+from urllib.parse import urlsplit
+port = urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"]).port
+s = socket.create_server(("127.0.0.1", port))
+print("listening", port, flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(3)
+"""
+
+
+def launcher(
+    tmp_path: Path, cmd: list[str], ports: list[int] | None = None, ip: str = "127.0.0.1", **more: str
+) -> subprocess.Popen[str]:
+    """What a server's job starts, with a stand-in for scontrol at the process boundary."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir(exist_ok=True)
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    scontrol.chmod(0o755)
+    env_file = tmp_path / "x.json"
+    request = {"env": {"JUPYTERHUB_SERVICE_URL": f"http://{ip}:0/user/a/"}, "cmd": cmd, "certs": None}
+    server_job.write_secret(env_file, json.dumps({**request, "ports": ports, **more}))
+    env = {**os.environ, "PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "gresshopper_jupyter.server_job", "run", str(env_file)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path: Path) -> str:
+    until = time.monotonic() + 30
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return path.read_text()

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper_jupyter import doorway, server_job, slurm
+from conftest import SERVER, launcher, wait_for
+from gresshopper_jupyter import server_job, slurm
 from gresshopper_jupyter.failures import Failure
 from gresshopper_jupyter.offer import Book, Partition, Site
 from gresshopper_jupyter.slurm import Job, parse_jobs
@@ -347,6 +348,58 @@ async def test_a_node_is_reached_where_slurm_reaches_it(monkeypatch: pytest.Monk
     assert await slurm.node_address("n1") == "10.0.0.7"
 
 
+@pytest.mark.parametrize(
+    ("settings", "addresses", "host"),
+    [
+        ({}, ["fd00::7", "10.0.0.7"], "10.0.0.7"),
+        ({"ip": "::"}, ["fd00::7", "10.0.0.7"], "[fd00::7]"),
+        ({"ip": "10.0.0.8"}, ["10.0.0.7", "10.0.0.8"], "10.0.0.8"),
+        # Whoever asks chooses: the Hub, and its proxy, which may be elsewhere.
+        ({"ip": ""}, ["fd00::7", "10.0.0.7"], "n1.lab"),
+        ({"ip": "localhost"}, ["10.0.0.7"], "n1.lab"),
+        ({}, ["10.0.0.7", "10.0.0.8"], "n1.lab"),
+        ({}, ["127.0.1.1"], "n1.lab"),
+        ({}, ["fd00::7"], "n1.lab"),
+        # The certificate is of the name.
+        ({"internal_ssl": True}, ["10.0.0.7"], "n1.lab"),
+    ],
+)
+async def test_the_hub_asks_a_server_in_the_family_in_which_it_listens(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], addresses: list[str], host: str
+) -> None:
+    def getaddrinfo(name: str, port: object, family: int, *more: object, **how: object) -> list[Any]:
+        assert name == "n1.lab"
+        found = [a for a in addresses if (":" in a) == (family == socket.AF_INET6)]
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(family, socket.SOCK_STREAM, 6, "", (a, 0)) for a in found]
+
+    async def run(argv: list[str], **more: Any) -> str:
+        return "NodeName=n1 NodeAddr=n1.lab" if argv[0] == "scontrol" else squeue(argv, "42|RUNNING|None|N/A|n1|")
+
+    async def port(*argv: str) -> str:
+        return '{"port": 81}'
+
+    made = spawner(job_name=f"family-{settings}-{addresses}", **settings)
+    made.job_id, made.job_program = "42", port
+    monkeypatch.setattr(slurm, "run", run)
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+    assert await made._up() == f"http{'s' if made.internal_ssl else ''}://{host}:81"
+
+
+async def test_a_node_named_by_an_ipv6_address_is_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(argv: list[str], **more: Any) -> str:
+        return "NodeName=n1 NodeAddr=fd00::7" if argv[0] == "scontrol" else squeue(argv, "42|RUNNING|None|N/A|n1|")
+
+    async def port(*argv: str) -> str:
+        return '{"port": 81}'
+
+    made = spawner(job_name="brackets", ip="::")
+    made.job_id, made.job_program = "42", port
+    monkeypatch.setattr(slurm, "run", run)
+    assert await made._up() == "http://[fd00::7]:81"
+
+
 async def test_a_job_that_is_gone_is_an_ended_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def gone(self: object, job_id: str, age: float) -> Job | None:
         return None
@@ -469,69 +522,6 @@ def test_the_port_goes_into_the_service_url() -> None:
     assert server_job.with_port("http://[::1]:0/x", 81) == "http://[::1]:81/x"
 
 
-# The door of a server.
-
-SERVER = """
-import os, socket, sys, time
-from urllib.parse import urlsplit
-port = urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"]).port
-s = socket.create_server(("127.0.0.1", port))
-print("listening", port, flush=True)
-time.sleep(float(sys.argv[1]))
-sys.exit(3)
-"""
-
-
-def launcher(tmp_path: Path, cmd: list[str], ports: list[int] | None = None, **more: str) -> subprocess.Popen[str]:
-    """What the job's script starts, with a stand-in for scontrol at the process boundary."""
-    scontrol = tmp_path / "bin" / "scontrol"
-    scontrol.parent.mkdir(exist_ok=True)
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
-    scontrol.chmod(0o755)
-    env_file = tmp_path / "x.json"
-    request = {"env": {"JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:0/user/a/"}, "cmd": cmd, "certs": None}
-    server_job.write_secret(env_file, json.dumps({**request, "ports": ports, **more}))
-    env = {**os.environ, "PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "gresshopper_jupyter.server_job", "run", str(env_file)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def wait_for(path: Path) -> str:
-    until = time.monotonic() + 30
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return path.read_text()
-
-
-def test_the_port_is_told_once_the_server_listens_and_held_when_it_has_gone(tmp_path: Path) -> None:
-    process = launcher(tmp_path, [sys.executable, "-c", SERVER, "3"])
-    port = json.loads(wait_for(tmp_path / "x.port"))["port"]
-    told = wait_for(tmp_path / "told")
-    assert told == "update JobId=7 Comment=gresshopper ended\n"
-    # Nobody else can have it, and nobody is answered there.
-    with pytest.raises(OSError), socket.create_server(("127.0.0.1", port)):
-        pass
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
-        assert client.recv(1) == b""
-    process.terminate()
-    assert process.wait(10) == 3
-    assert not list(tmp_path.glob("x.*"))
-
-
-def test_a_server_that_fails_at_once_is_no_port(tmp_path: Path) -> None:
-    process = launcher(tmp_path, [sys.executable, "-c", "raise SystemExit('no such module')"])
-    out, _ = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert "no such module" in out
-    assert not (tmp_path / "told").exists()
-
-
 @pytest.mark.parametrize("ending", ["by itself", "told to go"])
 def test_the_epilogue_runs_in_the_prologues_shell_however_the_server_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
@@ -562,22 +552,3 @@ async def test_a_user_whom_only_the_nodes_know_needs_a_prefix(monkeypatch: pytes
     assert "HOME" not in asked["env"]
     with pytest.raises(slurm.SlurmError, match="exec_prefix has to reach one that does"):
         await slurm.run(["true"], user="nobody-here")
-
-
-def test_a_range_without_a_free_port_is_said(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = launcher(tmp_path, ["true"], [port, port])
-        out, _ = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert f"no free port in {port}-{port}" in out
-
-
-def test_listeners_are_read_as_the_kernel_writes_them() -> None:
-    text = (
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 4711 1 0 100 0 0 10 0\n"
-        "   1: 0100007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000  1002        0 4712 1 0 20 4 30 10 -1\n"
-    )
-    assert doorway.parse_listeners(text, 8080) == [doorway.Listener(1001, 4711)]
-    assert doorway.parse_listeners(text, 8081) == []

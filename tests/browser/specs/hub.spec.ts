@@ -878,11 +878,37 @@ while True:
     s.close()
 `;
 
+/** Looks for ports of a range on which somebody else begins to listen, and takes them on IPv6; tells of each how it went. */
+const NEIGHBOUR = `
+import os, socket, sys, time
+first, last = int(sys.argv[1]), int(sys.argv[2])
+held = {}
+while True:
+    for line in open("/proc/net/tcp").read().splitlines()[1:]:
+        fields = line.split()
+        port = int(fields[1].rsplit(":", 1)[1], 16)
+        if fields[3] != "0A" or not first <= port <= last or port in held or int(fields[7]) == os.getuid():
+            continue
+        held[port] = []
+        for address in ("::1", "::"):
+            try:
+                held[port].append(socket.create_server((address, port), family=socket.AF_INET6))
+                how = "taken"
+            except OSError as error:
+                how = error.strerror
+            with open("ports", "a") as file:
+                print(port, address, how, file=file)
+    time.sleep(0.002)
+`;
+
 test.describe("nobody else at the door", () => {
   test("squatter, in a range of ports", LAB, async ({ hub }) => {
     const [first, last] = hub.site.freePorts();
     hub.site.startHub(`${BASE}c.GresshopperSpawner.port_range = [${first}, ${last}]\n`);
-    const bob = hub.site.background("bob", "/usr/bin/python3", "-c", SQUATTER, String(first), String(last));
+    hub.site.remove("bob", "ports");
+    const bobs = [SQUATTER, NEIGHBOUR].map((text) =>
+      hub.site.background("bob", "/usr/bin/python3", "-c", text, String(first), String(last)),
+    );
     const heard: string[] = [];
     let over = false;
     const asked = (async () => {
@@ -900,14 +926,19 @@ test.describe("nobody else at the door", () => {
       expect(port).toBeGreaterThanOrEqual(first);
       expect(port).toBeLessThanOrEqual(last);
       await expect.poll(() => heard.at(-1), { timeout: 90_000 }).toBe("200");
+      const ports = () => hub.site.try("bob", "cat", `${hub.site.home("bob")}/ports`).out;
+      await expect.poll(ports).toContain(`${port} :: `);
       for (const pid of hub.site.servers()) {
         process.kill(pid, "SIGKILL");
       }
       await expect.poll(() => hub.server("carol"), { timeout: 180_000 }).toBeUndefined();
+      expect(ports()).not.toMatch(new RegExp(`^${port} .*taken`, "m"));
     } finally {
       over = true;
       await asked;
-      bob.kill("SIGKILL");
+      for (const bob of bobs) {
+        bob.kill("SIGKILL");
+      }
     }
     expect(heard).not.toContain("bob");
   });
