@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import os
 import pwd
 import re
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +24,9 @@ from typing import Any, Generic, TypeVar
 from .server_job import ENDED
 
 COMMAND_TIMEOUT_S = 30.0
+#: Most bytes that a command run as a user may write, on standard output and standard error: the user may have it write
+#: anything.
+OUT_MOST, ERR_MOST = 2 << 20, 64 << 10
 #: How long a server may take to accept a connection.
 ANSWER_S = 5.0
 #: The job's owner may write any comment: no more of it is asked for than the length of ours.
@@ -75,6 +80,60 @@ async def _jobs(*which: str, **how: Any) -> dict[str, Job]:
     return parse_jobs(await run(["squeue", "-h", *which, "-t", "all", "-o", f"{mark}|{_FIELDS}"], **how), mark)
 
 
+class _Command(asyncio.SubprocessProtocol):
+    """A running command: what it writes, up to a limit for each pipe. It is given up beyond that, and once `patience_s`
+    is over, also when nobody waits for it any more.
+    """
+
+    def __init__(self, stdin: bytes, patience_s: float, most: tuple[float, float]) -> None:
+        self.out, self.err = bytearray(), bytearray()
+        self._stdin, self._patience_s, self._most = stdin, patience_s, most
+        self._loop = asyncio.get_running_loop()
+        #: Why it was given up, or None: it has ended by itself.
+        self.over: asyncio.Future[str | None] = self._loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+        late = f"did not answer within {self._patience_s:.0f} s"
+        self._timer = self._loop.call_later(self._patience_s, self._give_up, late)
+        pipe = transport.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        pipe.write(self._stdin)
+        pipe.write_eof()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        written, most = (self.out, self._most[0]) if fd == 1 else (self.err, self._most[1])
+        written += data
+        if len(written) > most:
+            written.clear()
+            self._give_up(f"wrote more than {int(most) >> 10} KiB")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended, and nobody holds its pipes."""
+        self._timer.cancel()
+        self._transport.close()
+        self._settle(None)
+
+    def _give_up(self, why: str) -> None:
+        # sudo may be root's by now, and its child holds our pipes after sudo's death: this code waits for neither. A
+        # number is the group's own while its leader hasn't been waited for.
+        if self._transport.get_returncode() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
+        for fd in range(3):
+            pipe = self._transport.get_pipe_transport(fd)
+            if isinstance(pipe, asyncio.WriteTransport) and pipe.get_write_buffer_size():
+                pipe.abort()
+            elif pipe is not None:
+                pipe.close()
+        self._settle(why)
+
+    def _settle(self, why: str | None) -> None:
+        if not self.over.done():
+            self.over.set_result(why)
+
+
 async def run(
     argv: Sequence[str],
     *,
@@ -84,7 +143,7 @@ async def run(
     prefix: Sequence[str] = (),
     patience_s: float | None = None,
 ) -> str:
-    """Run a command, as `user` if named, and return its standard output.
+    """Run a command, as `user` if named, and return its standard output: of a user's so much as an answer may be.
 
     As root we become the user ourselves; otherwise `prefix` (sudo, say) must do it.
     """
@@ -108,31 +167,28 @@ async def run(
                 "run it as root, or set GresshopperSpawner.exec_prefix to a sudo command"
             )
     full = [*prefix, *argv]
+    most = (math.inf, math.inf) if user is None else (OUT_MOST, ERR_MOST)
+    command = _Command(stdin, patience_s or COMMAND_TIMEOUT_S, most)
     try:
-        process = await asyncio.create_subprocess_exec(
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: command,
             *full,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
             env=dict(env) if env is not None else None,
             cwd="/",
+            # A group of its own, to be ended as a whole.
+            start_new_session=True,
             **as_user,
         )
     except OSError as error:
         raise SlurmError(f"{full[0]} can't be run: {error.strerror or error}") from error
-    try:
-        patience_s = patience_s or COMMAND_TIMEOUT_S
-        out, err = await asyncio.wait_for(process.communicate(stdin), patience_s)
-    except asyncio.TimeoutError:
-        # sudo may be root's by now, and its child holds our pipes after sudo's death: this code waits for neither.
-        with contextlib.suppress(ProcessLookupError, PermissionError, asyncio.TimeoutError):
-            process.kill()
-            await asyncio.wait_for(process.wait(), 1)
-        raise SlurmError(f"{argv[0]} did not answer within {patience_s:.0f} s") from None
-    if process.returncode != 0:
-        text = err.decode(errors="replace").strip() or out.decode(errors="replace").strip()
-        raise SlurmError(f"{argv[0]} failed: {text[:500] or f'exit status {process.returncode}'}")
-    return out.decode(errors="replace")
+    why = await command.over
+    if why is not None:
+        raise SlurmError(f"{argv[0]} {why}")
+    out, err = (text.decode(errors="replace") for text in (command.out, command.err))
+    if transport.get_returncode() != 0:
+        text = err.strip() or out.strip()
+        raise SlurmError(f"{argv[0]} failed: {text[:500] or f'exit status {transport.get_returncode()}'}")
+    return out
 
 
 Answer = TypeVar("Answer")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
 import re
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SERVER, launcher, wait_for
+from conftest import SERVER, alive, launcher, wait_for
 from gresshopper_jupyter import server_job, slurm
 from gresshopper_jupyter.failures import Failure
 from gresshopper_jupyter.offer import Book, Partition, Site
@@ -257,22 +260,82 @@ async def test_silence_of_slurm_is_no_reason_to_give_a_session_up(monkeypatch: p
     assert await made.poll() is None
 
 
-async def test_a_command_that_hangs_below_sudo_is_left_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    left: list[asyncio.subprocess.Process] = []
+def pipes() -> set[str]:
+    """Those that this process holds."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return {name for name in found if name.startswith("pipe:")}
 
-    def of_root(self: asyncio.subprocess.Process) -> None:
-        left.append(self)
+
+async def test_a_command_that_hangs_below_sudo_is_left_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_root(group: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(slurm, "COMMAND_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(asyncio.subprocess.Process, "kill", of_root)
+    monkeypatch.setattr(os, "killpg", of_root)
+    note, before = tmp_path / "pid", pipes()
+    command = ["sh", "-c", f"echo $$ > {note}.new; mv {note}.new {note}; exec sleep 60"]
     with pytest.raises(slurm.SlurmError, match="did not answer"):
-        await slurm.run(["sleep", "60"])
+        # Of which it reads nothing.
+        await slurm.run(command, patience_s=2, stdin=b"x" * (1 << 20))
     monkeypatch.undo()
-    (process,) = left
-    assert process.returncode is None, "it isn't waited for"
-    process.kill()
-    await process.wait()
+    pid = int(note.read_text())
+    assert alive(pid), "it isn't waited for"
+    await until(lambda: pipes() <= before, "nor are its pipes held")
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not alive(pid), "it is waited for once it ends")
+
+
+async def until(true: Callable[[], object], what: str) -> None:
+    """As `eventually`, while the loop goes on."""
+    for _ in range(400):
+        if true():
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(what)
+
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.mark.parametrize(("number", "most"), [(1, "2048 KiB"), (2, "64 KiB")])
+async def test_a_users_command_that_writes_without_end_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, most: str
+) -> None:
+    """`~/.bashrc` of a user, say, on the host to which exec_prefix leads."""
+    bashrc = f"sleep 600 & echo $! > {tmp_path}/child; cat /dev/zero >&{number}"
+    made = spawner(node_python="python", exec_prefix=["sh", "-c", bashrc, "{username}"])
+    made.user = User(ME)
+    before = pipes()
+    with pytest.raises(slurm.SlurmError, match=f"python wrote more than {most}"):
+        await made.job_program("port", "x")
+    child = int((tmp_path / "child").read_text())
+    await until(lambda: not alive(child), "its children are ended")
+    await until(lambda: pipes() <= before, "its pipes are closed")
+
+
+async def test_a_users_command_for_which_nobody_waits_any_more_fills_no_memory(tmp_path: Path) -> None:
+    note, before = tmp_path / "pid", pipes()
+    endless = f"echo $$ > {note}.new; mv {note}.new {note}; sleep 1; exec cat /dev/zero"
+    asked = asyncio.ensure_future(slurm.run(["sh", "-c", endless], user=ME))
+    await until(note.exists, "it runs")
+    asked.cancel()
+    await until(lambda: not alive(int(note.read_text())), "it is ended")
+    await until(lambda: pipes() <= before, "its pipes are closed")
+
+
+async def test_what_slurm_says_of_all_servers_may_be_long_and_a_users_answer_as_long_as_the_limit() -> None:
+    assert len(await slurm.run(["head", "-c", str(slurm.OUT_MOST + 1), "/dev/zero"])) == slurm.OUT_MOST + 1
+    assert len(await slurm.run(["head", "-c", str(slurm.OUT_MOST), "/dev/zero"], user=ME)) == slurm.OUT_MOST
+    long = b"x" * (1 << 20)
+    assert await slurm.run(["cat"], user=ME, stdin=long) == long.decode()
+    # One that reads nothing of it, and one that fails.
+    assert await slurm.run(["echo", "done"], user=ME, stdin=long) == "done\n"
+    with pytest.raises(slurm.SlurmError, match=r"^sh failed: why$"):
+        await slurm.run(["sh", "-c", "echo why >&2; exit 3"], user=ME)
 
 
 def home_with_a_module(home: Path, python: str) -> Path:
@@ -296,7 +359,7 @@ async def test_no_module_of_the_users_runs_on_the_hubs_host(tmp_path: Path, monk
     monkeypatch.setattr("os.path.expanduser", lambda path: str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(server_job.__file__).parents[1]))
     made = spawner(node_python=python)
-    made.user = User(pwd.getpwuid(os.getuid()).pw_name)
+    made.user = User(ME)
     (tmp_path / "log").write_text("said")
     assert await made.job_program("tail", str(tmp_path / "log")) == "said"
     assert not ran.exists()
