@@ -23,7 +23,7 @@ async function asked(of: KernelRow): Promise<string[]> {
     }),
   } as unknown as Kernel.IManager;
   for (const act of offered(of)) {
-    await carryOut(act, { act: async (kernel, action) => void done.push(`hop ${action} ${kernel}`) }, manager);
+    await carryOut(act, { act: async (kernel, action) => void done.push(`hop, ${action} ${kernel}`) }, manager);
   }
   return done;
 }
@@ -32,18 +32,18 @@ it("asks Jupyter by Jupyter's id and hop by its own", async () => {
   for (const state of ["PENDING", "RUNNING"]) {
     assert.deepEqual(await asked(row(state, true)), ["interrupt jupyters", "left", "DELETE jupyters"]);
   }
-  assert.deepEqual(await asked(row("LINGERING", true)), ["hop release hops", "DELETE jupyters"]);
+  assert.deepEqual(await asked(row("LINGERING", true)), ["hop, release hops", "DELETE jupyters"]);
   assert.deepEqual(await asked(row("IDLE", true)), ["DELETE jupyters"]);
-  assert.deepEqual(await asked(row("IDLE", true, true)), ["hop hibernate hops", "hop move hops", "DELETE jupyters"]);
-  assert.deepEqual(await asked(row("ASLEEP", true, true)), ["hop wake hops", "hop forget hops"]);
+  assert.deepEqual(await asked(row("IDLE", true, true)), ["hop, hibernate hops", "hop, move hops", "DELETE jupyters"]);
+  assert.deepEqual(await asked(row("ASLEEP", true, true)), ["hop, wake hops", "hop, forget hops"]);
 });
 
 it("has hop end a kernel of another server, and offers no interrupt there", async () => {
   for (const state of ["PENDING", "RUNNING", "IDLE", "MOVING"]) {
-    assert.deepEqual(await asked(row(state, false)), ["hop end hops"]);
+    assert.deepEqual(await asked(row(state, false)), ["hop, end hops"]);
   }
-  assert.deepEqual(await asked(row("LINGERING", false)), ["hop release hops", "hop end hops"]);
-  assert.deepEqual(await asked(row("ASLEEP", false, true)), ["hop wake hops", "hop forget hops"]);
+  assert.deepEqual(await asked(row("LINGERING", false)), ["hop, release hops", "hop, end hops"]);
+  assert.deepEqual(await asked(row("ASLEEP", false, true)), ["hop, wake hops", "hop, forget hops"]);
 });
 
 it("leaves the connection of an interrupt that failed, and tells why", async () => {
