@@ -79,6 +79,7 @@ class Front:
         self._closing = False
         self._saved = False
         self._was_up = False
+        self._was_dismissed = False
         # The front records here which outputs pages may lack; the next front reads the records.
         self._heirs = os.memfd_create("hop-front")
         start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs}"
@@ -96,9 +97,20 @@ class Front:
         return str(self._start["kernel"])
 
     @property
+    def beside(self) -> str | None:
+        """The notebook's first kernel, if it ran elsewhere when this one began."""
+        beside: str | None = self._start["beside"]
+        return beside
+
+    @property
     def was_up(self) -> bool:
         """Whether the kernel ran at all."""
         return self._was_up
+
+    @property
+    def was_dismissed(self) -> bool:
+        """Whether somebody asked for the kernel's end or restart. A kernel that died was not dismissed by that."""
+        return self._was_dismissed
 
     def wait_launched(self) -> dict[str, int]:
         """The ports, as soon as all sockets are bound."""
@@ -127,9 +139,11 @@ class Front:
             if self._process.poll() is None:
                 self._process.send_signal(signum)
 
-    def release(self, close: bool = False) -> None:
-        """The kernel was asked to go: its front is not to be followed by another. ``close``: it is not restarted."""
+    def release(self, close: bool = False, asked: bool = False) -> None:
+        """The kernel is to go: its front is not to be followed by another. ``close``: it is not restarted. ``asked``: a
+        client asked for it, even if the kernel is dead. Jupyter's restarter only clears away the dead."""
         self._wanted = False
+        self._was_dismissed |= asked or (self._returncode is None and not self._saved)
         self._closing |= close and not self._saved
 
     def end(self, close: bool = False) -> None:
@@ -145,17 +159,27 @@ class Front:
 
     def hibernate(self) -> None:
         """Has the kernel saved, and waits until its front has ended. A kernel that no opening could find again ends."""
-        self.release()
         # The front's end isn't the kernel's, however the server goes on.
         self._saved = True
-        pipe = self._process.stdin
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            if pipe is not None:
-                pipe.write("hibernate\n")
-                pipe.flush()
+        self.release()
+        self._say("hibernate")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_SAVED)
         self._over.wait(1)
+
+    def renamed(self, path: str) -> None:
+        """The notebook has another path: there its next opening looks for the kernel."""
+        # First for a front that follows, then for this one.
+        self._start["notebook"] = {**self._start["notebook"], "path": path}
+        self._say(f"notebook {json.dumps(path)}")
+
+    def _say(self, line: str) -> None:
+        """Writes a line to the front. A front that has ended needs none."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            pipe = self._process.stdin
+            if pipe is not None:
+                pipe.write(line + "\n")
+                pipe.flush()
 
     def _spawn(self, resume: bool) -> subprocess.Popen[str]:
         start = {**self._start, "resume": resume}
@@ -224,6 +248,7 @@ class Front:
             if event == "launched":
                 self._start["ports"] = {name: said[name] for name in _PORTS}
                 self._start["kernel"] = said["kernel"]
+                self._start["beside"] = said.get("beside")
                 self._launched.set()
             elif event == "up":
                 self._was_up = True
@@ -296,8 +321,12 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     _died_of = ""
     #: The kernel's id for `hop`, if it isn't Jupyter's.
     _kernel = ""
-    #: True if an earlier kernel ran, and its user asks for a restart.
+    #: The kernel that ran here last was restarted by its user. A kernel that died is started again with its variables.
     _fresh = False
+    #: The notebook's path, where a server has started the kernel. A rename changes it.
+    _path = ""
+    #: The notebook's first kernel, if it ran elsewhere when this one began.
+    _beside: str | None = None
     _incarnation = 0
     _ports: dict[str, int] = {}
 
@@ -350,14 +379,28 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def shutdown_requested(self, restart: bool = False) -> None:
         if self._front is not None:
-            self._front.release(close=not restart)
+            self._front.release(close=not restart, asked=True)
+
+    def renamed(self, old: str, new: str) -> None:
+        """A notebook, or a folder, has another path. Paths of other notebooks change nothing."""
+        if self._front is None or not self._path:
+            return
+        if self._path == old:
+            self._path = new
+        elif self._path.startswith(old.rstrip("/") + "/"):
+            self._path = new.rstrip("/") + self._path[len(old.rstrip("/")) :]
+        else:
+            return
+        self._front.renamed(self._path)
 
     async def cleanup(self, restart: bool = False) -> None:
         if self._front is not None:
             await _in_thread(partial(self._front.end, close=not restart))
             self._died_of = self._front.reason
-            # A kernel that ran is restarted afresh; a saved kernel after a failed start keeps its state.
-            self._fresh = self._fresh or self._front.was_up
+            # A kernel that ran is restarted afresh, by its user. A saved kernel after a failed start keeps its state, and
+            # so does a kernel that died: the restart is Jupyter's own.
+            if self._front.was_up:
+                self._fresh = self._front.was_dismissed
             self._front = None
         if not restart:
             self._ports = {}
@@ -386,9 +429,9 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "version": _VERSION,
             "kernel": self.kernel,
             "incarnation": self._incarnation,
-            # A restart by this manager is the user's wish: the variables go.
             "fresh": self._fresh,
             "notebook": self._notebook(env),
+            "beside": self._beside,
             "epoch": 1,
             "ports": self._ports,
             "key": key,
@@ -401,7 +444,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         front = await _in_thread(partial(Front, [find_program("hop-front", self.front_program)], start, env))
         self._front = front
         self._ports = await _in_thread(front.wait_launched)
-        self._kernel = front.kernel
+        self._kernel, self._beside = front.kernel, front.beside
         info = {"transport": "tcp", "ip": "127.0.0.1", **self._ports}
         self.connection_info = {**info, "signature_scheme": "hmac-sha256", "key": key.encode()}
         return self.connection_info
@@ -426,9 +469,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     def _notebook(self, env: dict[str, str]) -> dict[str, str] | None:
         """The kernel's notebook. None for a program's kernels: nobody comes back for them."""
-        path = env.get(NOTEBOOK, "")
+        # The environment of a restart may still have the path of the first start.
+        path = self._path or env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
             path = env.get("JPY_SESSION_NAME", "")
+        self._path = path
         return {"path": path, "kernelspec": self.parent.kernel_name} if path else None
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:

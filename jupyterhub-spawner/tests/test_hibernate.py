@@ -7,13 +7,16 @@ import contextlib
 import os
 import queue
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import TIMEOUT, Kernel, eventually, outputs
+from conftest import BIN, TIMEOUT, Kernel, eventually, outputs, write_spec
+from jupyter_client.manager import KernelManager
 
 SAVED = "this notebook's kernel was saved"
 
@@ -149,6 +152,140 @@ def test_a_second_tab_gets_a_kernel_of_its_own_and_reads_why(home: Path) -> None
             assert "runs for another tab or server" in told
             assert outputs(second, "x = 2; print(x)") == ("2\n", "")
         assert first.value("x") == "1"
+
+
+def test_the_notebooks_first_kernel_comes_before_a_second_tabs(home: Path) -> None:
+    first, second = Kernel(), Kernel()
+    first.run("x = 'hours of work'")
+    second.run("x = 'one cell'")
+    second.km.restart_kernel(now=True)
+    second.kc.wait_for_ready(timeout=30)
+    second.run("x = 'one cell'")
+    server_ends(first)
+    server_ends(second)
+    with opened() as again:
+        assert outputs(again, "print(x)")[0] == "hours of work\n"
+    with opened() as again:
+        assert outputs(again, "print(x)")[0] == "one cell\n", "once the first is shut down"
+
+
+def breakable(home: Path) -> Path:
+    """A kernelspec whose environment is missing while the returned file is there."""
+    missing, python = home / "missing", home / "python"
+    python.write_text(f"#!/bin/sh\n[ ! -e {missing} ] || exit 127\nexec {sys.executable} \"$@\"\n")
+    python.chmod(0o755)
+    spec = home / "overlay" / "kernels" / "python3" / "kernel.json"
+    spec.write_text(spec.read_text().replace(sys.executable, str(python)))
+    return missing
+
+
+def dies_of(kernel: Kernel, missing: Path) -> None:
+    pid = kernel.pids()["kernel"]
+    missing.touch()
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not kernel.km.is_alive(), "the death is reported")
+    missing.unlink()
+
+
+@pytest.mark.parametrize("was_restarted", [False, True], ids=["", "its user restarted it before"])
+def test_a_kernel_that_died_of_a_missing_environment_has_its_variables_once_jupyter_restarts_it(
+    home: Path, was_restarted: bool
+) -> None:
+    missing = breakable(home)
+    with opened() as kernel:
+        if was_restarted:
+            kernel.km.restart_kernel()
+            kernel.kc.wait_for_ready(timeout=30)
+        kernel.run("x = 41")
+        time.sleep(2)
+        dies_of(kernel, missing)
+        # As Jupyter Server's restarter does it.
+        kernel.km.restart_kernel(now=True)
+        kernel.kc.wait_for_ready(timeout=30)
+        out, told = outputs(kernel, "print(x)")
+        assert (out, SAVED in told) == ("41\n", True)
+    assert states(home) == []
+
+
+def test_the_next_opening_has_the_variables_after_one_without_the_environment(home: Path) -> None:
+    missing = breakable(home)
+    kernel = Kernel()
+    kernel.run("x = 41")
+    server_ends(kernel)
+    missing.touch()
+    km = KernelManager(kernel_name="python3")
+    km.start_kernel()
+    eventually(lambda: not km.is_alive(), "it can't start")
+    km.restart_kernel(now=True)
+    eventually(lambda: not km.is_alive(), "it can't start")
+    asyncio.run(km.provisioner.hibernate())  # type: ignore[union-attr]
+    missing.unlink()
+    with opened() as again:
+        out, told = outputs(again, "print(x)")
+        assert (out, SAVED in told) == ("41\n", True)
+
+
+def test_a_user_restarts_a_dead_kernel_afresh(home: Path) -> None:
+    missing = breakable(home)
+    with opened() as kernel:
+        kernel.run("x = 41")
+        time.sleep(2)
+        dies_of(kernel, missing)
+        kernel.km.restart_kernel()
+        kernel.kc.wait_for_ready(timeout=30)
+        assert outputs(kernel, "print('x' in globals())") == ("False\n", "")
+
+
+def test_a_restart_of_a_saved_kernel_that_never_came_up_keeps_its_variables(home: Path) -> None:
+    missing = breakable(home)
+    python, came = home / "python", home / "came"
+    python.write_text(python.read_text().replace("exit 127", f"{{ touch {came}; exec sleep 600; }}"))
+    kernel = Kernel()
+    kernel.run("x = 41")
+    server_ends(kernel)
+    missing.touch()
+    km = KernelManager(kernel_name="python3")
+    km.start_kernel()
+    eventually(came.exists, "its process runs")
+    time.sleep(1)
+    missing.unlink()
+    km.restart_kernel()
+    kc = km.client()
+    kc.start_channels()
+    kc.wait_for_ready(timeout=30)
+    seen: list[str] = []
+    kc.execute_interactive("print(x)", output_hook=lambda m: seen.append(m["content"].get("text", "")), timeout=30)
+    kc.stop_channels()
+    km.shutdown_kernel(now=True)
+    assert "41\n" in seen
+
+
+#: Stands in for a home on a file system without locks: `flock` fails as on Lustre that is mounted without it.
+NO_LOCKS = """
+#include <errno.h>
+int flock(int fd, int operation) { (void)fd; (void)operation; errno = ENOSYS; return -1; }
+"""
+
+
+def test_without_file_locks_the_variables_are_saved_and_the_user_reads_of_it_once(home: Path) -> None:
+    source, library, program = home / "no_locks.c", home / "no_locks.so", home / "hop-front"
+    source.write_text(NO_LOCKS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    program.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {BIN / "hop-front"} "$@"\n')
+    program.chmod(0o755)
+    write_spec(home / "overlay", front_program=str(program))
+    kernel = Kernel()
+    _, told = outputs(kernel, "x = 41")
+    assert told.count("no file locks (") == 1, told
+    assert outputs(kernel, "y = 1") == ("", "")
+    with opened() as second:
+        out, told = outputs(second, "print('x' in globals())")
+        assert out == "False\n" and "may run for another tab or server" in told
+    server_ends(kernel)
+    with opened() as again:
+        out, told = outputs(again, "print(x)")
+        assert out == "41\n" and SAVED in told and "no file locks" in told
+    assert states(home) == []
 
 
 def test_a_copy_and_another_kernelspec_begin_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

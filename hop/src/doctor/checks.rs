@@ -16,6 +16,7 @@ const CONFIG_MEND: &str = "Write it as docs/install.md shows; `hopd --check` rea
 pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut found = configuration(facts);
     found.push(munge(facts));
+    found.extend(locks(facts));
     let Ok(slurm) = &facts.slurm else {
         let said = facts.slurm.as_ref().err().cloned().unwrap_or_default();
         found.push(Finding::failed(
@@ -49,6 +50,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
 pub(crate) fn of_node(facts: &Facts) -> Vec<Finding> {
     let mut found = configuration(facts);
     found.push(munge(facts));
+    found.extend(locks(facts));
     if let Some(carried) = &facts.carried {
         found.push(match carried {
             Ok(()) => Finding::ok("munge-here", "a credential of the asking host is believed"),
@@ -156,6 +158,23 @@ fn munge(facts: &Facts) -> Finding {
             "systemctl start munge; where its socket is elsewhere, set munge_socket in gresshopper.toml.",
         ),
     }
+}
+
+/// A kernel's front holds a lock in its user's home, by which others see that it lives.
+fn locks(facts: &Facts) -> Option<Finding> {
+    let home = facts.home.as_ref()?;
+    let folder = home.folder.display();
+    Some(match &home.lock {
+        Ok(()) => Finding::ok("locks", format!("{folder} has file locks")),
+        Err(why) => Finding::failed(
+            "locks",
+            format!(
+                "{folder} ({}) has no file locks ({why}): a kernel is not found again if its server and its node are lost",
+                home.network.unwrap_or("a local disk")
+            ),
+            "Lustre: mount it with -o flock. NFSv3: start rpc-statd here and lockd on the server, or mount NFSv4.",
+        ),
+    })
 }
 
 fn version(slurm: &SlurmSeen) -> Finding {

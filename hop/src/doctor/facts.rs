@@ -8,8 +8,9 @@ use crate::hopd::Hopd;
 use hop_api::config::{Config, DEFAULT_PATH};
 use hop_api::identity::{Identity as _, Munge, user_id};
 use hop_api::message::{InfoReport, Request, Response};
+use hop_protocol::file::data_dir;
 use hop_slurm::{Association, Node, Partition, Settings, Slurm, Version};
-use hop_words::error::chain;
+use hop_words::error::{chain, system_words};
 use hop_words::id::UserName;
 use std::collections::BTreeMap;
 use std::fs;
@@ -127,6 +128,17 @@ pub(crate) struct Facts {
     pub(crate) asked_node: Option<String>,
     pub(crate) hopd_state: Option<Seen>,
     pub(crate) hopd: Result<InfoReport, String>,
+    /// `None` means that the asking user has no home that can be written.
+    pub(crate) home: Option<HomeSeen>,
+}
+
+/// The folder in which kernels are saved, or the nearest folder above it.
+#[derive(Debug, Clone)]
+pub(crate) struct HomeSeen {
+    pub(crate) folder: PathBuf,
+    /// The network file system of the folder, if any.
+    pub(crate) network: Option<&'static str>,
+    pub(crate) lock: Result<(), String>,
 }
 
 pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
@@ -160,6 +172,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
         plugin: plugin_of(plugstack),
         hopd_state: seen(&usable.hopd.state_dir),
         hopd: ask_hopd(asked.hopd),
+        home: data_dir().and_then(|data| home(&data)),
         config_path,
         config,
         slurm,
@@ -179,6 +192,21 @@ fn ask_hopd(hopd: &dyn Hopd) -> Result<InfoReport, String> {
         Ok(_) => Err("hopd answered with something else: another release".into()),
         Err(failure) => Err(failure.to_string()),
     }
+}
+
+/// Locks a file without a name: nothing of it is left.
+fn home(data: &Path) -> Option<HomeSeen> {
+    let folder = data.ancestors().find(|folder| folder.is_dir())?;
+    folder.parent()?;
+    let file = tempfile::tempfile_in(folder).ok()?;
+    Some(HomeSeen {
+        folder: folder.to_owned(),
+        network: network_of(folder),
+        lock: file.try_lock().map_err(|error| match error {
+            fs::TryLockError::Error(error) => system_words(&error),
+            busy @ fs::TryLockError::WouldBlock => busy.to_string(),
+        }),
+    })
 }
 
 pub(crate) fn seen(path: &Path) -> Option<Seen> {

@@ -1,7 +1,8 @@
 """The Jupyter server extension: what ``hop`` says of one's own kernels, for the panel in JupyterLab.
 
 The extension has no protocol of its own towards the scheduler: each answer is a ``hop ... --json`` run as the user. It
-also keeps the server from being culled while a cell runs or waits, and saves the kernels at the server's end.
+also keeps the server from being culled while a cell runs or waits, saves the kernels at the server's end, and tells them their
+notebooks' new names.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def _load_jupyter_server_extension(serverapp: Any) -> None:
     from gresshopper_jupyter.server.handlers import add_handlers
     from gresshopper_jupyter.server.hibernation import save_at_the_end
     from gresshopper_jupyter.server.hop import Hop
+    from gresshopper_jupyter.server.renames import follow_renames
 
     add_handlers(serverapp, Hop())
     watch_activity(serverapp)
     save_at_the_end(serverapp)
+    follow_renames(serverapp)

@@ -1,7 +1,8 @@
 //! The kernel behind a saved state. Each kernel's folder of states names its notebook, and the kernel's front holds a
 //! lock there. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables.
 //!
-//! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends.
+//! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends. In a home without
+//! locks a kernel counts as free if it has no `front.json`, which a front removes at its orderly end.
 
 use crate::owner::Notebook;
 use hop_log::{Office, State};
@@ -10,6 +11,8 @@ use hop_protocol::states::{self, NOTEBOOK, OWNER};
 use hop_words::error::chain;
 use hop_words::id::KernelId;
 use serde::{Deserialize, Serialize};
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -29,13 +32,41 @@ struct Named {
     kernel: KernelId,
     #[serde(flatten)]
     notebook: Notebook,
+    /// The notebook's first kernel, if that one ran elsewhere when this one began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    beside: Option<KernelId>,
 }
+
+impl Named {
+    fn read(folder: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(folder.join(NOTEBOOK)).ok()?).ok()
+    }
+
+    fn write(&self, folder: &Path) -> io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer(&mut file, self)?;
+        file.persist(folder.join(NOTEBOOK)).map_err(|e| e.error)?;
+        Ok(())
+    }
+}
+
+/// Takes a lock, as [`File::try_lock`].
+type Locking = fn(&File) -> Result<(), TryLockError>;
 
 /// The right to run a kernel with this state.
 #[derive(Debug)]
 pub struct Owned {
     lock: File,
     folder: PathBuf,
+    lockless: Option<io::Error>,
+}
+
+/// What came of taking a kernel's folder.
+enum Taking {
+    Taken(Owned),
+    InUse,
+    /// It can't be told whether another front has the folder, or the folder can't be written.
+    Unclear(io::Error),
 }
 
 /// What a notebook's opening finds.
@@ -54,39 +85,69 @@ pub enum Found {
     InUse(KernelId),
     /// A kernel that nobody runs, and whose state can't be read.
     Unreadable(KernelId),
+    /// Its kernel can't be taken, and may run for somebody else.
+    Unclear(KernelId, io::Error),
 }
 
 impl Owned {
-    /// Takes the kernel's folder, and makes it if need be. `None` means that another front has the folder.
+    /// Takes the folder of a new kernel, or of the owner's own, and makes it if need be. `None` means that another front
+    /// has the folder. A home without locks gives no proof of that, and the kernel's id is the owner's alone.
     ///
     /// # Errors
     /// The file system's.
     pub fn take(folder: &Path) -> io::Result<Option<Self>> {
-        make_private(folder)?;
-        let lock = open(folder)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(error)) => return Err(error),
+        match Self::attempt(folder, || false, File::try_lock) {
+            Taking::Taken(owned) => Ok(Some(owned)),
+            Taking::InUse => Ok(None),
+            Taking::Unclear(error) => Err(error),
         }
-        lock.set_len(0)?;
+    }
+
+    /// `may_run` tells whether a front may run the kernel, where no lock does.
+    fn attempt(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -> Taking {
+        let opened = make_private(folder).and_then(|()| open(folder));
+        let lock = match opened {
+            Ok(lock) => lock,
+            Err(error) => return Taking::Unclear(error),
+        };
+        let lockless = match locking(&lock) {
+            Ok(()) => None,
+            Err(TryLockError::WouldBlock) => return Taking::InUse,
+            Err(TryLockError::Error(error)) if may_run() => return Taking::Unclear(error),
+            Err(TryLockError::Error(error)) => Some(error),
+        };
+        if let Err(error) = lock.set_len(0) {
+            return Taking::Unclear(error);
+        }
         let folder = folder.to_owned();
-        Ok(Some(Self { lock, folder }))
+        Taking::Taken(Self {
+            lock,
+            folder,
+            lockless,
+        })
+    }
+
+    /// Why the file system has no lock. `None` means that the lock is held.
+    pub fn lockless(&self) -> Option<&io::Error> {
+        self.lockless.as_ref()
+    }
+
+    /// The notebook's first kernel, if that one ran elsewhere when this one began.
+    pub fn beside(&self) -> Option<KernelId> {
+        Named::read(&self.folder).and_then(|named| named.beside)
     }
 
     /// Notes for which notebook the kernel runs.
     ///
     /// # Errors
     /// The file system's.
-    pub fn name(&self, kernel: &KernelId, notebook: &Notebook) -> io::Result<()> {
+    pub fn name(&self, kernel: &KernelId, notebook: &Notebook, beside: Option<&KernelId>) -> io::Result<()> {
         let named = Named {
             kernel: kernel.clone(),
             notebook: notebook.clone(),
+            beside: beside.cloned(),
         };
-        let mut file = tempfile::NamedTempFile::new_in(&self.folder)?;
-        serde_json::to_writer(&mut file, &named)?;
-        file.persist(self.folder.join(NOTEBOOK)).map_err(|e| e.error)?;
-        Ok(())
+        named.write(&self.folder)
     }
 
     /// Tells the notebook's next opening to wait for the end of this front.
@@ -105,22 +166,39 @@ fn open(folder: &Path) -> io::Result<File> {
         .open(folder.join(OWNER))
 }
 
-/// Looks for the kernel of a notebook among the states of the user's kernels, the newest first. `was_left` tells
-/// whether the kernel's last front has ended without a word. This kernel may have died with its front: if nothing of it
-/// is saved, an older, saved kernel comes first.
-pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> bool) -> Found {
-    let mut folders: Vec<(SystemTime, PathBuf, KernelId)> = std::fs::read_dir(states)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| of_notebook(&entry.path(), notebook))
-        .collect();
-    folders.sort();
-    let (mut unusable, mut unsaved) = (Found::Nothing, None);
-    for (_, folder, kernel) in folders.into_iter().rev() {
-        let Some(owned) = take_patiently(&folder) else {
-            unusable = Found::InUse(kernel);
-            continue;
+/// Looks for the kernel of a notebook among the states of the user's kernels. A kernel of the id `own` comes first: the
+/// owner starts it again. The notebook's latest kernel is next. A kernel that began while another one ran comes after
+/// that one. `was_left` tells whether the kernel's last front has ended without a word. This kernel may have died with
+/// its front: if nothing of it is saved, an older, saved kernel comes first.
+pub fn find(
+    states: &Path,
+    notebook: &Notebook,
+    own: &KernelId,
+    was_left: impl Fn(&KernelId) -> bool,
+) -> Found {
+    find_by(states, notebook, own, was_left, File::try_lock)
+}
+
+fn find_by(
+    states: &Path,
+    notebook: &Notebook,
+    own: &KernelId,
+    was_left: impl Fn(&KernelId) -> bool,
+    locking: Locking,
+) -> Found {
+    let (mut busy, mut unsaved) = (None, None);
+    for (folder, kernel) in candidates(states, notebook, own) {
+        let owned = match take_patiently(&folder, || was_left(&kernel), locking) {
+            Taking::Taken(owned) => owned,
+            Taking::InUse => {
+                _ = busy.get_or_insert(Found::InUse(kernel));
+                continue;
+            }
+            Taking::Unclear(error) => {
+                tracing::warn!(%error, folder = %folder.display(), "a notebook's kernel can't be taken");
+                _ = busy.get_or_insert(Found::Unclear(kernel, error));
+                continue;
+            }
         };
         let (state, is_read) = match states::newest(&folder) {
             Ok(state) => (state, true),
@@ -131,7 +209,8 @@ pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> 
         };
         let sleeps = |s: &State| matches!(s.office(), Office::Asleep { .. });
         let is_left = was_left(&kernel) && !state.as_ref().is_some_and(sleeps);
-        let is_saved = state.is_some_and(|s| s.settled().is_some());
+        // What was saved before a restart doesn't come back.
+        let is_saved = state.is_some_and(|s| s.restore().settled.is_some());
         let left = |owned| Found::Left {
             kernel: kernel.clone(),
             owned,
@@ -141,18 +220,60 @@ pub fn find(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> 
             (true, true) => return left(owned),
             (true, false) => _ = unsaved.get_or_insert_with(|| left(owned)),
             (false, true) => return Found::Kernel(kernel, owned),
-            (false, false) if !is_read => unusable = Found::Unreadable(kernel),
+            (false, false) if !is_read => _ = busy.get_or_insert(Found::Unreadable(kernel)),
             (false, false) => {}
         }
     }
-    unsaved.unwrap_or(unusable)
+    unsaved.or(busy).unwrap_or(Found::Nothing)
 }
 
-fn of_notebook(folder: &Path, notebook: &Notebook) -> Option<(SystemTime, PathBuf, KernelId)> {
-    let path = folder.join(NOTEBOOK);
-    let named: Named = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
-    let since = path.metadata().ok()?.modified().ok()?;
-    (named.notebook == *notebook).then(|| (since, folder.to_owned(), named.kernel))
+/// The folders of the notebook's kernels, in the order in which they are tried.
+fn candidates(states: &Path, notebook: &Notebook, own: &KernelId) -> Vec<(PathBuf, KernelId)> {
+    let mut found: Vec<(SystemTime, PathBuf, Named)> = folders(states)
+        .filter_map(|folder| {
+            let named = Named::read(&folder).filter(|named| named.notebook == *notebook)?;
+            let since = folder.join(NOTEBOOK).metadata().ok()?.modified().ok()?;
+            Some((since, folder, named))
+        })
+        .collect();
+    let kernels: BTreeSet<KernelId> = found.iter().map(|(.., named)| named.kernel.clone()).collect();
+    let is_second = |named: &Named| {
+        let first = named.beside.as_ref().filter(|first| **first != named.kernel);
+        first.is_some_and(|first| kernels.contains(first))
+    };
+    found.sort_by_key(|(since, folder, named)| {
+        let last = Reverse((*since, folder.clone()));
+        (named.kernel != *own, is_second(named), last)
+    });
+    let found = found.into_iter();
+    found.map(|(_, folder, named)| (folder, named.kernel)).collect()
+}
+
+fn folders(states: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(states).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path())
+}
+
+/// Notes for all kernels of a notebook, or of the notebooks in a folder, that it has another path.
+///
+/// # Errors
+/// The file system's.
+pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
+    for folder in folders(states) {
+        let Some(mut named) = Named::read(&folder) else {
+            continue;
+        };
+        let rest = Path::new(&named.notebook.path).strip_prefix(old).ok();
+        let path = rest.map(|rest| match rest.as_os_str().is_empty() {
+            true => PathBuf::from(new),
+            false => Path::new(new).join(rest),
+        });
+        if let Some(path) = path.and_then(|path| path.into_os_string().into_string().ok()) {
+            named.notebook.path = path;
+            named.write(&folder)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether nothing of the kernel was saved, for certain: such a kernel is as good as none. A state that can't be read
@@ -171,20 +292,13 @@ pub fn is_without_state(folder: &Path) -> bool {
 }
 
 /// Takes the lock; if its holder is parting, waits for the lock.
-fn take_patiently(folder: &Path) -> Option<Owned> {
+fn take_patiently(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -> Taking {
     let since = Instant::now();
     loop {
-        match Owned::take(folder) {
-            Ok(Some(owned)) => return Some(owned),
-            Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(%error, folder = %folder.display(), "a saved kernel can't be taken");
-                return None;
-            }
-        }
-        let parts = std::fs::read(folder.join(OWNER)).is_ok_and(|said| said == PARTING);
-        if !parts || since.elapsed() > PARTS {
-            return None;
+        let taking = Owned::attempt(folder, &may_run, locking);
+        let parts = || std::fs::read(folder.join(OWNER)).is_ok_and(|said| said == PARTING);
+        if matches!(taking, Taking::Taken(_)) || !parts() || since.elapsed() > PARTS {
+            return taking;
         }
         std::thread::sleep(POLL);
     }
@@ -200,6 +314,23 @@ mod tests {
         Notebook {
             path: path.into(),
             kernelspec: "python3".into(),
+        }
+    }
+
+    fn seek(states: &Path, notebook: &Notebook, was_left: impl Fn(&KernelId) -> bool) -> Found {
+        find(states, notebook, &"new".into(), was_left)
+    }
+
+    /// A file system without locks.
+    fn no_locks(_: &File) -> Result<(), TryLockError> {
+        Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// The kernel that an opening of the notebook `x` takes.
+    fn taken(states: &Path, own: &str) -> String {
+        match find(states, &notebook("x"), &own.into(), |_| false) {
+            Found::Kernel(kernel, _) => kernel.to_string(),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -249,7 +380,7 @@ mod tests {
     fn saved(states: &Path, kernel: &str, path: &str) {
         let folder = states.join(kernel);
         let owned = Owned::take(&folder).unwrap().unwrap();
-        owned.name(&kernel.into(), &notebook(path)).unwrap();
+        owned.name(&kernel.into(), &notebook(path), None).unwrap();
         states::open(&folder, &settled()).unwrap();
     }
 
@@ -258,23 +389,23 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         saved(tmp.path(), "k1", "/home/a/x.ipynb");
         assert!(matches!(
-            find(tmp.path(), &notebook("/home/a/copy.ipynb"), |_| false),
+            seek(tmp.path(), &notebook("/home/a/copy.ipynb"), |_| false),
             Found::Nothing
         ));
         let other = Notebook {
             kernelspec: "r".into(),
             ..notebook("/home/a/x.ipynb")
         };
-        assert!(matches!(find(tmp.path(), &other, |_| false), Found::Nothing));
-        let Found::Kernel(kernel, owned) = find(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false) else {
+        assert!(matches!(seek(tmp.path(), &other, |_| false), Found::Nothing));
+        let Found::Kernel(kernel, owned) = seek(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false) else {
             panic!("it is there");
         };
         assert_eq!(kernel.as_str(), "k1");
-        let second = find(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false);
+        let second = seek(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false);
         assert!(matches!(second, Found::InUse(k) if k.as_str() == "k1"));
         drop(owned);
         assert!(matches!(
-            find(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false),
+            seek(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false),
             Found::Kernel(..)
         ));
     }
@@ -283,14 +414,14 @@ mod tests {
     fn a_kernel_without_a_state_is_none() {
         let tmp = tempfile::tempdir().unwrap();
         let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
-        owned.name(&"k1".into(), &notebook("x")).unwrap();
+        owned.name(&"k1".into(), &notebook("x"), None).unwrap();
         drop(owned);
         assert!(matches!(
-            find(tmp.path(), &notebook("x"), |_| false),
+            seek(tmp.path(), &notebook("x"), |_| false),
             Found::Nothing
         ));
         assert!(matches!(
-            find(&tmp.path().join("none"), &notebook("x"), |_| false),
+            seek(&tmp.path().join("none"), &notebook("x"), |_| false),
             Found::Nothing
         ));
     }
@@ -306,7 +437,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(!is_without_state(&folder));
-        let found = find(tmp.path(), &notebook("x"), |_| false);
+        let found = find(tmp.path(), &notebook("x"), &"new".into(), |_| false);
         assert!(matches!(found, Found::Unreadable(k) if k.as_str() == "k1"));
     }
 
@@ -314,11 +445,11 @@ mod tests {
     fn a_kernel_whose_front_is_gone_is_found_before_anything_is_saved() {
         let tmp = tempfile::tempdir().unwrap();
         let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
-        owned.name(&"k1".into(), &notebook("x")).unwrap();
+        owned.name(&"k1".into(), &notebook("x"), None).unwrap();
         let left = |kernel: &KernelId| kernel.as_str() == "k1";
-        assert!(matches!(find(tmp.path(), &notebook("x"), left), Found::InUse(_)));
+        assert!(matches!(seek(tmp.path(), &notebook("x"), left), Found::InUse(_)));
         drop(owned);
-        let found = find(tmp.path(), &notebook("x"), left);
+        let found = seek(tmp.path(), &notebook("x"), left);
         assert!(matches!(found, Found::Left { kernel, is_saved: false, .. } if kernel.as_str() == "k1"));
     }
 
@@ -328,10 +459,10 @@ mod tests {
         saved(tmp.path(), "k1", "x");
         std::thread::sleep(POLL);
         let owned = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
-        owned.name(&"k2".into(), &notebook("x")).unwrap();
+        owned.name(&"k2".into(), &notebook("x"), None).unwrap();
         drop(owned);
         let left = |kernel: &KernelId| kernel.as_str() == "k2";
-        let found = find(tmp.path(), &notebook("x"), left);
+        let found = seek(tmp.path(), &notebook("x"), left);
         assert!(matches!(found, Found::Kernel(k, _) if k.as_str() == "k1"));
     }
 
@@ -342,9 +473,114 @@ mod tests {
         let mut owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
         owned.parts();
         let found = std::thread::scope(|scope| {
-            let waits = scope.spawn(|| find(tmp.path(), &notebook("x"), |_| false));
+            let waits = scope.spawn(|| seek(tmp.path(), &notebook("x"), |_| false));
             std::thread::sleep(POLL * 2);
             drop(owned);
+            waits.join().unwrap()
+        });
+        assert!(matches!(found, Found::Kernel(..)));
+    }
+
+    #[test]
+    fn a_kernel_that_began_while_another_ran_comes_after_that_one() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        std::thread::sleep(POLL);
+        saved(tmp.path(), "k2", "x");
+        assert_eq!(taken(tmp.path(), "new"), "k2", "the latest comes first");
+        std::thread::sleep(POLL);
+        let owned = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
+        owned
+            .name(&"k2".into(), &notebook("x"), Some(&"k1".into()))
+            .unwrap();
+        drop(owned);
+        assert_eq!(taken(tmp.path(), "new"), "k1");
+        assert_eq!(taken(tmp.path(), "k2"), "k2", "its own server starts it again");
+        let first = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
+        assert_eq!(taken(tmp.path(), "new"), "k2");
+        let second = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
+        assert_eq!(second.beside(), Some("k1".into()));
+        let found = seek(tmp.path(), &notebook("x"), |_| false);
+        assert!(matches!(found, Found::InUse(k) if k.as_str() == "k1"));
+        drop((first, second));
+        assert_eq!(taken(tmp.path(), "new"), "k1");
+        std::fs::remove_dir_all(tmp.path().join("k1")).unwrap();
+        assert_eq!(taken(tmp.path(), "new"), "k2");
+    }
+
+    #[test]
+    fn a_renamed_notebook_or_folder_finds_its_kernel_and_its_old_name_finds_none() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "/home/a/x.ipynb");
+        saved(tmp.path(), "k2", "/home/a/x.ipynb.ipynb");
+        rename(tmp.path(), "/home/a/x.ipynb", "/home/a/y.ipynb").unwrap();
+        rename(tmp.path(), "/home/a", "/home/b/c").unwrap();
+        let finds = |path: &str| match seek(tmp.path(), &notebook(path), |_| false) {
+            Found::Kernel(kernel, _) => Some(kernel.to_string()),
+            _ => None,
+        };
+        assert_eq!(finds("/home/b/c/y.ipynb").as_deref(), Some("k1"));
+        assert_eq!(finds("/home/b/c/x.ipynb.ipynb").as_deref(), Some("k2"));
+        for old in ["/home/a/x.ipynb", "/home/a/y.ipynb", "/home/b/c/x.ipynb"] {
+            assert_eq!(finds(old), None, "{old}");
+        }
+    }
+
+    #[test]
+    fn what_was_saved_before_a_restart_does_not_come_back() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        let mut state = settled();
+        let entry = Entry::Act {
+            tenure: Tenure(1),
+            sequence: Sequence(2),
+            act: Act::Fresh,
+        };
+        state.apply(Index(state.applied().0 + 1), &entry).unwrap();
+        states::write(&states::folder(&tmp.path().join("k1"), Tenure(1), 0), &state).unwrap();
+        let found = seek(tmp.path(), &notebook("x"), |_| false);
+        assert!(matches!(found, Found::Nothing));
+        let found = seek(tmp.path(), &notebook("x"), |_| true);
+        assert!(matches!(found, Found::Left { is_saved: false, .. }));
+    }
+
+    #[test]
+    fn a_saved_kernel_is_taken_in_a_home_without_locks_unless_a_front_may_run_it() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        let seek = |may_run: bool| {
+            let own = "new".into();
+            find_by(tmp.path(), &notebook("x"), &own, |_| may_run, no_locks)
+        };
+        let found = seek(true);
+        assert!(
+            matches!(found, Found::Unclear(k, e) if k.as_str() == "k1" && e.kind() == io::ErrorKind::Unsupported)
+        );
+        let Found::Kernel(kernel, owned) = seek(false) else {
+            panic!("it is free");
+        };
+        assert_eq!(kernel.as_str(), "k1");
+        assert!(owned.lockless().is_some());
+    }
+
+    #[test]
+    fn a_front_that_parts_is_waited_for_without_locks() {
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        let folder = tmp.path().join("k1");
+        let Taking::Taken(mut owned) = Owned::attempt(&folder, || false, no_locks) else {
+            panic!("nobody has it");
+        };
+        owned.parts();
+        let front = tmp.path().join("front");
+        std::fs::write(&front, "").unwrap();
+        let found = std::thread::scope(|scope| {
+            let own = "new".into();
+            let runs = |_: &KernelId| front.exists();
+            let states = tmp.path();
+            let waits = scope.spawn(move || find_by(states, &notebook("x"), &own, runs, no_locks));
+            std::thread::sleep(POLL * 2);
+            std::fs::remove_file(&front).unwrap();
             waits.join().unwrap()
         });
         assert!(matches!(found, Found::Kernel(..)));

@@ -18,6 +18,7 @@ use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Timestamp;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -76,6 +77,47 @@ pub struct Order {
     pub origin: Origin,
     /// Hears what the seat waits for.
     pub told: Option<mpsc::UnboundedSender<SeatWaits>>,
+    pub submitting: Submitting,
+}
+
+/// The calls of sbatch under way. Each ends, even if its seat isn't wanted any more: only then the seat has a number, by
+/// which it is withdrawn.
+#[derive(Debug)]
+pub struct Submissions {
+    submitting: Submitting,
+    ends: mpsc::Receiver<Infallible>,
+}
+
+/// Lives as long as a call of sbatch, or the order for it.
+#[derive(Debug, Clone)]
+pub struct Submitting {
+    _ends: mpsc::Sender<Infallible>,
+}
+
+impl Default for Submissions {
+    fn default() -> Self {
+        let (submitting, ends) = mpsc::channel(1);
+        Self {
+            submitting: Submitting { _ends: submitting },
+            ends,
+        }
+    }
+}
+
+impl Submissions {
+    pub fn submitting(&self) -> Submitting {
+        self.submitting.clone()
+    }
+
+    /// Waits until all calls have ended.
+    pub async fn over(&mut self) {
+        let mut ended = std::mem::take(self);
+        drop(ended.submitting);
+        // Nothing is ever sent.
+        while let Some(never) = ended.ends.recv().await {
+            match never {}
+        }
+    }
 }
 
 /// The state from which a tenure goes on.
@@ -133,20 +175,32 @@ pub struct Prepared {
     pub place: Place,
 }
 
-/// A submitted seat, cancelled unless it is kept.
-struct Submitted(Option<JobId>);
+/// A submitted seat. Unless it is kept, it is withdrawn from Slurm's queue. A seat that runs by then is left alone: it may
+/// have another kernel, and an empty one ends by itself.
+#[derive(Debug)]
+struct Submitted {
+    job: JobId,
+    kept: bool,
+}
 
 impl Submitted {
-    fn keep(mut self) -> Option<JobId> {
-        self.0.take()
+    fn keep(mut self) -> JobId {
+        self.kept = true;
+        self.job
     }
 }
 
 impl Drop for Submitted {
     fn drop(&mut self) {
-        if let Some(job) = self.0 {
-            // A seat that isn't cancelled is empty, and ends by itself.
-            let _ = scancel(job).stdin(Stdio::null()).spawn();
+        if self.kept {
+            return;
+        }
+        let mut command = scancel(self.job);
+        command.arg("--state=PENDING").stdin(Stdio::null());
+        // Without the runtime, which may be ending.
+        match command.into_std().spawn() {
+            Ok(mut child) => drop(std::thread::spawn(move || child.wait())),
+            Err(error) => tracing::warn!(%error, job = %self.job, "a seat is left in Slurm's queue"),
         }
     }
 }
@@ -224,7 +278,7 @@ pub async fn start(order: &Order) -> Result<Started> {
 pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Prepared> {
     let config = Config::load().context("can't read the configuration")?;
     let mut node = Err(anyhow::anyhow!("there is no seat"));
-    let mut submitted = Submitted(None);
+    let mut submitted = None;
     let mut job = JobId(0);
     let bill = Bill::of(order);
     if let Some(existing) = plan.existing {
@@ -236,8 +290,8 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     }
     if node.is_err() && !member {
         let program = config.prefix.join("bin/hop-replica");
-        job = submit_seat(plan, &config.seat, &bill, &program, None).await?;
-        submitted = Submitted(Some(job));
+        let seat = submit_seat(plan, &config.seat, &bill, &program, order).await?;
+        job = submitted.insert(seat).job;
         node = wait_for_seat(job, NODE_AWAY, None, None)
             .await
             .map_err(anyhow::Error::from);
@@ -248,7 +302,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
         node: node?.into(),
     };
     let process = start_in_seat(order, &place, &config, Turn::Moved)?;
-    submitted.keep();
+    submitted.map(Submitted::keep);
     Ok(Prepared { process, place })
 }
 
@@ -603,23 +657,25 @@ async fn take_seat(
     } else {
         NODE_AWAY
     };
-    let job = submit_seat(plan, seat, bill, program, told).await?;
-    match wait_for_seat(job, patience, None, told).await {
-        Ok(node) => Ok((job, node)),
+    let submitted = submit_seat(plan, seat, bill, program, order).await?;
+    match wait_for_seat(submitted.job, patience, None, told).await {
+        Ok(node) => Ok((submitted.keep(), node)),
         Err(SeatError::NodeAway { .. }) => {
             eprintln!(
                 "hop-front: Slurm can't reach {}; the kernel's seat goes to another node",
                 plan.node
             );
-            call(&mut scancel(job), "")
+            call(&mut scancel(submitted.job), "")
                 .await
                 .context("can't withdraw the seat")?;
+            submitted.keep();
             let anywhere = SeatPlan {
                 node: "".into(),
                 ..plan.clone()
             };
-            let job = submit_seat(&anywhere, seat, bill, program, told).await?;
-            Ok((job, wait_for_seat(job, Duration::MAX, None, told).await?))
+            let submitted = submit_seat(&anywhere, seat, bill, program, order).await?;
+            let node = wait_for_seat(submitted.job, Duration::MAX, None, told).await?;
+            Ok((submitted.keep(), node))
         }
         Err(error) => Err(error.into()),
     }
@@ -805,16 +861,30 @@ async fn call_and_tell(
     let since = Instant::now();
     let calling = async {
         loop {
-            let error = match call(command, input).await {
+            match call(command, input).await {
                 Ok(output) => return Ok(output),
-                Err(error) => error,
-            };
-            if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
-                return Err(error);
+                Err(error) => may_try_again(error, since).await?,
             }
-            sleep(SLURMCTLD_AGAIN).await;
         }
     };
+    tell_of(calling, told, tell_after).await
+}
+
+/// Waits for the time of another try, if a command failed for want of slurmctld, and not for too long.
+async fn may_try_again(error: anyhow::Error, since: Instant) -> Result<()> {
+    if !is_away(&error) || since.elapsed() >= SLURMCTLD_AWAY {
+        return Err(error);
+    }
+    sleep(SLURMCTLD_AGAIN).await;
+    Ok(())
+}
+
+/// Tells clients if a command of Slurm's takes longer than `tell_after`.
+async fn tell_of<T>(
+    calling: impl Future<Output = Result<T>>,
+    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
+    tell_after: Duration,
+) -> Result<T> {
     tokio::pin!(calling);
     // A slurmctld that hangs keeps a single call for longer than anybody wants to know nothing.
     match timeout(tell_after, &mut calling).await {
@@ -885,13 +955,47 @@ async fn seat_log() -> String {
     made.unwrap_or_else(|| "/dev/null".to_owned())
 }
 
+/// Submits a seat, again and again while slurmctld is away.
 async fn submit_seat(
     plan: &SeatPlan,
     seat: &Seat,
     bill: &Bill,
     program: &Path,
-    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
-) -> Result<JobId> {
+    order: &Order,
+) -> Result<Submitted> {
+    let log = seat_log().await;
+    let since = Instant::now();
+    let calling = async {
+        loop {
+            let command = sbatch(plan, seat, bill, &log);
+            let (submitting, submit) = (order.submitting.clone(), submit(command, program.to_owned()));
+            // In a task of its own: it ends, even if this one doesn't wait.
+            let done = tokio::spawn(async move {
+                let _submitting = submitting;
+                submit.await
+            });
+            match done.await? {
+                Ok(submitted) => return Ok(submitted),
+                Err(error) => may_try_again(error, since).await?,
+            }
+        }
+    };
+    let submitted = tell_of(calling, order.told.as_ref(), TOLD_AFTER).await;
+    submitted.context("can't submit the seat")
+}
+
+async fn submit(mut sbatch: Command, program: PathBuf) -> Result<Submitted> {
+    let script = format!("#!/bin/sh\nexec '{}' seat\n", program.display());
+    let id = call(&mut sbatch, &script).await?;
+    let id = id.split(';').next().unwrap_or_default();
+    let job = JobId(
+        id.parse()
+            .with_context(|| format!("sbatch said {id:?} instead of a job id"))?,
+    );
+    Ok(Submitted { job, kept: false })
+}
+
+fn sbatch(plan: &SeatPlan, seat: &Seat, bill: &Bill, log: &str) -> Command {
     let mut command = slurm("sbatch");
     command
         .args([
@@ -901,7 +1005,7 @@ async fn submit_seat(
             "--ntasks=1",
             "--no-requeue",
         ])
-        .arg(format!("--output={}", seat_log().await))
+        .arg(format!("--output={log}"))
         .arg("--chdir=/")
         .arg(format!(
             "--partition={}",
@@ -931,13 +1035,7 @@ async fn submit_seat(
     .filter(|n| std::env::var_os(n).is_some())
     .collect();
     command.arg(format!("--export={}", kept.join(",")));
-    let script = format!("#!/bin/sh\nexec '{}' seat\n", program.display());
-    let id = call_patiently(&mut command, &script, told).await;
-    let id = id.context("can't submit the seat")?;
-    let id = id.split(';').next().unwrap_or_default();
-    Ok(JobId(id.parse().with_context(|| {
-        format!("sbatch said {id:?} instead of a job id")
-    })?))
+    command
 }
 
 /// Why a seat can't be sat in.

@@ -122,6 +122,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
         replicas: options.replicas,
         hot_standby: options.hot_standby,
         notebook: None,
+        beside: None,
         // No other front follows.
         heirs: None,
     })

@@ -4,7 +4,8 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use hop_front::owner::{Said, Start, VERSION, Wish, say};
-use hop_front::{launcher, owner, run};
+use hop_front::{claim, launcher, owner, run};
+use hop_protocol::file::states_dir;
 use hop_words::error::{chain, system_words};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -27,6 +28,8 @@ struct Args {
 enum Verb {
     /// Runs a kernel for a client that starts the kernelspec's command itself
     Kernel(launcher::Args),
+    /// Tells the user's saved kernels that a notebook, or a folder of notebooks, has another path
+    Rename { old: String, new: String },
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,10 @@ fn main() -> ExitCode {
     };
     let done = match args.verb {
         None => runtime.block_on(front()),
+        Some(Verb::Rename { old, new }) => {
+            owner::speak_to_people();
+            rename(&old, &new)
+        }
         Some(Verb::Kernel(args)) => {
             owner::speak_to_people();
             launcher::start(args).and_then(|start| runtime.block_on(launched(start)))
@@ -83,8 +90,11 @@ async fn front() -> Result<bool> {
         let said = async {
             let mut line = String::new();
             while stdin.read_line(&mut line).await.is_ok_and(|n| n > 0) {
-                if line.trim() == "hibernate" {
-                    return Wish::Hibernate;
+                match Wish::read(&line) {
+                    Some(Wish::Hibernate) => return Wish::Hibernate,
+                    // The front may have ended first.
+                    Some(wanted) => drop(wish.send(wanted).await),
+                    None => {}
                 }
                 line.clear();
             }
@@ -94,10 +104,16 @@ async fn front() -> Result<bool> {
             wanted = said => wanted,
             () = parent_gone() => Wish::Gone,
         };
-        // The front may have ended first.
         let _ = wish.send(wanted).await;
     });
     run::run(start, wishes).await
+}
+
+/// Tells saved kernels that a notebook, or a folder of notebooks, has another path.
+fn rename(old: &str, new: &str) -> Result<bool> {
+    let states = states_dir().context("there is no home folder (HOME is not set)")?;
+    claim::rename(&states, old, new).context("a saved kernel can't be told its notebook's new path")?;
+    Ok(true)
 }
 
 /// A front for a client without further words: the front ends with the client.

@@ -52,6 +52,9 @@ pub struct Start {
     /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,
+    /// The notebook's first kernel, if that one ran elsewhere when this one began.
+    #[serde(default)]
+    pub beside: Option<KernelId>,
     /// The owner's memory for this front's records, which outlives a killed front. Without the memory, outputs that
     /// pages lack are lost with the front.
     #[serde(default)]
@@ -66,12 +69,28 @@ pub struct Notebook {
 }
 
 /// What the owner wants after the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wish {
     /// Save the kernel and end: one line `hibernate` on our standard input.
     Hibernate,
     /// The owner is gone.
     Gone,
+    /// The notebook has another path: a line `notebook` with the path in JSON.
+    Renamed { path: String },
+}
+
+impl Wish {
+    /// The wish in a line of the owner's. A line of a later release has none.
+    pub fn read(line: &str) -> Option<Self> {
+        match line.trim().split_once(' ') {
+            None if line.trim() == "hibernate" => Some(Self::Hibernate),
+            Some(("notebook", path)) => {
+                let path = serde_json::from_str(path).ok()?;
+                Some(Self::Renamed { path })
+            }
+            _ => None,
+        }
+    }
 }
 
 impl std::fmt::Debug for Start {
@@ -108,6 +127,9 @@ pub enum Said {
         ports: Ports,
         /// The requested kernel, or a saved kernel of the same notebook.
         kernel: KernelId,
+        /// As in [`Start`], for the owner's next start of this kernel.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        beside: Option<KernelId>,
     },
     /// The kernel runs there.
     Up { node: String },
@@ -138,4 +160,21 @@ pub fn say(said: &Said) {
         .map_err(std::io::Error::from)
         .and_then(|()| out.write_all(b"\n"));
     let _ = out.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owners_lines_are_read() {
+        let renamed = Wish::Renamed {
+            path: "/home/a/b c\n.ipynb".into(),
+        };
+        assert_eq!(Wish::read("hibernate\n"), Some(Wish::Hibernate));
+        assert_eq!(Wish::read("notebook \"/home/a/b c\\n.ipynb\"\n"), Some(renamed));
+        for nothing in ["", "hibernate now", "notebook", "notebook x", "notebook 7"] {
+            assert_eq!(Wish::read(nothing), None, "{nothing}");
+        }
+    }
 }

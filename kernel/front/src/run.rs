@@ -9,13 +9,13 @@ use crate::core::{End, Front, NO_STEP, SeatWaits, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::info;
-use crate::launch::{self, Order, Origin, Started, States};
+use crate::launch::{self, Order, Origin, Started, States, Submissions};
 use crate::life::{Act, Input, Life};
 use crate::listen::{ReplicaConnection, accept_replicas};
 use crate::moves;
 use crate::moving::{Moving, Preparation};
 use crate::orphans;
-use crate::owner::{Said, Start, Wish, say};
+use crate::owner::{Notebook, Said, Start, Wish, say};
 use crate::rekey::Rekey;
 use crate::sockets::{Sockets, bind};
 use crate::welcome::Awaited;
@@ -29,7 +29,7 @@ use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_protocol::wait;
 use hop_words::clock::now;
-use hop_words::error::chain;
+use hop_words::error::{chain, system_words};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Span;
@@ -40,8 +40,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::spawn_blocking;
-use tokio::time::{Instant, interval, sleep};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, interval, sleep, timeout};
 
 /// Pause between the news of a kernel's death and the answers to its open requests. Clients poll the kernel's process
 /// about every second, and should learn of the death first.
@@ -65,6 +65,9 @@ const BATCH: usize = 64;
 
 /// Time for gathering acknowledgements to the replica.
 const ACK_AFTER: Duration = Duration::from_millis(20);
+
+/// Time at the end for a call of sbatch under way.
+const SUBMITS: Duration = Duration::from_secs(2);
 
 /// Time for a leaving replica to exit, before its step is ended.
 const LEAVES: Duration = Duration::from_secs(5);
@@ -97,14 +100,10 @@ struct Main {
     /// Readers of the last output of earlier sruns ([`launch::detach`]).
     ears: Vec<File>,
     starts: mpsc::UnboundedSender<Result<Started>>,
+    searches: Searches,
     moving: Moving,
     /// A replica elected by the kernel's group, waiting for its welcome.
     elected: Option<(Hello, oneshot::Sender<Welcome>)>,
-    /// The search for seats of more replicas.
-    growing: Option<tokio::task::JoinHandle<()>>,
-    grown: mpsc::UnboundedSender<Note>,
-    /// Takes the reasons for the wait of the kernel's seat.
-    seat_waits: mpsc::UnboundedSender<SeatWaits>,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
@@ -113,19 +112,46 @@ struct Main {
     /// Latest time at which the front ends. It ends earlier if the kernel has ended and no message is due.
     over_at: Option<Instant>,
     ending: bool,
+    /// A client restarts the kernel: what becomes of the state is for the next front.
+    restarts: bool,
     /// The kernel is being saved; this front ends afterwards.
     parting: bool,
     /// An earlier server and front of the kernel are gone, and the kernel's replica may still connect.
     left: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
-    /// The sentence for the user on the fate of the notebook's earlier kernel.
-    sentence: Option<String>,
+    /// The sentences for the user on the fate of the notebook's earlier kernel, and of this one.
+    sentences: Vec<String>,
     /// The connection to `hopd` while the kernel hibernates.
     listener: Option<Listener>,
     wakes: mpsc::UnboundedSender<()>,
     /// At the end, `hopd` is told that the kernel is closed for good, and the kernel's state is removed.
     close: bool,
+}
+
+/// The searches for seats under way.
+struct Searches {
+    /// Of replicas that are being started.
+    starting: JoinSet<()>,
+    /// Of more replicas of the kernel's group.
+    growing: Option<tokio::task::JoinHandle<()>>,
+    submissions: Submissions,
+    /// Takes the seats found for more replicas.
+    grown: mpsc::UnboundedSender<Note>,
+    /// Takes the reasons for the wait of the kernel's seat.
+    seat_waits: mpsc::UnboundedSender<SeatWaits>,
+}
+
+impl Searches {
+    fn new(grown: mpsc::UnboundedSender<Note>, seat_waits: mpsc::UnboundedSender<SeatWaits>) -> Self {
+        Self {
+            starting: JoinSet::new(),
+            growing: None,
+            submissions: Submissions::default(),
+            grown,
+            seat_waits,
+        }
+    }
 }
 
 /// Inputs of the main loop.
@@ -150,7 +176,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         mut start,
         owned,
         left,
-        sentence,
+        sentences,
     } = spawn_blocking(move || claimed(start)).await?;
     let Opened {
         dir,
@@ -185,21 +211,20 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         process: None,
         ears: Vec::new(),
         starts: starts_tx,
+        searches: Searches::new(grown_tx, seat_waits_tx),
         moving,
         elected: None,
-        growing: None,
-        grown: grown_tx,
-        seat_waits: seat_waits_tx,
         acks: Vec::new(),
         ack_at: None,
         away: HashMap::new(),
         obituary_at: None,
         over_at: None,
         ending: false,
+        restarts: false,
         parting: false,
         left,
         owned,
-        sentence,
+        sentences,
         listener: None,
         wakes: wakes_tx,
         close: false,
@@ -266,7 +291,12 @@ async fn open(start: &mut Start) -> Result<Opened> {
     let delivered =
         Delivered::open(&dir, file.incarnation, start.resume).with_context(|| launch::unwritable(&dir))?;
     let kernel = start.kernel.clone();
-    say(&Said::Launched { ports, kernel });
+    let beside = start.beside.clone();
+    say(&Said::Launched {
+        ports,
+        kernel,
+        beside,
+    });
     Ok(Opened {
         dir,
         file,
@@ -316,8 +346,9 @@ struct Claimed {
     owned: Option<Owned>,
     /// An earlier server and front of the kernel are gone, and the kernel may have run on.
     left: bool,
-    /// The sentence for the user on the fate of the notebook's earlier kernel, if that kernel doesn't run on.
-    sentence: Option<String>,
+    /// The sentences for the user on the fate of the notebook's earlier kernel, if that kernel doesn't run on, and of
+    /// this one.
+    sentences: Vec<String>,
 }
 
 /// Takes the state of the notebook's kernel if no other front runs that kernel, else the state of a new kernel.
@@ -328,9 +359,14 @@ fn claimed(mut start: Start) -> Claimed {
     const UNSAVED: &str = "this notebook's kernel was lost after its server, and nothing of it was saved, so this one \
         begins without its variables";
     let (mut claimed, mut left) = ((None, None), false);
+    let apart = |kernel: &KernelId, how: &str| {
+        Some(format!(
+            "this notebook's kernel {kernel} {how}, so this one begins without its variables"
+        ))
+    };
     let notebook = start.notebook.clone().filter(|_| states(&start).is_some());
     if let (Some(notebook), false, Some(all)) = (&notebook, start.fresh || start.resume, states_dir()) {
-        claimed = match claim::find(&all, notebook, was_left) {
+        claimed = match claim::find(&all, notebook, &start.kernel, was_left) {
             Found::Nothing => (None, None),
             Found::Kernel(kernel, owned) => {
                 start.kernel = kernel;
@@ -346,17 +382,25 @@ fn claimed(mut start: Start) -> Claimed {
                 (Some(owned), Some(said.to_owned()))
             }
             Found::InUse(kernel) => {
-                let said = format!(
-                    "this notebook's kernel {kernel} runs for another tab or server, so this one begins \
-                     without its variables"
+                let said = apart(&kernel, "runs for another tab or server");
+                start.beside = Some(kernel);
+                (None, said)
+            }
+            Found::Unclear(kernel, error) => {
+                let why = system_words(&error);
+                let said = apart(
+                    &kernel,
+                    &format!("may run for another tab or server and can't be taken ({why})"),
                 );
-                (None, Some(said))
+                start.beside = Some(kernel);
+                (None, said)
             }
             Found::Unreadable(kernel) => {
                 let said = format!(
                     "the saved state of this notebook's kernel {kernel} can't be read now, so this one begins \
                      without its variables; the state is kept"
                 );
+                start.beside = Some(kernel);
                 (None, Some(said))
             }
         };
@@ -364,21 +408,39 @@ fn claimed(mut start: Start) -> Claimed {
     let (mut owned, sentence) = claimed;
     if let (None, Some(states)) = (&owned, states(&start)) {
         owned = Owned::take(&states.kernel).unwrap_or_else(|error| {
-            tracing::warn!(%error, "the kernel's state can't be locked");
+            tracing::warn!(%error, "the kernel's folder can't be taken, so the kernel won't be found again");
             None
         });
     }
-    if let (Some(owned), Some(notebook)) = (&owned, &notebook)
-        && let Err(error) = owned.name(&start.kernel, notebook)
-    {
-        tracing::warn!(%error, "the notebook's name can't be noted, so its kernel won't be found again");
-    }
+    let lockless = match (&owned, &notebook) {
+        (Some(owned), Some(notebook)) => {
+            start.beside = start.beside.or_else(|| owned.beside());
+            note_notebook(owned, &start, notebook);
+            owned.lockless().map(without_locks)
+        }
+        _ => None,
+    };
     Claimed {
         start,
         owned,
         left,
-        sentence,
+        sentences: sentence.into_iter().chain(lockless).collect(),
     }
+}
+
+fn note_notebook(owned: &Owned, start: &Start, notebook: &Notebook) {
+    if let Err(error) = owned.name(&start.kernel, notebook, start.beside.as_ref()) {
+        tracing::warn!(%error, "the notebook's name can't be noted, so its kernel won't be found again");
+    }
+}
+
+/// Sentence for a user in whose home no file can be locked.
+fn without_locks(error: &std::io::Error) -> String {
+    format!(
+        "your home's file system has no file locks ({}): this kernel is saved as usual, but is not found again if its \
+         server and its node are lost; ask the operators",
+        system_words(error)
+    )
 }
 
 /// Whether the kernel's last front was lost. A front removes its folder at an orderly end; so does a replica after a
@@ -440,7 +502,7 @@ impl Main {
                 }
                 _ = terminate.recv() => self.end(),
                 _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
-                Some(wish) = inputs.wishes.recv() => self.part(wish),
+                Some(wish) = inputs.wishes.recv() => self.wishes(wish),
                 Some(()) = inputs.wakes.recv() => self.live(Input::Wanted),
                 () = wait::at(self.obituary_at) => self.send_obituaries(),
                 () = wait::at(self.ack_at) => self.send_acks(),
@@ -456,11 +518,25 @@ impl Main {
         self.send_acks();
         self.hang_up(&mut inputs.replicas).await;
         self.moving.end().await;
+        self.leave_queue().await;
         end_child(self.process.take()).await;
         if !self.start.launch.local && !self.left {
             orphans::end_sruns(&self.start.kernel);
         }
         Ok(died)
+    }
+
+    /// Ends the searches for seats. Their seats that wait in Slurm's queue are withdrawn.
+    async fn leave_queue(&mut self) {
+        self.searches.starting.shutdown().await;
+        if let Some(growing) = self.searches.growing.take() {
+            growing.abort();
+            // Either way it is over.
+            let _ = growing.await;
+        }
+        if timeout(SUBMITS, self.searches.submissions.over()).await.is_err() {
+            tracing::warn!("sbatch takes long, so a seat may be left in Slurm's queue");
+        }
     }
 
     /// Closes the replica's connection after all frames are written. The replica ends when its last message has been
@@ -567,7 +643,8 @@ impl Main {
         };
         let starts = self.starts.clone();
         let waits = self.moving.start();
-        tokio::spawn(async move {
+        while self.searches.starting.try_join_next().is_some() {}
+        self.searches.starting.spawn(async move {
             let started = match waits {
                 Some(prepared) => launch::switch(order, prepared).await,
                 None => launch::start(&order).await,
@@ -580,9 +657,12 @@ impl Main {
     /// Tells clients once the fate of the notebook's earlier kernel, and the outputs of its last cell without a front.
     /// This front has started the kernel's replica, or the kernel's group has elected it while the kernel had no front.
     fn tell_it_is_back(&mut self) {
-        if let Some(sentence) = self.sentence.take() {
+        let sentences = std::mem::take(&mut self.sentences);
+        if !sentences.is_empty() {
             let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
-            self.front.tell(&sentence, now(), &mut self.sockets);
+            for sentence in sentences {
+                self.front.tell(&sentence, now(), &mut self.sockets);
+            }
             meanwhile.into_iter().for_each(|m| self.front.tell_meanwhile(m));
         }
     }
@@ -643,7 +723,8 @@ impl Main {
             fresh_seat: false,
             avoid: Vec::new(),
             origin: Origin::MyReplica,
-            told: Some(self.seat_waits.clone()),
+            told: Some(self.searches.seat_waits.clone()),
+            submitting: self.searches.submissions.submitting(),
         }
     }
 
@@ -674,8 +755,8 @@ impl Main {
     }
 
     fn grow(&mut self, count: usize, first: Incarnation, nodes: Vec<NodeName>) {
-        let growth = launch::grow(self.order(), count, first, nodes, self.grown.clone());
-        if let Some(before) = self.growing.replace(tokio::spawn(growth)) {
+        let growth = launch::grow(self.order(), count, first, nodes, self.searches.grown.clone());
+        if let Some(before) = self.searches.growing.replace(tokio::spawn(growth)) {
             before.abort();
         }
     }
@@ -787,7 +868,8 @@ impl Main {
         };
         if envelope.header().is_ok_and(|h| h.msg_type == "shutdown_request") {
             let content: serde_json::Value = serde_json::from_slice(&envelope.content).unwrap_or_default();
-            self.close = !content["restart"].as_bool().unwrap_or(false);
+            self.restarts = content["restart"].as_bool().unwrap_or(false);
+            self.close = !self.restarts;
         }
     }
 
@@ -835,6 +917,10 @@ impl Main {
         }
         self.sockets.out = Some((visit, out));
         self.frames = Some((visit, input));
+        // The kernel of a lost server has run, and doesn't say so again.
+        if self.left {
+            say_up(&hello);
+        }
         (self.met, self.left) = (true, false);
         if let Some(srun) = self.process.as_ref().and_then(Child::id) {
             self.ears.extend(launch::detach(srun));
@@ -842,9 +928,6 @@ impl Main {
             let old = self.ears.len().saturating_sub(4);
             self.ears.drain(..old);
         }
-        say(&Said::Up {
-            node: hello.node.to_string(),
-        });
         let incarnation = hello.incarnation;
         tracing::info!(kernel = %self.start.kernel, %incarnation, tenure = %hello.tenure, node = %hello.node,
             "the replica is connected");
@@ -897,6 +980,7 @@ impl Main {
                         self.grow(*count, *first, nodes.clone());
                     }
                     Item::Note(Note::Members { count }) => self.life.has_members(*count),
+                    Item::Note(Note::KernelUp { .. }) => self.hello.iter().for_each(say_up),
                     Item::Note(Note::Begins { cell }) => {
                         // The next front must know of the permission before the replica has it.
                         self.front.may_begin(cell, true);
@@ -1013,22 +1097,36 @@ impl Main {
         self.over_at = Some(Instant::now() + FAREWELL);
     }
 
+    fn wishes(&mut self, wish: Wish) {
+        match wish {
+            Wish::Hibernate => self.part("its Jupyter server ends"),
+            Wish::Gone => self.part("its Jupyter server is gone"),
+            Wish::Renamed { path } => self.renamed(path),
+        }
+    }
+
+    /// The notebook has another path, at which its next opening looks for the kernel.
+    fn renamed(&mut self, path: String) {
+        if let Some(notebook) = &mut self.start.notebook {
+            notebook.path = path;
+        }
+        if let (Some(owned), Some(notebook)) = (&self.owned, &self.start.notebook) {
+            note_notebook(owned, &self.start, notebook);
+        }
+    }
+
     /// Saves the kernel of a notebook, for its owner to come back, and ends any other kernel.
-    fn part(&mut self, wish: Wish) {
+    fn part(&mut self, reason: &str) {
         let saved = self.owned.is_some() && self.start.notebook.is_some();
         if !saved || self.ending || self.front.end().is_some() {
             return self.end();
         }
-        tracing::info!(?wish, "the kernel is saved, and its front ends");
+        tracing::info!(reason, "the kernel is saved, and its front ends");
         self.parting = true;
         self.front.part();
         if let Some(owned) = &mut self.owned {
             owned.parts();
         }
-        let reason = match wish {
-            Wish::Hibernate => "its Jupyter server ends",
-            Wish::Gone => "its Jupyter server is gone",
-        };
         self.sockets.send(Item::Note(Note::Sleep {
             reason: reason.into(),
         }));
@@ -1049,13 +1147,14 @@ impl Main {
         }
     }
 
-    /// Ends the kernel at its owner's wish.
+    /// Ends the kernel at its owner's wish. The state of a notebook's dead kernel is kept: the owner clears the dead
+    /// front away, and starts the kernel again.
     fn end(&mut self) {
         if self.ending || self.parting {
             return;
         }
         self.ending = true;
-        self.close = true;
+        self.close |= (self.front.end().is_none() && !self.restarts) || self.start.notebook.is_none();
         if self.front.end().is_some() {
             self.send_obituaries();
         } else {
@@ -1122,6 +1221,13 @@ impl Main {
         let strange = self.start.launch.local && self.process.is_none() && self.sockets.out.is_none();
         self.hello.as_ref().filter(|_| strange).map(|h| h.pid)
     }
+}
+
+/// Tells the owner that the kernel runs.
+fn say_up(hello: &Hello) {
+    say(&Said::Up {
+        node: hello.node.to_string(),
+    });
 }
 
 /// The input to [`Life`] that a note of the replica stands for.

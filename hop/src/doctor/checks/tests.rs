@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::doctor::Outcome;
-use crate::doctor::facts::PROGRAMS;
+use crate::doctor::facts::{HomeSeen, PROGRAMS};
 use hop_api::message::InfoReport;
 use hop_slurm::gres::{Gres, Tres};
 use hop_slurm::span::TimeLimit;
@@ -142,6 +142,11 @@ fn right() -> Facts {
         asked_node: None,
         hopd_state: seen(900, 0o700, true),
         hopd: Ok(report()),
+        home: Some(HomeSeen {
+            folder: "/home/a".into(),
+            network: Some("NFS"),
+            lock: Ok(()),
+        }),
     }
 }
 
@@ -160,7 +165,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 41] = [
+const BROKEN: [(&str, &str, Break); 42] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -183,6 +188,9 @@ const BROKEN: [(&str, &str, Break); 41] = [
     }),
     ("munge", "munged does not answer", |f| {
         f.munge = Err("munged does not answer".into())
+    }),
+    ("locks", "/home/a (NFS) has no file locks (No locks", |f| {
+        f.home.as_mut().unwrap().lock = Err("No locks available".into())
     }),
     ("slurm", "can't be reached", |f| {
         f.slurm = Err("slurmctld can't be reached".into())

@@ -1,0 +1,121 @@
+"""A notebook that gets another path: its kernel follows, told by the server extension. A real Jupyter Server's managers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from conftest import BIN, Kernel, outputs
+from gresshopper_jupyter.server.hibernation import save_all
+from gresshopper_jupyter.server.renames import follow_renames
+from jupyter_server.services.contents.filemanager import AsyncFileContentsManager
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+
+@pytest.fixture
+async def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """The managers of a Jupyter Server for the folder `work`, with the extension."""
+    monkeypatch.setenv("GRESSHOPPER_PREFIX", str(home / "prefix"))
+    (home / "prefix").mkdir()
+    (home / "prefix" / "bin").symlink_to(BIN)
+    root = home / "work"
+    (root / "a").mkdir(parents=True)
+    contents = AsyncFileContentsManager(root_dir=str(root))
+    kernels = AsyncMappingKernelManager(root_dir=str(root), default_kernel_name="python3")
+    sessions = SessionManager(kernel_manager=kernels, contents_manager=contents)
+    app = SimpleNamespace(
+        kernel_manager=kernels,
+        session_manager=sessions,
+        contents_manager=contents,
+        event_logger=contents.event_logger,
+        log=logging.getLogger(),
+        root=root,
+    )
+    follow_renames(app)
+    yield app
+    await kernels.shutdown_all()
+
+
+async def opened(server: Any, path: str, code: str) -> str:
+    """Opens a notebook as JupyterLab does, and runs a cell. Its session's id."""
+    (server.root / path).write_text("{}")
+    name = os.path.basename(path)
+    session = await server.session_manager.create_session(path=path, name=name, type="notebook", kernel_name="python3")
+    client = server.kernel_manager.get_kernel(session["kernel"]["id"]).client()
+    client.start_channels()
+    await client.wait_for_ready(timeout=30)
+    await client._async_execute_interactive(code, timeout=30)
+    client.stop_channels()
+    return str(session["id"])
+
+
+def variable(server: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """`x` at the next opening of a notebook."""
+    monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(server.root / path))
+    kernel = Kernel()
+    try:
+        return outputs(kernel, "print(globals().get('x'))")[0].strip()
+    finally:
+        kernel.close()
+
+
+async def ends(server: Any) -> None:
+    """As Jupyter Server with the extension ends."""
+    await save_all(server.kernel_manager)
+    await server.kernel_manager.shutdown_all()
+
+
+async def renamed_in_lab(server: Any, session: str, old: str, new: str) -> None:
+    """The file gets its name, and the page that shows it tells first the path and then the name."""
+    await server.contents_manager.rename(old, new)
+    await server.session_manager.update_session(session, path=new)
+    await server.session_manager.update_session(session, name=os.path.basename(new))
+
+
+async def test_the_kernel_of_a_renamed_notebook_is_found_by_the_new_name_alone(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await opened(server, "Untitled.ipynb", "x = 'first'")
+    await renamed_in_lab(server, session, "Untitled.ipynb", "analysis.ipynb")
+    await opened(server, "Untitled.ipynb", "x = 'second'")
+    await ends(server)
+    assert await asyncio.to_thread(variable, server, "analysis.ipynb", monkeypatch) == "first"
+    assert await asyncio.to_thread(variable, server, "Untitled.ipynb", monkeypatch) == "second"
+
+
+async def test_a_folder_above_notebooks_is_renamed(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await opened(server, "a/one.ipynb", "x = 1")
+    await opened(server, "ab.ipynb", "x = 2")
+    await server.contents_manager.rename("a", "b")
+    await asyncio.sleep(0)
+    await ends(server)
+    assert await asyncio.to_thread(variable, server, "b/one.ipynb", monkeypatch) == "1"
+    assert await asyncio.to_thread(variable, server, "ab.ipynb", monkeypatch) == "2"
+
+
+async def test_a_page_that_saves_as_another_file_takes_its_kernel_along(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await opened(server, "one.ipynb", "x = 1")
+    shutil.copy(server.root / "one.ipynb", server.root / "two.ipynb")
+    await server.session_manager.update_session(session, path="two.ipynb", name="two.ipynb")
+    await ends(server)
+    assert await asyncio.to_thread(variable, server, "one.ipynb", monkeypatch) == "None"
+    assert await asyncio.to_thread(variable, server, "two.ipynb", monkeypatch) == "1"
+
+
+async def test_a_notebook_is_renamed_while_its_kernel_is_saved(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await opened(server, "one.ipynb", "x = 1")
+    await ends(server)
+    await server.contents_manager.rename("one.ipynb", "two.ipynb")
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
+    assert await asyncio.to_thread(variable, server, "one.ipynb", monkeypatch) == "None"
+    assert await asyncio.to_thread(variable, server, "two.ipynb", monkeypatch) == "1"
