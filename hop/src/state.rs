@@ -10,20 +10,19 @@ use crate::output::size;
 use crate::state_remote::{self, Store};
 use crate::values::SECONDS;
 use clap::{Args as ClapArgs, Subcommand};
-use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
 use hop_door::{AskError, News};
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
+use hop_state::garbage;
+use hop_state::writer::Key;
 use serde_json::{Value, json};
-use std::collections::HashSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 const EXAMPLES: &str = "Examples:
   hop state show                     the cost of each variable, and what can't be saved
@@ -252,6 +251,14 @@ impl Place {
     fn local(&self) -> Result<Arc<Local>, Failure> {
         let local = Local::open(&self.store.join("chunks")).map_err(|e| Failure::of(&e))?;
         Ok(Arc::new(local))
+    }
+
+    /// Has collections find a state in a folder of the user's own.
+    fn keep_content_of(&self, folder: &Path) -> Result<(), Failure> {
+        if folder.starts_with(&self.states) {
+            return Ok(());
+        }
+        Ok(garbage::register(&self.store, folder)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -641,6 +648,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
             let store = Store::of(&address)?;
             let saved = store.read(&address, &place.owner_key()?)?;
             let fetched = store.fetch(&saved, &place.local()?, context)?;
+            place.keep_content_of(&folder)?;
             state_remote::install(&saved, &folder)?;
             writeln!(
                 context.err,
@@ -663,17 +671,9 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 }
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
-    let mut live = HashSet::new();
-    for entry in fs::read_dir(&place.states).into_iter().flatten() {
-        let path = entry?.path();
-        if path.join("head").exists() {
-            // An unreadable state might still be mended: its content must not go.
-            let snapshot = place.load(&path)?.snapshot;
-            live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
-        }
-    }
-    let done = place.local()?.collect(&live, age, SystemTime::now())?;
-    tell_collected(args, done, context)
+    let key = Key::new(place.owner_key()?);
+    let done = garbage::collect(&place.store, &place.states, &key, age);
+    tell_collected(args, done.map_err(|e| Failure::of(&e))?, context)
 }
 
 fn collect_there(
