@@ -316,7 +316,17 @@ impl Replica {
             self.dial();
         }
         let input = match event {
-            StoreEvent::Synced { upto, length, mac } => Input::Synced { upto, length, mac },
+            StoreEvent::Synced {
+                part,
+                upto,
+                length,
+                mac,
+            } => Input::Synced {
+                part,
+                upto,
+                length,
+                mac,
+            },
             StoreEvent::InSync => Input::InSync,
             StoreEvent::Rested => Input::Rested,
             StoreEvent::Opened => Input::TenureOpened,
@@ -327,6 +337,7 @@ impl Replica {
                 return;
             }
             StoreEvent::Failed(why) => Input::StoreFailed(why),
+            StoreEvent::Mended => Input::StoreMended,
         };
         self.handle(input).await;
     }

@@ -118,8 +118,10 @@ pub enum Input {
     Errand(ErrandEnd),
     /// An entry of the log is committed.
     Applied { index: Index, entry: Entry },
-    /// The log in the tenure's folder is on disk: up to a record, with so many valid bytes and the last record's MAC.
+    /// The log in the folder of the tenure's part is on disk: up to a record, with so many valid bytes and the last
+    /// record's MAC.
     Synced {
+        part: u32,
         upto: RecordNumber,
         length: u64,
         mac: String,
@@ -130,8 +132,10 @@ pub enum Input {
     Rested,
     /// The folder of the next tenure is open.
     TenureOpened,
-    /// The store can't be written any more, for this reason.
+    /// The store can't be written, for this reason.
     StoreFailed(String),
+    /// The store can be written again. It lacks records, so the next one must hold everything.
+    StoreMended,
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
     /// The front has handed out this request before, first under `tenure`.
@@ -375,11 +379,17 @@ impl Core {
             Input::Hopd(news) => self.news(news),
             Input::Errand(end) => self.errand_ended(end),
             Input::Applied { index, entry } => self.applied(index, &entry),
-            Input::Synced { upto, length, mac } => self.synced(upto, length, mac),
+            Input::Synced {
+                part,
+                upto,
+                length,
+                mac,
+            } => self.synced(part, upto, length, mac),
             Input::InSync => self.in_sync(),
             Input::Rested => self.rested(),
             Input::TenureOpened => self.tenure_opened(),
             Input::StoreFailed(why) => self.store_failed(why),
+            Input::StoreMended => self.store_mended(),
             Input::Heard { cells, losses } => self.heard(cells, losses),
             Input::HandedBefore { cell, tenure, behind } => self.handed_before(cell, tenure, behind),
             Input::MayBegin { cell } => self.cells.permit(&cell),

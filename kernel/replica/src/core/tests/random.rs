@@ -167,6 +167,7 @@ impl Others {
                 ["sync"] => self.due.push_back(match self.appended.take() {
                     None => Input::InSync,
                     Some(record) => Input::Synced {
+                        part: 0,
                         upto: RecordNumber(record),
                         length: 100 * record,
                         mac: "11".into(),
