@@ -472,18 +472,29 @@ fn collect_shelf(
         if unless_gone(fs::rename(&path, &aside))?.is_none() {
             continue;
         }
-        // Opened, since only then a network's file system asks for the present time.
-        let Some(found) = unless_gone(File::open(&aside).and_then(|file| file.metadata()))? else {
-            continue;
-        };
-        if is_old(&found) {
-            unless_gone(fs::remove_file(&aside))?;
-            done.removed += 1;
-            done.freed_bytes += found.len();
-        } else {
-            bring_back(&aside, &path)?;
-            done.kept += 1;
-        }
+        judge_again(&aside, &path, is_old, done)?;
+    }
+    Ok(())
+}
+
+/// Removes a chunk taken aside, unless somebody touched it before it was.
+fn judge_again(
+    aside: &Path,
+    former: &Path,
+    is_old: impl Fn(&fs::Metadata) -> bool,
+    done: &mut Collected,
+) -> io::Result<()> {
+    // Opened, since only then a network's file system asks for the present time.
+    let Some(found) = unless_gone(File::open(aside).and_then(|file| file.metadata()))? else {
+        return Ok(());
+    };
+    if is_old(&found) {
+        unless_gone(fs::remove_file(aside))?;
+        done.removed += 1;
+        done.freed_bytes += found.len();
+    } else {
+        bring_back(aside, former)?;
+        done.kept += 1;
     }
     Ok(())
 }
@@ -787,9 +798,27 @@ mod tests {
         assert_eq!(local.put(b"content").unwrap(), (id, 7));
         assert_eq!(collect().removed, 0);
         assert!(path.exists() && !aside.exists());
+        // Touched between the first look and the loss of its name.
+        let (mut done, is_old) = (Collected::default(), |meta: &fs::Metadata| {
+            meta.modified().unwrap() <= old
+        });
+        fs::rename(&path, &aside).unwrap();
+        judge_again(&aside, &path, is_old, &mut done).unwrap();
+        assert_eq!((done.kept, done.removed), (1, 0));
+        assert!(path.exists() && !aside.exists());
+
         File::open(&path).unwrap().set_modified(old).unwrap();
         assert_eq!(collect().removed, 1);
         assert_eq!(files(&local), [] as [PathBuf; 0]);
+    }
+
+    /// Ends the other thread also after a failed assertion.
+    struct Ends<'a>(&'a std::sync::atomic::AtomicBool);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Writers that find chunks present, against collections that take them for dead.
@@ -807,6 +836,7 @@ mod tests {
                         .unwrap();
                 }
             });
+            let _end = Ends(&over);
             for round in 0..40 {
                 for content in &contents {
                     let id = ChunkId::of(content);
@@ -819,7 +849,6 @@ mod tests {
                     assert!((0..1000).any(has), "it is lost in round {round}");
                 }
             }
-            over.store(true, Ordering::Relaxed);
         });
         for content in &contents {
             assert!(local.has(ChunkId::of(content), content.len()));
