@@ -316,17 +316,7 @@ impl Replica {
             self.dial();
         }
         let input = match event {
-            StoreEvent::Synced {
-                part,
-                upto,
-                length,
-                mac,
-            } => Input::Synced {
-                part,
-                upto,
-                length,
-                mac,
-            },
+            StoreEvent::Synced(at) => Input::Synced(at),
             StoreEvent::InSync => Input::InSync,
             StoreEvent::Rested => Input::Rested,
             StoreEvent::Opened => Input::TenureOpened,

@@ -3,7 +3,7 @@
 //! second. A log that has grown long goes on in the tenure's next part, without what nothing needs. After a failure the
 //! store is tried again and again, since room may be made. Now and then a kernel collects the garbage of its user.
 
-use crate::core::Durably;
+use crate::core::{Durably, OnDisk};
 use bytes::Bytes;
 use hop_log::{Form, RecordNumber, Settled, State};
 use hop_protocol::states::{self, OpenError};
@@ -54,13 +54,8 @@ pub(crate) enum StoreJob {
 /// The thread's answers.
 #[derive(Debug)]
 pub(crate) enum StoreEvent {
-    /// The log is on disk up to this record, in this part of the tenure.
-    Synced {
-        part: u32,
-        upto: RecordNumber,
-        length: u64,
-        mac: String,
-    },
+    /// The log is on disk up to there.
+    Synced(OnDisk),
     /// Nothing waited to be synced.
     InSync,
     /// The state beside the log is on disk.
@@ -299,12 +294,12 @@ impl Store {
         if log.is_long() {
             at = self.go_on_in_next_part(at)?;
         }
-        self.tell(StoreEvent::Synced {
+        self.tell(StoreEvent::Synced(OnDisk {
             part: self.part,
             upto,
             length: at.length,
             mac: at.mac,
-        });
+        }));
         Ok(())
     }
 
@@ -547,7 +542,7 @@ mod tests {
         fn told(&mut self) -> Vec<String> {
             let events = std::iter::from_fn(|| self.events.try_recv().ok());
             let said = |event| match event {
-                StoreEvent::Synced { part, upto, .. } => format!("synced {} in {part}", upto.0),
+                StoreEvent::Synced(at) => format!("synced {} in {}", at.upto.0, at.part),
                 StoreEvent::Failed(_) => "failed".to_owned(),
                 other => format!("{other:?}"),
             };

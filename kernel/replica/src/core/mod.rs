@@ -60,6 +60,7 @@ use std::path::PathBuf;
 pub use check::Place;
 pub use durable::Durably;
 pub use memory::{Errand, ErrandEnd, Left, Returned};
+pub use storing::OnDisk;
 
 /// Silence after which a started kernel is given up.
 pub(crate) const START: Span = Span::from_secs(120);
@@ -118,14 +119,8 @@ pub enum Input {
     Errand(ErrandEnd),
     /// An entry of the log is committed.
     Applied { index: Index, entry: Entry },
-    /// The log in the folder of the tenure's part is on disk: up to a record, with so many valid bytes and the last
-    /// record's MAC.
-    Synced {
-        part: u32,
-        upto: RecordNumber,
-        length: u64,
-        mac: String,
-    },
+    /// The log in the tenure's folder is on disk up to there.
+    Synced(OnDisk),
     /// Nothing waits to be written to the log: the answer to [`Output::Sync`] where [`Input::Synced`] isn't.
     InSync,
     /// The state beside the log is on disk.
@@ -379,12 +374,7 @@ impl Core {
             Input::Hopd(news) => self.news(news),
             Input::Errand(end) => self.errand_ended(end),
             Input::Applied { index, entry } => self.applied(index, &entry),
-            Input::Synced {
-                part,
-                upto,
-                length,
-                mac,
-            } => self.synced(part, upto, length, mac),
+            Input::Synced(at) => self.synced(at),
             Input::InSync => self.in_sync(),
             Input::Rested => self.rested(),
             Input::TenureOpened => self.tenure_opened(),

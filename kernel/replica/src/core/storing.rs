@@ -7,19 +7,31 @@ use hop_protocol::message::Note;
 use hop_words::id::Tenure;
 use serde_json::Value;
 
+/// The log of a tenure's part as far as it is on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OnDisk {
+    pub part: u32,
+    /// The last record.
+    pub upto: RecordNumber,
+    /// Valid bytes.
+    pub length: u64,
+    /// The last record's proof, in hexadecimal.
+    pub mac: String,
+}
+
 impl Core {
     /// The log in the tenure's folder is on disk up to there.
-    pub(super) fn synced(&mut self, part: u32, upto: RecordNumber, length: u64, mac: String) {
+    pub(super) fn synced(&mut self, at: OnDisk) {
         let Some(durable) = &self.durable else {
             return;
         };
         let tenure = durable.tenure();
         let settled = Settled {
             tenure,
-            part,
-            upto,
-            length,
-            mac,
+            part: at.part,
+            upto: at.upto,
+            length: at.length,
+            mac: at.mac,
         };
         self.propose(Entry::Settled { settled });
         self.in_sync();

@@ -139,12 +139,12 @@ impl World {
 
     pub(super) fn synced(&mut self, upto: u64) -> Vec<String> {
         let (length, mac) = (100, "11".into());
-        self.input(Input::Synced {
+        self.input(Input::Synced(OnDisk {
             part: 0,
             upto: RecordNumber(upto),
             length,
             mac,
-        })
+        }))
     }
 
     /// After a death: nothing waits to be written, and the next tenure is open.
@@ -796,12 +796,12 @@ fn a_state_in_a_tenures_later_part_is_where_the_kernel_goes_on() {
     world.whole("a");
     world.reply("a", "ok");
     let (upto, length, mac) = (RecordNumber(1), 50, "22".into());
-    let out = world.input(Input::Synced {
+    let out = world.input(Input::Synced(OnDisk {
         part: 1,
         upto,
         length,
         mac,
-    });
+    }));
     assert_eq!(out, ["write-state"]);
     let journal = &world.core.durable.as_ref().unwrap().journal;
     let settled = journal.state().restore().settled.unwrap();

@@ -166,12 +166,12 @@ impl Others {
                 ["append", record] => self.appended = Some(record.parse().unwrap()),
                 ["sync"] => self.due.push_back(match self.appended.take() {
                     None => Input::InSync,
-                    Some(record) => Input::Synced {
+                    Some(record) => Input::Synced(OnDisk {
                         part: 0,
                         upto: RecordNumber(record),
                         length: 100 * record,
                         mac: "11".into(),
-                    },
+                    }),
                 }),
                 ["rest"] => self.due.push_back(Input::Rested),
                 ["open", _] => self.due.push_back(Input::TenureOpened),
