@@ -10,21 +10,19 @@ use crate::output::size;
 use crate::state_remote::{self, Store};
 use crate::values::SECONDS;
 use clap::{Args as ClapArgs, Subcommand};
-use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
 use hop_door::{AskError, News};
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
+use hop_state::garbage;
+use hop_state::writer::Key;
 use serde_json::{Value, json};
-use std::collections::HashSet;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 const EXAMPLES: &str = "Examples:
   hop state show                     the cost of each variable, and what can't be saved
@@ -253,6 +251,14 @@ impl Place {
     fn local(&self) -> Result<Arc<Local>, Failure> {
         let local = Local::open(&self.store.join("chunks")).map_err(|e| Failure::of(&e))?;
         Ok(Arc::new(local))
+    }
+
+    /// Has collections find a state in a folder of the user's own.
+    fn keep_content_of(&self, folder: &Path) -> Result<(), Failure> {
+        if folder.starts_with(&self.states) {
+            return Ok(());
+        }
+        Ok(garbage::register(&self.store, folder)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -643,6 +649,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
             let store = Store::of(&address)?;
             let saved = store.read(&address, &place.owner_key()?)?;
             let fetched = store.fetch(&saved, &place.local()?, context)?;
+            place.keep_content_of(&folder)?;
             state_remote::install(&saved, &folder)?;
             writeln!(
                 context.err,
@@ -665,38 +672,9 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 }
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
-    let mut live = HashSet::new();
-    let states = states_in(&place.states)
-        .map_err(|e| Failure::Failed(format!("can't read {}: {e}", place.states.display())))?;
-    for state in states {
-        // An unreadable state might still be mended: its content must not go.
-        let snapshot = place.load(&state)?.snapshot;
-        live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
-    }
-    let done = place.local()?.collect(&live, age, SystemTime::now())?;
-    tell_collected(args, done, context)
-}
-
-/// The states in a folder. A state that can't be looked at is an error: its content would count as nobody's.
-fn states_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut states = Vec::new();
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(states),
-        other => other?,
-    };
-    for entry in entries {
-        let path = entry?.path();
-        match fs::metadata(path.join("head")) {
-            Ok(_) => states.push(path),
-            Err(error) if is_absence(error.kind()) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(states)
-}
-
-fn is_absence(kind: io::ErrorKind) -> bool {
-    matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    let key = Key::new(place.owner_key()?);
+    let done = garbage::collect(&place.store, &place.states, &key, age);
+    tell_collected(args, done.map_err(|e| Failure::of(&e))?, context)
 }
 
 fn collect_there(
@@ -742,23 +720,6 @@ mod tests {
             timed_out(true),
             "the kernel hasn't finished within 7 s, and goes on"
         );
-    }
-
-    #[test]
-    fn a_state_that_can_not_be_looked_at_is_not_taken_for_none() {
-        let tmp = tempfile::tempdir().unwrap();
-        let states = tmp.path().join("states");
-        assert!(states_in(&states).unwrap().is_empty());
-        for name in ["one", "empty"] {
-            fs::create_dir_all(states.join(name)).unwrap();
-        }
-        fs::write(states.join("one/head"), "").unwrap();
-        fs::write(states.join("note"), "").unwrap();
-        assert_eq!(states_in(&states).unwrap(), [states.join("one")]);
-        assert!(states_in(&states.join("note")).is_err(), "it is no folder");
-        // A link to itself fails each look, even by root.
-        std::os::unix::fs::symlink("head", states.join("empty/head")).unwrap();
-        assert!(states_in(&states).is_err());
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Buffer {
         &mut self.raw[self.start..self.start + CHUNK_BYTES]
     }
 
-    /// Writes a whole chunk to a new file. `None` if the file system can't; the file may exist then.
+    /// Writes a whole chunk to a new file, on disk on return. `None` if the file system can't; the file may exist then.
     ///
     /// # Errors
     /// The I/O error of a file system that does.
@@ -57,7 +57,8 @@ impl Buffer {
         // A hint for a single extent; a full disk shows when the file is written.
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, CHUNK_BYTES as u64);
         self.chunk_mut().copy_from_slice(content);
-        unless_unknown(file.write_all(self.chunk()))
+        // The content is past the page cache; the device's own cache and the file's extents are not on disk yet.
+        unless_unknown(file.write_all(self.chunk()).and_then(|()| file.sync_data()))
     }
 
     /// Reads a file of a whole chunk into this buffer. `None` means that the file system doesn't support such reads.

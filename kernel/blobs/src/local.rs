@@ -24,6 +24,11 @@ const AT_ONCE: f64 = 0.25;
 /// Number of chunks in a call from which on chunks bypass the page cache.
 const MANY: usize = 4;
 
+/// The beginning of the name of a chunk in the making.
+const NEW: &str = ".new-";
+/// The beginning of the name of a chunk that a collection is about to remove.
+const ASIDE: &str = ".gone-";
+
 static TEMP: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -83,22 +88,23 @@ impl Local {
 
     /// As [`Self::has`]; the chunk then counts as used now, safe from collections.
     pub fn keeps(&self, id: ChunkId, len: usize) -> bool {
-        let there = self.has(id, len);
-        if there {
-            self.touch(id);
-        }
-        there
+        self.has(id, len) && self.touch(id)
     }
 
-    /// Stores a chunk; returns its name, and the bytes written (0 for an existing chunk).
+    /// Stores a chunk, on disk on return; returns its name, and the bytes written (0 for an existing chunk).
     ///
     /// # Errors
-    /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
+    /// [`PutError`]: other chunks are as they were.
     pub fn put(&self, content: &[u8]) -> Result<(ChunkId, u64), PutError> {
         let id = ChunkId::of(content);
-        Ok((id, self.put_as(id, content, false)?))
+        let wrote = self.put_as(id, content, false)?;
+        if wrote > 0 {
+            sync_folder(shelf_of(&self.path(id)))?;
+        }
+        Ok((id, wrote))
     }
 
+    /// As [`Self::put`], but the chunk's name isn't on disk before [`sync_folder`].
     fn put_as(&self, id: ChunkId, content: &[u8], direct: bool) -> Result<u64, PutError> {
         if self.keeps(id, content.len()) {
             return Ok(0);
@@ -118,24 +124,33 @@ impl Local {
         Ok(content.len() as u64)
     }
 
-    /// Marks a chunk as used, safe from a concurrent collection.
-    fn touch(&self, id: ChunkId) {
-        for path in [self.path(id), self.packed_path(id)] {
-            if let Ok(file) = OpenOptions::new().append(true).open(path) {
-                // Failing only makes the chunk look older than it is.
-                let _ = file.set_modified(SystemTime::now());
-            }
-        }
+    /// Marks a chunk as used, safe from a concurrent collection. Returns whether the chunk was still there: by name and
+    /// in one step, since a collection may take it away between two steps.
+    fn touch(&self, id: ChunkId) -> bool {
+        let now = rustix::fs::Timespec {
+            tv_sec: 0,
+            tv_nsec: rustix::fs::UTIME_NOW,
+        };
+        let times = rustix::fs::Timestamps {
+            last_access: now,
+            last_modification: now,
+        };
+        let touched = |path: PathBuf| {
+            rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty()).is_ok()
+        };
+        touched(self.path(id)) || touched(self.packed_path(id))
     }
 
+    /// Writes a chunk. It gets its name once its content is on disk: some file systems tell only then that there is no
+    /// room, and a machine that loses power leaves no chunk that is there by name alone.
     fn write(&self, path: &Path, content: &[u8], direct: bool) -> Result<(), PutError> {
         let failed = |source| PutError::Write {
             path: path.to_owned(),
             source,
         };
-        let parent = path.parent().expect("a chunk lies in a directory of the store");
+        let parent = shelf_of(path);
         let temp = parent.join(format!(
-            ".new-{}-{}",
+            "{NEW}{}-{}",
             std::process::id(),
             TEMP.fetch_add(1, Ordering::Relaxed)
         ));
@@ -147,12 +162,13 @@ impl Local {
                 // The file may have been made before the failure.
                 let _ = fs::remove_file(&temp);
             }
-            OpenOptions::new()
+            let mut file = OpenOptions::new()
                 .write(true)
                 .create_new(true)
                 .mode(0o600)
-                .open(&temp)?
-                .write_all(content)
+                .open(&temp)?;
+            file.write_all(content)?;
+            file.sync_data()
         };
         let filled = match fill() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -161,6 +177,7 @@ impl Local {
                     .mode(0o700)
                     .create(parent)
                     .map_err(failed)?;
+                sync_folder(&self.root)?;
                 fill()
             }
             other => other,
@@ -173,8 +190,8 @@ impl Local {
         done.map_err(failed)
     }
 
-    /// Stores content in chunks, on several threads. With `wanted`, only the chunks marked there; the other names
-    /// are zero. Returns the names and how many bytes were written.
+    /// Stores content in chunks, on several threads; all are on disk on return. With `wanted`, only the chunks marked
+    /// there; the other names are zero. Returns the names and how many bytes were written.
     ///
     /// # Errors
     /// The first [`PutError`]; chunks stored before the error stay and are garbage.
@@ -187,16 +204,28 @@ impl Local {
         let wrote = AtomicU64::new(0);
         // Equal chunks may come up on two threads at once: the first writes.
         let taken = Mutex::new(HashSet::new());
+        let shelves = Mutex::new(HashSet::new());
         let direct = pick.len() >= MANY;
         waiting(pick.len(), |i| {
             let at = pick[i];
             let id = ChunkId::of(chunks[at]);
             ids.lock().expect("no holder of this lock panics")[at] = id;
             if taken.lock().expect("no holder of this lock panics").insert(id) {
-                wrote.fetch_add(self.put_as(id, chunks[at], direct)?, Ordering::Relaxed);
+                let bytes = self.put_as(id, chunks[at], direct)?;
+                if bytes > 0 {
+                    let shelf = shelf_of(&self.path(id)).to_owned();
+                    shelves
+                        .lock()
+                        .expect("no holder of this lock panics")
+                        .insert(shelf);
+                }
+                wrote.fetch_add(bytes, Ordering::Relaxed);
             }
             Ok(())
         })?;
+        let shelves = shelves.into_inner().expect("no holder of this lock panics");
+        let shelves: Vec<PathBuf> = shelves.into_iter().collect();
+        waiting(shelves.len(), |i| sync_folder(&shelves[i]))?;
         Ok((
             ids.into_inner().expect("no holder of this lock panics"),
             wrote.into_inner(),
@@ -229,7 +258,8 @@ impl Local {
         } else {
             self.path(id)
         };
-        self.write(&path, &raw.bytes, false)
+        self.write(&path, &raw.bytes, false)?;
+        sync_folder(shelf_of(&path))
     }
 
     /// Reads one chunk of known length and checks it.
@@ -356,13 +386,18 @@ impl Local {
             return Ok(0);
         };
         self.write(&self.packed_path(id), &packed, false)?;
+        sync_folder(shelf_of(&path))?;
         // Later readers without the plain file find the packed file.
         let _ = fs::remove_file(&path);
         Ok((content.len() - packed.len()) as u64)
     }
 
-    /// Removes chunks outside `live` that weren't touched for `grace` (an unfinished capture may need them), and
-    /// leavings of interrupted writes.
+    /// Removes chunks outside `live` that weren't touched for `grace` before `now` (an unfinished capture may need
+    /// them), and leavings of interrupted writes.
+    ///
+    /// A writer may find a chunk present, and touch it, while it is judged here. So what seems dead is first taken
+    /// aside and then judged again: a writer that comes later finds nothing and writes the chunk anew, and a chunk
+    /// touched before gets its name back.
     ///
     /// # Errors
     /// The first I/O error; what is left is removed by the next call.
@@ -375,32 +410,112 @@ impl Local {
         let mut done = Collected::default();
         for shelf in fs::read_dir(&self.root)? {
             let shelf = shelf?;
-            if !shelf.file_type()?.is_dir() {
-                continue;
-            }
-            for file in fs::read_dir(shelf.path())? {
-                let file = file?;
-                let name = format!(
-                    "{}{}",
-                    shelf.file_name().to_string_lossy(),
-                    file.file_name().to_string_lossy()
-                );
-                let id = name.strip_suffix(".z").unwrap_or(&name).parse::<ChunkId>().ok();
-                let found = file.metadata()?;
-                let young = found
-                    .modified()
-                    .is_ok_and(|t| now.duration_since(t).unwrap_or_default() < grace);
-                let foreign = id.is_none() && !file.file_name().to_string_lossy().starts_with(".new-");
-                if id.is_some_and(|id| live.contains(&id)) || young || foreign {
-                    done.kept += 1;
-                } else {
-                    fs::remove_file(file.path())?;
-                    done.removed += 1;
-                    done.freed_bytes += found.len();
-                }
+            if shelf.file_type()?.is_dir() {
+                collect_shelf(&shelf.path(), live, grace, now, &mut done)?;
             }
         }
         Ok(done)
+    }
+}
+
+fn shelf_of(chunk: &Path) -> &Path {
+    chunk.parent().expect("a chunk lies in a directory of the store")
+}
+
+/// Has the names in a folder on disk.
+fn sync_folder(folder: &Path) -> Result<(), PutError> {
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // Some file systems have no such thing, since each change of names is on disk at once.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        other => other.map_err(|source| PutError::Sync {
+            path: folder.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn collect_shelf(
+    shelf: &Path,
+    live: &HashSet<ChunkId>,
+    grace: Duration,
+    now: SystemTime,
+    done: &mut Collected,
+) -> io::Result<()> {
+    let is_old = |meta: &fs::Metadata| {
+        meta.modified()
+            .is_ok_and(|t| now.duration_since(t).is_ok_and(|age| age >= grace))
+    };
+    let first = shelf.file_name().unwrap_or_default().to_string_lossy();
+    for file in fs::read_dir(shelf)? {
+        let (mut path, mut name) = {
+            let file = file?;
+            (file.path(), file.file_name().to_string_lossy().into_owned())
+        };
+        // Left by a collection that was broken off.
+        if let Some(former) = name.strip_prefix(ASIDE).map(str::to_owned) {
+            (path, name) = (bring_back(&path, &shelf.join(&former))?, former);
+        }
+        let id = format!("{first}{}", name.strip_suffix(".z").unwrap_or(&name)).parse::<ChunkId>();
+        let Some(found) = unless_gone(fs::metadata(&path))? else {
+            continue;
+        };
+        let is_dead = match id {
+            Ok(id) => !live.contains(&id),
+            // Other names are not ours.
+            Err(_) => name.starts_with(NEW),
+        };
+        if !is_dead || !is_old(&found) {
+            done.kept += 1;
+            continue;
+        }
+        let aside = shelf.join(format!("{ASIDE}{name}"));
+        if unless_gone(fs::rename(&path, &aside))?.is_none() {
+            continue;
+        }
+        judge_again(&aside, &path, is_old, done)?;
+    }
+    Ok(())
+}
+
+/// Removes a chunk taken aside, unless somebody touched it before it was.
+fn judge_again(
+    aside: &Path,
+    former: &Path,
+    is_old: impl Fn(&fs::Metadata) -> bool,
+    done: &mut Collected,
+) -> io::Result<()> {
+    // Opened, since only then a network's file system asks for the present time.
+    let Some(found) = unless_gone(File::open(aside).and_then(|file| file.metadata()))? else {
+        return Ok(());
+    };
+    if is_old(&found) {
+        unless_gone(fs::remove_file(aside))?;
+        done.removed += 1;
+        done.freed_bytes += found.len();
+    } else {
+        bring_back(aside, former)?;
+        done.kept += 1;
+    }
+    Ok(())
+}
+
+/// Gives a chunk taken aside its name back, unless a writer has written the chunk anew. Returns the path with the name.
+fn bring_back(file: &Path, former: &Path) -> io::Result<PathBuf> {
+    match fs::hard_link(file, former) {
+        Err(e) if !matches!(e.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => {
+            return Err(e);
+        }
+        _ => unless_gone(fs::remove_file(file))?,
+    };
+    Ok(former.to_owned())
+}
+
+/// `None` for a file that is gone.
+fn unless_gone<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
     }
 }
 
@@ -661,6 +776,123 @@ mod tests {
             }
         );
         assert!(local.has(live, 4) && !local.has(dead, 4));
+    }
+
+    #[test]
+    fn a_chunk_touched_while_it_is_judged_gets_its_name_back() {
+        let (_dir, local) = store();
+        let (id, _) = local.put(b"content").unwrap();
+        let (path, old) = (local.path(id), SystemTime::now() - Duration::from_secs(100));
+        let aside = path.with_file_name(format!("{ASIDE}{}", &id.to_string()[2..]));
+        let collect = || {
+            local
+                .collect(&HashSet::new(), Duration::from_secs(50), SystemTime::now())
+                .unwrap()
+        };
+        // Broken off in the middle, before and after a writer wrote it anew.
+        fs::rename(&path, &aside).unwrap();
+        assert!(!local.keeps(id, 7), "a writer doesn't rely on it");
+        assert_eq!((collect().kept, collect().removed), (1, 0));
+        assert!(local.keeps(id, 7) && !aside.exists());
+        fs::rename(&path, &aside).unwrap();
+        assert_eq!(local.put(b"content").unwrap(), (id, 7));
+        assert_eq!(collect().removed, 0);
+        assert!(path.exists() && !aside.exists());
+        // Touched between the first look and the loss of its name.
+        let (mut done, is_old) = (Collected::default(), |meta: &fs::Metadata| {
+            meta.modified().unwrap() <= old
+        });
+        fs::rename(&path, &aside).unwrap();
+        judge_again(&aside, &path, is_old, &mut done).unwrap();
+        assert_eq!((done.kept, done.removed), (1, 0));
+        assert!(path.exists() && !aside.exists());
+
+        File::open(&path).unwrap().set_modified(old).unwrap();
+        assert_eq!(collect().removed, 1);
+        assert_eq!(files(&local), [] as [PathBuf; 0]);
+    }
+
+    /// Ends the other thread also after a failed assertion.
+    struct Ends<'a>(&'a std::sync::atomic::AtomicBool);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Writers that find chunks present, against collections that take them for dead.
+    #[test]
+    fn no_writer_loses_a_chunk_to_a_collection() {
+        let (_dir, local) = store();
+        let contents: Vec<Vec<u8>> = (0..50_u32).map(|i| i.to_le_bytes().to_vec()).collect();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    let now = SystemTime::now();
+                    local
+                        .collect(&HashSet::new(), Duration::from_secs(50), now)
+                        .unwrap();
+                }
+            });
+            let _end = Ends(&over);
+            for round in 0..40 {
+                for content in &contents {
+                    let id = ChunkId::of(content);
+                    if let Ok(file) = File::open(local.path(id)) {
+                        // As old as if nobody had asked for it for long.
+                        let _ = file.set_modified(SystemTime::now() - Duration::from_secs(100));
+                    }
+                    local.put(content).unwrap();
+                    let has = |_| local.has(id, content.len());
+                    assert!((0..1000).any(has), "it is lost in round {round}");
+                }
+            }
+        });
+        for content in &contents {
+            assert!(local.has(ChunkId::of(content), content.len()));
+        }
+    }
+
+    fn ran(program: &str, args: &[&std::ffi::OsStr]) -> bool {
+        let status = std::process::Command::new(program).args(args).status();
+        status.is_ok_and(|s| s.success())
+    }
+
+    #[test]
+    fn what_is_stored_is_there_after_a_loss_of_power() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: mounting a file system needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let [disk, after, place] = ["disk", "after", "place"].map(|name| dir.path().join(name));
+        File::create(&disk).unwrap().set_len(96 << 20).unwrap();
+        fs::create_dir(&place).unwrap();
+        let options = ["-o", "loop"].map(std::ffi::OsStr::new);
+        if !ran("mkfs.ext4", &["-qF".as_ref(), disk.as_ref()])
+            || !ran("mount", &[options[0], options[1], disk.as_ref(), place.as_ref()])
+        {
+            eprintln!("skipped: no file system can be made in a file here");
+            return;
+        }
+        let local = Local::open(&place.join("chunks")).unwrap();
+        let (small, large) = (noise(5000), noise((MANY + 1) * CHUNK_BYTES + 3));
+        let id = local.put(&small).unwrap().0;
+        let ids = local.put_all(&large, None).unwrap().0;
+        // What reached the disk: the file system's own memory is lost.
+        fs::copy(&disk, &after).unwrap();
+        assert!(ran("umount", &[place.as_ref()]));
+        assert!(ran(
+            "mount",
+            &[options[0], options[1], after.as_ref(), place.as_ref()]
+        ));
+        let mut back = vec![0; large.len()];
+        let read = (local.get(id, &mut back[..5000]), local.get_all(&ids, &mut back));
+        assert!(ran("umount", &[place.as_ref()]));
+        assert!(matches!(read, (Ok(()), Ok(()))), "{read:?}");
+        assert!(back == large);
     }
 
     #[test]

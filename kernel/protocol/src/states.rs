@@ -4,8 +4,9 @@
 use crate::file::make_private;
 use hop_log::{Form, FormError, State, store};
 use hop_words::id::Tenure;
-use std::fs::{File, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Why a kernel's state can't be read.
@@ -168,6 +169,37 @@ pub fn open(kernel: &Path, state: &State) -> Result<PathBuf, OpenError> {
     }
 }
 
+/// Folder in which a tenure's next part is made.
+const NEXT_PART: &str = ".new-part";
+
+/// A folder in which the writer of a tenure makes the tenure's next part: empty, whatever was left there.
+///
+/// # Errors
+/// The file system's.
+pub fn make_part(kernel: &Path) -> io::Result<PathBuf> {
+    let new = kernel.join(NEXT_PART);
+    match std::fs::remove_dir_all(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // Not with the folder above, which is gone if the kernel was closed.
+    DirBuilder::new().mode(0o700).create(&new)?;
+    Ok(new)
+}
+
+/// Has the folder of [`make_part`] be the tenure's next part. It begins with the state beside the part before, by which
+/// the kernel goes on from wherever it was settled.
+///
+/// # Errors
+/// The file system's.
+pub fn open_part(kernel: &Path, before: &Path, tenure: Tenure, part: u32) -> io::Result<PathBuf> {
+    let (new, path) = (kernel.join(NEXT_PART), folder(kernel, tenure, part));
+    write_bytes(&new, &std::fs::read(before.join(store::STATE_FILE))?)?;
+    std::fs::rename(&new, &path)?;
+    File::open(kernel)?.sync_all()?;
+    Ok(path)
+}
+
 /// Python's hash seed for all processes of a kernel, kept beside its tenures. New kernels of a user take the seed in
 /// the folder `shared`, for a waiting interpreter to become any of these kernels.
 ///
@@ -284,6 +316,24 @@ mod tests {
         assert_eq!(state.tenure(), Tenure(10));
         remove_older(tmp.path(), &state);
         assert!(!folder(tmp.path(), Tenure(9), 0).exists() && folder(tmp.path(), Tenure(10), 0).exists());
+    }
+
+    #[test]
+    fn a_tenures_next_part_begins_with_the_state_of_the_part_before() {
+        let tmp = tempfile::tempdir().unwrap();
+        let first = open(tmp.path(), &in_office(3)).unwrap();
+        std::fs::write(make_part(tmp.path()).unwrap().join("left"), "").unwrap();
+        let new = make_part(tmp.path()).unwrap();
+        assert_eq!(std::fs::read_dir(&new).unwrap().count(), 0);
+        std::fs::write(new.join("log"), "text").unwrap();
+        assert_eq!(newest_name(tmp.path()).unwrap(), Some((Tenure(3), 0)));
+        let next = open_part(tmp.path(), &first, Tenure(3), 1).unwrap();
+        assert_eq!(next, folder(tmp.path(), Tenure(3), 1));
+        assert_eq!(std::fs::read_to_string(next.join("log")).unwrap(), "text");
+        assert_eq!(newest(tmp.path()).unwrap(), Some(in_office(3)));
+        assert!(first.exists() && !new.exists());
+        open(tmp.path(), &in_office(4)).unwrap();
+        assert_eq!(newest_name(tmp.path()).unwrap(), Some((Tenure(4), 0)));
     }
 
     #[test]

@@ -29,7 +29,8 @@ impl Remote {
     /// which can then go on.
     ///
     /// # Errors
-    /// [`RemoteError::Unknown`] if a state isn't proven, [`RemoteError::Saving`] while one is being saved, or the
+    /// [`RemoteError::Unknown`] if a state isn't proven, [`RemoteError::Strange`] if there is more than states,
+    /// [`RemoteError::Saving`] while one is being saved, or the
     /// store's own error. The rest is removed by the next call.
     pub async fn collect(
         &self,
@@ -89,12 +90,15 @@ impl Remote {
         let mut live = Live::default();
         for meta in states {
             let parts = self.below(&meta.location).unwrap_or_default();
-            let [state, head] = &parts[..] else {
-                continue;
+            let state = match &parts[..] {
+                [state, head] if head == "head" => state,
+                _ if self.log_of(meta).is_some() => continue,
+                // Of another release, perhaps: what it needs is unknown.
+                _ => {
+                    let place = meta.location.to_string();
+                    return Err(RemoteError::Strange { place });
+                }
             };
-            if head != "head" {
-                continue;
-            }
             let unknown = |source: RemoteError| match source {
                 RemoteError::State(_) | RemoteError::NoState => RemoteError::Unknown {
                     name: state.clone(),

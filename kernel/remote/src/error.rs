@@ -44,6 +44,8 @@ pub enum RemoteError {
         #[source]
         source: Box<RemoteError>,
     },
+    #[error("{place} there is nothing that this release knows and may be a state, so nothing is removed")]
+    Strange { place: String },
     #[error("somebody saved there meanwhile, and that isn't replaced: look at it, then run this again")]
     Changed,
     #[error(

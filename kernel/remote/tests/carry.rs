@@ -383,6 +383,19 @@ async fn what_is_anothers_or_changed_meanwhile_is_not_replaced() {
         "{collected:?}"
     );
     assert_eq!(store.objects().await, before);
+    let chunk = before.keys().find(|place| place.contains("/states/")).unwrap();
+    let folder = chunk.split("/states/").next().unwrap();
+    let unknown = format!("{folder}/states/kernel/3.0/head");
+    store.change(&unknown, Bytes::from_static(b"a kernel's")).await;
+    let collected = remote(&store)
+        .collect(&[9; 32], Duration::ZERO, &Progress::default())
+        .await;
+    assert!(
+        matches!(&collected, Err(RemoteError::Strange { place }) if *place == unknown),
+        "{collected:?}"
+    );
+    store.inner.delete(&Path::from(&unknown[..])).await.unwrap();
+    assert_eq!(store.objects().await, before);
 
     // Two that save under one name: the later finds a head that it hasn't seen.
     let (sender, both) = (remote(&store), name("both"));

@@ -317,7 +317,7 @@ impl Replica {
             self.dial();
         }
         let input = match event {
-            StoreEvent::Synced { upto, length, mac } => Input::Synced { upto, length, mac },
+            StoreEvent::Synced(at) => Input::Synced(at),
             StoreEvent::InSync => Input::InSync,
             StoreEvent::Rested => Input::Rested,
             StoreEvent::Opened => Input::TenureOpened,
@@ -328,6 +328,7 @@ impl Replica {
                 return;
             }
             StoreEvent::Failed(why) => Input::StoreFailed(why),
+            StoreEvent::Mended => Input::StoreMended,
         };
         self.handle(input).await;
     }

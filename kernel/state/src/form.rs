@@ -5,7 +5,7 @@
 use crate::compact;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -383,25 +383,104 @@ fn each(
     let mut mac = *blake3::keyed_hash(key, start).as_bytes();
     let mut rest = &log[START..];
     while !rest.is_empty() {
-        let (text, deflated) = number(rest.get(..8).ok_or(ReadError::Refused)?)?;
-        let (body, body_deflated) = number(rest.get(8..16).ok_or(ReadError::Refused)?)?;
-        let end = text
-            .checked_add(body)
-            .and_then(|n| n.checked_add(16))
-            .ok_or(ReadError::Refused)?;
-        let framed = rest.get(..end).ok_or(ReadError::Refused)?;
-        let proof = rest.get(end..end + MAC).ok_or(ReadError::Refused)?;
-        let proof = blake3::Hash::from_slice(proof).map_err(|_| ReadError::Refused)?;
-        let found = blake3::keyed_hash(key, &[&mac[..], framed].concat());
-        if found != proof {
-            return Err(ReadError::Refused);
-        }
-        mac = *found.as_bytes();
-        let (text, body) = framed[16..].split_at(text);
-        found_one(&inflated(text, deflated)?, &inflated(body, body_deflated)?)?;
-        rest = &rest[end + MAC..];
+        let record = proven(&mac, rest, key)?;
+        found_one(&record.text()?, &record.body()?)?;
+        (mac, rest) = (record.mac, record.rest);
     }
     Ok(mac)
+}
+
+/// A proven record as it lies in the log.
+struct Framed<'a> {
+    text: (&'a [u8], bool),
+    body: (&'a [u8], bool),
+    mac: [u8; MAC],
+    /// What follows it in the log.
+    rest: &'a [u8],
+}
+
+impl Framed<'_> {
+    fn text(&self) -> Result<Cow<'_, [u8]>, ReadError> {
+        inflated(self.text.0, self.text.1)
+    }
+
+    fn body(&self) -> Result<Cow<'_, [u8]>, ReadError> {
+        inflated(self.body.0, self.body.1)
+    }
+}
+
+/// The first record here, which follows on the record with the proof `before`.
+fn proven<'a>(before: &[u8; MAC], log: &'a [u8], key: &[u8; 32]) -> Result<Framed<'a>, ReadError> {
+    let (text, text_deflated) = number(log.get(..8).ok_or(ReadError::Refused)?)?;
+    let (body, body_deflated) = number(log.get(8..16).ok_or(ReadError::Refused)?)?;
+    let end = text
+        .checked_add(body)
+        .and_then(|n| n.checked_add(16))
+        .ok_or(ReadError::Refused)?;
+    let framed = log.get(..end).ok_or(ReadError::Refused)?;
+    let proof = log.get(end..end + MAC).ok_or(ReadError::Refused)?;
+    let proof = blake3::Hash::from_slice(proof).map_err(|_| ReadError::Refused)?;
+    let found = blake3::keyed_hash(key, &[&before[..], framed].concat());
+    if found != proof {
+        return Err(ReadError::Refused);
+    }
+    let (text, body) = framed[16..].split_at(text);
+    Ok(Framed {
+        text: (text, text_deflated),
+        body: (body, body_deflated),
+        mac: *found.as_bytes(),
+        rest: &log[end + MAC..],
+    })
+}
+
+/// The chunks that the log in a folder refers to, also in records that don't count yet: their writer may be about to
+/// make them count. A folder without a log refers to nothing.
+///
+/// # Errors
+/// [`ReadError`]: what the log needs is unknown.
+pub fn named(folder: &Path, key: &[u8; 32], uid: u32) -> Result<BTreeMap<String, u64>, ReadError> {
+    let failed = |source| ReadError::Missing {
+        path: folder.to_owned(),
+        source,
+    };
+    if fs::metadata(folder).map_err(failed)?.uid() != uid {
+        let path = folder.to_owned();
+        return Err(ReadError::Stranger { path });
+    }
+    let read = |name| match fs::read(folder.join(name)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some).map_err(failed),
+    };
+    // The head comes first: the log only grows meanwhile.
+    let head = read("head")?;
+    let log = match (read("log")?, &head) {
+        (Some(log), _) => log,
+        (None, None) => return Ok(BTreeMap::new()),
+        (None, Some(_)) => return Err(ReadError::Refused),
+    };
+    let mut snapshot = Snapshot::default();
+    let (mut mac, counted) = match head {
+        Some(head) => {
+            let head = prove_head(&head, key)?;
+            let log = log.get(..head.length).ok_or(ReadError::Refused)?;
+            let mac = replay(log, key, &mut snapshot)?;
+            if hex::encode(mac) != head.mac || snapshot.records != head.records {
+                return Err(ReadError::Refused);
+            }
+            (mac, head.length)
+        }
+        // Its first record isn't whole yet.
+        None if log.len() < START => return Ok(BTreeMap::new()),
+        None if log[..START] == start() => (*blake3::keyed_hash(key, &log[..START]).as_bytes(), START),
+        None => return Err(ReadError::Refused),
+    };
+    let mut rest = &log[counted..];
+    while let Ok(record) = proven(&mac, rest, key) {
+        let said = serde_json::from_slice(&record.text()?).map_err(|_| ReadError::Refused)?;
+        apply(said, &mut snapshot);
+        (mac, rest) = (record.mac, record.rest);
+    }
+    Ok(snapshot.chunks)
 }
 
 fn apply(record: Record, snapshot: &mut Snapshot) {
@@ -432,6 +511,53 @@ fn apply(record: Record, snapshot: &mut Snapshot) {
         .unwrap_or_else(|| std::mem::take(&mut snapshot.environment));
     snapshot.saved_at = record.at;
     snapshot.records += 1;
+}
+
+/// The content in chunks that a log refers to, kept up record by record.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    snapshot: Snapshot,
+    /// Bytes of all chunks.
+    all: u64,
+}
+
+impl Contents {
+    /// Takes a further record in. `false` means that it isn't as the form says.
+    pub(crate) fn add(&mut self, text: &[u8]) -> bool {
+        serde_json::from_slice(text).is_ok_and(|said| self.apply(said))
+    }
+
+    /// As [`Contents::add`], for a record that is parsed already.
+    pub(crate) fn take(&mut self, said: serde_json::Value) -> bool {
+        serde_json::from_value(said).is_ok_and(|said| self.apply(said))
+    }
+
+    fn apply(&mut self, record: Record) -> bool {
+        let before = self.snapshot.chunks.len();
+        apply(record, &mut self.snapshot);
+        if self.snapshot.chunks.len() != before {
+            self.all = self.snapshot.chunks.values().sum();
+        }
+        true
+    }
+
+    /// Bytes of the chunks of the present variables and sections, and of all other chunks.
+    pub(crate) fn live_and_garbage(&self) -> (u64, u64) {
+        let units = self.snapshot.units.values();
+        let streams = units
+            .clone()
+            .map(|u| &u.stream)
+            .chain(self.snapshot.sections.values());
+        let in_chunks = streams.filter_map(|stream| match stream {
+            StreamRef::Chunks { c, .. } => Some(c),
+            StreamRef::Inline { .. } => None,
+        });
+        let buffers = units.flat_map(|unit| unit.buffers.iter().map(|b| &b.2));
+        let live: HashSet<&String> = in_chunks.chain(buffers).flatten().collect();
+        let bytes = |name: &String| self.snapshot.chunks.get(name).copied().unwrap_or(0);
+        let live: u64 = live.into_iter().map(bytes).sum();
+        (live, self.all.saturating_sub(live))
+    }
 }
 
 // Writing.

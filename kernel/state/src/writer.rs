@@ -3,7 +3,7 @@
 //! never looks into them.
 
 use crate::compact;
-use crate::form::{self, ReadError};
+use crate::form::{self, Contents, ReadError};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -18,6 +18,9 @@ const PIECE: usize = 1 << 20;
 
 /// Length up to which a log is never compacted.
 const SHORT: u64 = 1 << 20;
+
+/// Bytes of content in chunks for which alone no log is compacted.
+const LITTLE: u64 = 256 << 20;
 
 /// Why a state can't be written.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +54,10 @@ impl Key {
         Self(bytes)
     }
 
+    pub(crate) fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The caller's own key, made at its first use.
     ///
     /// # Errors
@@ -75,7 +82,7 @@ impl Key {
     }
 }
 
-fn own_uid() -> io::Result<u32> {
+pub(crate) fn own_uid() -> io::Result<u32> {
     use std::os::unix::fs::MetadataExt;
     Ok(fs::metadata("/proc/self")?.uid())
 }
@@ -120,8 +127,12 @@ pub struct Writer {
     length: u64,
     records: u64,
     mac: blake3::Hash,
+    /// The content that the log's records name. `None` means that a record isn't of the known form.
+    contents: Option<Contents>,
     /// Length at which compaction is considered.
     long: u64,
+    /// Bytes of content that only replaced versions need, at which compaction is considered.
+    much: u64,
 }
 
 impl Writer {
@@ -139,7 +150,9 @@ impl Writer {
             length: start.len() as u64,
             records: 0,
             mac: blake3::keyed_hash(&key.0, &start),
+            contents: Some(Contents::default()),
             long: SHORT,
+            much: LITTLE,
         };
         writer.write(&start)?;
         Ok(writer)
@@ -167,7 +180,7 @@ impl Writer {
             path: folder.join("log"),
             source,
         })?;
-        Ok(Self {
+        let mut writer = Self {
             folder: folder.to_owned(),
             key: key.clone(),
             log,
@@ -175,11 +188,19 @@ impl Writer {
             length,
             records,
             mac,
-            long: SHORT.max(length + length / 8),
-        })
+            contents: proven(key, source, length, &mac.to_hex())
+                .ok()
+                .and_then(|records| contents_of(&records)),
+            long: 0,
+            much: 0,
+        };
+        writer.stays_as_it_is();
+        writer.long = SHORT.max(length + length / 8);
+        Ok(writer)
     }
 
-    /// As [`Writer::go_on`], without what nothing needs any more if that is more than half of the log.
+    /// As [`Writer::go_on`], without what nothing needs any more if that is more than half of the log, or of the content
+    /// named by it.
     ///
     /// # Errors
     /// As [`Writer::go_on`], and a record of the other log isn't proven.
@@ -197,7 +218,7 @@ impl Writer {
     }
 
     /// Begins a log with the needed records of another log, left unchanged for its readers. `None` means that the gain
-    /// is too small: the new log would be more than half as long.
+    /// is too small: the new log would be more than half as long, and would need more than half of the content.
     ///
     /// # Errors
     /// As [`Writer::go_on`], and a record of the other log isn't proven.
@@ -208,17 +229,22 @@ impl Writer {
         length: u64,
         mac: &str,
     ) -> Result<Option<Self>, WriteError> {
-        if length <= SHORT {
+        let records = proven(key, source, length, mac)?;
+        let garbage = garbage(contents_of(&records).as_ref());
+        if length <= SHORT && garbage <= LITTLE {
             return Ok(None);
         }
-        let Some(framed) = least(key, source, length, mac)? else {
+        let Some(least) = least(&records) else {
             return Ok(None);
         };
+        let contents = contents_of(&least);
+        let left = self::garbage(contents.as_ref());
+        let framed = all_framed(&least, source)?;
         let live: u64 = framed.iter().map(|f| (f.len() + blake3::OUT_LEN) as u64).sum();
-        if length <= SHORT + 2 * live {
+        if length <= SHORT + 2 * live && garbage <= LITTLE + 2 * left {
             return Ok(None);
         }
-        Self::of_framed(folder, key, &framed).map(Some)
+        Self::of_framed(folder, key, &framed, contents).map(Some)
     }
 
     /// As [`Writer::compacted`], however little that spares. `None` means that a record isn't as the form says.
@@ -232,28 +258,54 @@ impl Writer {
         length: u64,
         mac: &str,
     ) -> Result<Option<Self>, WriteError> {
-        let framed = least(key, source, length, mac)?;
-        framed
-            .map(|framed| Self::of_framed(folder, key, &framed))
-            .transpose()
+        let Some(least) = least(&proven(key, source, length, mac)?) else {
+            return Ok(None);
+        };
+        let framed = all_framed(&least, source)?;
+        Self::of_framed(folder, key, &framed, contents_of(&least)).map(Some)
     }
 
-    fn of_framed(folder: &Path, key: &Key, framed: &[Vec<u8>]) -> Result<Self, WriteError> {
+    fn of_framed(
+        folder: &Path,
+        key: &Key,
+        framed: &[Vec<u8>],
+        contents: Option<Contents>,
+    ) -> Result<Self, WriteError> {
         let mut writer = Self::create(folder, key)?;
         for framed in framed {
             writer.append_framed(framed)?;
         }
+        writer.contents = contents;
+        writer.stays_as_it_is();
         writer.long = SHORT + 2 * writer.length;
         Ok(writer)
     }
-    /// Whether the log has grown enough to try to compact it, into another folder.
-    pub fn is_long(&self) -> bool {
-        self.length > self.long
+
+    /// As [`Writer::compacted`], of this log as far as it is committed.
+    ///
+    /// # Errors
+    /// As [`Writer::compacted`].
+    pub fn shorter(&self, folder: &Path) -> Result<Option<Self>, WriteError> {
+        let mac = self.mac.to_hex();
+        Self::compacted(folder, &self.key, &self.folder, self.length, &mac)
     }
 
-    /// Records that compaction isn't worthwhile before the log has grown further.
+    /// The log's folder has another name now.
+    pub fn is_moved(&mut self, folder: &Path) {
+        folder.clone_into(&mut self.folder);
+    }
+
+    /// Whether the log, or the content that only its replaced versions need, has grown enough to try to compact it,
+    /// into another folder.
+    pub fn is_long(&self) -> bool {
+        self.length > self.long || garbage(self.contents.as_ref()) > self.much
+    }
+
+    /// Records that compaction isn't worthwhile before the log or its unneeded content has grown further.
     pub fn stays_as_it_is(&mut self) {
         self.long = SHORT + self.length + self.length / 8;
+        let (live, garbage) = self.contents.as_ref().map_or((0, 0), Contents::live_and_garbage);
+        self.much = garbage + live.max(LITTLE);
     }
 
     /// Adds a record. It doesn't count before [`Writer::commit`].
@@ -261,7 +313,9 @@ impl Writer {
     /// # Errors
     /// The file system's. Nothing may be added after one: the end of the file is unknown.
     pub fn append(&mut self, text: &[u8], body: &[u8]) -> Result<(), WriteError> {
-        self.append_framed(&form::framed(text, body, SMALL))
+        self.append_framed(&form::framed(text, body, SMALL))?;
+        self.contents.take_if(|contents| !contents.add(text));
+        Ok(())
     }
 
     fn append_framed(&mut self, framed: &[u8]) -> Result<(), WriteError> {
@@ -314,25 +368,44 @@ impl Writer {
     }
 }
 
-/// The records that compaction of a log would keep, proven. `None` means that a record isn't of the known form: then
-/// the log is kept as it is.
-fn least(key: &Key, source: &Path, length: u64, mac: &str) -> Result<Option<Vec<Vec<u8>>>, WriteError> {
+/// The records of a log, proven.
+fn proven(key: &Key, source: &Path, length: u64, mac: &str) -> Result<Vec<compact::Record>, WriteError> {
     let damaged = || WriteError::Source {
         path: source.to_owned(),
     };
     let mut log = vec![0; usize::try_from(length).map_err(|_| damaged())?];
     let from = File::open(source.join("log")).map_err(|_| damaged())?;
     from.read_exact_at(&mut log, 0).map_err(|_| damaged())?;
-    let records = form::records(&log, &key.0, mac).map_err(|_| damaged())?;
-    drop(log);
-    let Ok(records) = compact::compact(&records) else {
-        return Ok(None);
-    };
+    form::records(&log, &key.0, mac).map_err(|_| damaged())
+}
+
+/// The records that compaction of a log would keep. `None` means that a record isn't of the known form: then the log is
+/// kept as it is.
+fn least(records: &[compact::Record]) -> Option<Vec<compact::Record>> {
+    compact::compact(records).ok()
+}
+
+fn all_framed(records: &[compact::Record], source: &Path) -> Result<Vec<Vec<u8>>, WriteError> {
     let framed = records.iter().map(|record| {
-        let text = serde_json::to_vec(&record.said).map_err(|_| damaged())?;
+        let text = serde_json::to_vec(&record.said).map_err(|_| WriteError::Source {
+            path: source.to_owned(),
+        })?;
         Ok(form::framed(&text, &record.body, SMALL))
     });
-    framed.collect::<Result<_, WriteError>>().map(Some)
+    framed.collect()
+}
+
+fn contents_of(records: &[compact::Record]) -> Option<Contents> {
+    let mut contents = Contents::default();
+    records
+        .iter()
+        .all(|record| contents.take(serde_json::Value::Object(record.said.clone())))
+        .then_some(contents)
+}
+
+/// Bytes of content that only replaced versions need, as far as known.
+fn garbage(contents: Option<&Contents>) -> u64 {
+    contents.map_or(0, |contents| contents.live_and_garbage().1)
 }
 
 /// An empty file of this name, private to its owner.
@@ -386,6 +459,59 @@ mod tests {
         }
         log.append(&record(2.0), b"torn").unwrap();
         assert_eq!(records(tmp.path()), 3);
+    }
+
+    /// A record of a variable with so many bytes of content, under names of their own.
+    fn large(of: u64, version: u64, bytes: u64) -> Vec<u8> {
+        let chunks: Vec<String> = (0..bytes.div_ceil(4 << 20))
+            .map(|n| {
+                blake3::hash(format!("{of} {version} {n}").as_bytes())
+                    .to_hex()
+                    .to_string()
+            })
+            .collect();
+        let said = serde_json::json!({
+            "at": 1.0, "gone": [], "process": {}, "inputs": {}, "env": null, "cell": null,
+            "units": [{"u": of, "m": [format!("n:v{of}")], "s": {"in": [0, 0]}, "b": [[bytes, 0, chunks]], "f": [],
+                "c": [], "t": [], "gone": [], "notes": [], "types": [], "sec": 0.0, "dig": ""}],
+        });
+        said.to_string().into_bytes()
+    }
+
+    #[test]
+    fn a_log_is_long_once_replaced_versions_keep_more_content_than_there_is() {
+        let tmp = tempfile::tempdir().unwrap();
+        let folders = ["one", "two", "three"].map(|name| tmp.path().join(name));
+        folders.iter().for_each(|f| fs::create_dir(f).unwrap());
+        let mut log = Writer::create(&folders[0], &Key(KEY)).unwrap();
+        let mut version = 0;
+        let mut grow = |log: &mut Writer| {
+            let before = version;
+            while !log.is_long() {
+                version += 1;
+                log.append(&large(1, version, 100 << 20), b"").unwrap();
+            }
+            version - before
+        };
+        log.append(&large(2, 0, 1 << 30), b"").unwrap();
+        assert!(!log.is_long());
+        assert_eq!(grow(&mut log), 4, "300 MiB that nobody needs");
+        let at = log.commit().unwrap();
+        let named = |folder: &Path| form::named(folder, &KEY, own_uid().unwrap()).unwrap().len();
+        let mut shorter = log.shorter(&folders[1]).unwrap().unwrap();
+        shorter.commit().unwrap();
+        assert_eq!((named(&folders[0]), named(&folders[1])), (256 + 100, 256 + 25));
+        assert!(!shorter.is_long());
+        // Nothing would become shorter.
+        assert!(shorter.shorter(&folders[2]).unwrap().is_none());
+        assert_eq!(grow(&mut shorter), 12, "as much as is needed");
+
+        let next = Writer::go_on_compactly(&folders[2], &Key(KEY), &folders[0], at.length, &at.mac).unwrap();
+        assert!(!next.is_long(), "a later tenure begins with what is needed");
+        let mut next = Writer::go_on(&folders[2], &Key(KEY), &folders[0], at.length, &at.mac).unwrap();
+        assert!(!next.is_long());
+        next.stays_as_it_is();
+        assert!(!next.is_long());
     }
 
     #[test]

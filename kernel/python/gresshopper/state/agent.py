@@ -144,6 +144,8 @@ class Agent:
         """Capture after each cell; with a directory, keep each capture there. `ahead` stores large content at its
         capture, before any save. Otherwise the save stores the content, and may leave out parts that cells make again.
         """
+        if directory is not None:
+            self.store.keep_content_of(directory)
         self.begin(None if directory is None else records.FileJournal(directory), ahead or directory is not None)
 
     def begin(self, journal: records.Journal | None, ahead: bool = True) -> None:
@@ -605,6 +607,7 @@ class Agent:
         """
         started = time.perf_counter()
         before = self.store.written
+        self.store.keep_content_of(directory)
         self._read_all()
         self._work_off()
         if self.journal is not None:
@@ -868,6 +871,7 @@ class Agent:
         told, loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
+        pending = {uid: names for uid, names in pending.items() if uid not in loader.failed}
         if pending:
             self.later = later.Later(loader, pending, self.shell, self._set_later, self._tell)
             self.later.begin()
@@ -879,7 +883,7 @@ class Agent:
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
         if snapshot.redo["cells"] and not self.notes:
             self.notes = redo.notes_of(snapshot, self.store)
-            self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
+            self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store, _unsaid))
             self._last = self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
         space = self.shell.user_ns
         self.told = {}
@@ -909,6 +913,7 @@ class Agent:
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
+        self.store.keep_content_of(directory)
         told = self.restore(directory, lazy=lazy)
         self.adopt(self.read(directory))
         self.journal = records.FileJournal(directory, resume=True)
@@ -920,7 +925,7 @@ class Agent:
         """Go on from a restored state: later captures are differences to it."""
         cells = [r.head["cell"]["seq"] for r in snapshot.records if r.head["cell"]]
         self._last = self._seq = max([self._seq, *cells])
-        self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
+        self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store, _unsaid))
         self._writer.continues(len(self.shell.user_ns.get("_ih") or [""]))
         self.notes = self.notes or redo.notes_of(snapshot, self.store)
 
@@ -1006,8 +1011,11 @@ class Agent:
 
     def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
         """Have the next cell find settings beyond the reach of a restore."""
-        entries = ((name, snapshot.sections.get(name)) for name in process.of_context())
-        process.for_cells({name: restoring.stream(entry, self.store) for name, entry in entries if entry is not None})
+        sections: dict[str, bytes] = {}
+        for name in process.of_context():
+            with contextlib.suppress(KeyError, StoreError):  # the restore has told it
+                sections[name] = restoring.stream(snapshot.sections[name], self.store)
+        process.for_cells(sections)
         hooks = self.shell.events.callbacks["pre_execute"]
         if self._in_cell not in hooks:
             self.shell.events.register("pre_execute", self._in_cell)
@@ -1053,6 +1061,10 @@ def _take_back_streams() -> None:
             print(
                 f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again", file=own
             )
+
+
+def _unsaid(_: str) -> None:
+    """Something that the restore has told already."""
 
 
 def _cells_of(record: form.Record) -> list[dict[str, Any]]:

@@ -36,10 +36,12 @@ _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
 _ITEMS_COPIED = 4
 #: Seconds that a trial of a class's own pickling takes beside loading, and how many times as long as writing that takes.
 _FORK, _LOADS = 0.02, 3.0
-#: Seconds for which a disk may let a whole chunk wait, written past the page cache.
+#: Seconds for which a disk may let new content wait until it is there to stay.
 _DISK = 0.02
 #: Seconds from which on the actual time for content corrects the expected time.
 _LEARNT = 0.001
+#: Seconds for which stored content stays though no record names it, of the hour that collections of garbage give.
+_FRESH = 20 * 60.0
 #: Tells an object by its address. Each call of `id` is told to those who listen to Python's audit events, us among them.
 _place_of = object.__hash__
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
@@ -160,10 +162,12 @@ class Delta(NamedTuple):
 class _Memory:
     """Facts on one range of memory."""
 
-    __slots__ = ("armed", "blob", "heat", "seen", "tags")
+    __slots__ = ("armed", "blob", "heat", "kept", "seen", "tags")
 
     def __init__(self) -> None:
         self.blob: Blob | None = None
+        #: When all its chunks were stored or asked for.
+        self.kept = time.monotonic()
         self.tags: bytes = b""
         self.armed = False
         self.heat = 1
@@ -196,7 +200,16 @@ class Memories:
             blob = self._first(memory, buffer)
             self._known[key] = memory
             return blob
-        return self._again(memory, buffer, arm)
+        return self._kept(memory, buffer, self._again(memory, buffer, arm))
+
+    def _kept(self, memory: _Memory, buffer: pickling.Buffer, blob: Blob) -> Blob:
+        """Content that a record is about to name. It may have been stored for a capture that was given up, and collected
+        as garbage since."""
+        if blob.deferred or time.monotonic() - memory.kept < _FRESH:
+            return blob
+        blob = self.keep(buffer, blob)
+        memory.kept = time.monotonic()
+        return blob
 
     def _first(self, memory: _Memory, buffer: pickling.Buffer) -> Blob:
         if buffer.items is not None:
@@ -329,7 +342,7 @@ class Memories:
             nbytes = min(nbytes, CHUNK * sum(dirty)) or nbytes
         if buffer.items is not None:
             return buffer.nbytes / _ITEMS_RATE
-        stored = nbytes / _STORE_RATE + (_DISK if nbytes >= CHUNK else 0.0)
+        stored = nbytes / _STORE_RATE + _DISK
         return nbytes / _HASH_RATE + (stored if self.ahead or native.lib is None else 0.0)
 
     def unchanged(self, at: int, nbytes: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from . import effects, form, pickling, process, restore
 from .session import reason
-from .store import Store
+from .store import Store, StoreError
 
 #: Most cells to run again for one group.
 MOST = 50
@@ -108,7 +108,7 @@ def _chain(
         for i in cells:
             state = _run_cell(records, i, wanted, state, store, session, live, snapshot)
         _fill_shown(entry, stood, state)
-        _same(entry, state, session)
+        _same(entry, state, session, store)
     return state
 
 
@@ -136,13 +136,21 @@ def emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[N
         namespace.update(kept)
 
 
-def _same(entry: restore.Entry, state: dict[str, Any], session: pickling.Session) -> None:
-    """The rest of the group, beside its lost parts, must be unchanged."""
+def _same(entry: restore.Entry, state: dict[str, Any], session: pickling.Session, store: Store) -> None:
+    """The rest of the group, beside its lost parts, must be unchanged; all of a group whose content isn't readable."""
     if sorted(state) != sorted(entry.names):
         raise _Barred("running its cells again gave other variables")
     again = pickling.dump(session, [state[m[2:]] for m in entry.said["m"]], first=entry.first)
     if hashlib.blake2b(again.stream, digest_size=16).hexdigest() != entry.said["dig"]:
         raise _Barred("running its cells again didn't give the same")
+    if not entry.said["gone"] and not _same_content(again.buffers, entry.said["b"], store):
+        raise _Barred("running its cells again didn't give the same")
+
+
+def _same_content(buffers: Sequence[pickling.Buffer], blobs: Sequence[Any], store: Store) -> bool:
+    """Whether buffers, but for items, have the recorded content: its names are its hashes."""
+    plain = ((buffer, blob[2]) for buffer, blob in zip(buffers, blobs) if buffer.items is None)
+    return all(store.put(buffer.address, buffer.nbytes) == names for buffer, names in plain)
 
 
 def _run_cell(
@@ -167,11 +175,15 @@ def _run_cell(
         if before.units[other].said["gone"]:
             raise _Barred(f"it needs {', '.join(before.units[other].names)}, which can't be saved either")
         scratch.update(loader._values(other, before.units[other]))
+        if other in loader.failed:
+            raise _Barred(f"it needs {', '.join(before.units[other].names)}: {loader.failed[other]}")
     scratch.update(state)
+    try:
+        sections = before.process(store)
+    except StoreError as e:
+        raise _Barred(f"it needs what the process kept: {reason(e)}") from None
     kept = process.read()
-    process.apply(
-        {k: v for k, v in before.process(store).items() if k in ("random", "numpy", "torch")}, lambda _: None
-    )
+    process.apply({k: v for k, v in sections.items() if k in ("random", "numpy", "torch")}, lambda _: None)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
@@ -227,6 +239,5 @@ def _same_rest(
         again = pickling.dump(session, [scratch[name] for name in own])
         if hashlib.blake2b(again.stream, digest_size=16).hexdigest() != said["dig"]:
             raise _Barred(f"running its cell again gave another {', '.join(own)}")
-        for buffer, blob in zip(again.buffers, said["b"]):
-            if buffer.items is None and store.put(buffer.address, buffer.nbytes) != blob[2]:
-                raise _Barred(f"running its cell again gave another {', '.join(own)}")
+        if not _same_content(again.buffers, said["b"], store):
+            raise _Barred(f"running its cell again gave another {', '.join(own)}")

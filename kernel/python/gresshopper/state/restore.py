@@ -1,7 +1,7 @@
 """Rebuilds a namespace from a saved state.
 
-Everything is proven and read before anything is set: a state applies whole or not at all. Variables that can't be
-rebuilt become placeholders, and each is told.
+Everything is proven and read before anything is set. Variables that can't be rebuilt become placeholders, and each is
+told: a group whose content is missing or damaged costs no other group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 from . import form, pickling, process, recipes, unswept
 from .lost import Lost, LostError
 from .session import MAIN, reason
-from .store import Store
+from .store import Store, StoreError
 
 #: Arrays from this many bytes on lie on a private map of the store, read at their first use.
 LAZY = 64 * 1024 * 1024
@@ -101,9 +101,22 @@ class Snapshot:
         assert self._redo_record is not None
         return stream(Entry({"s": ref}, self._redo_record), store)
 
-    def process(self, store: Store) -> dict[str, bytes]:
-        """The process's sections."""
-        return {name: stream(entry, store) for name, entry in self.sections.items()}
+    def process(self, store: Store, lacks: Callable[[str], None] | None = None) -> dict[str, bytes]:
+        """The process's sections. `lacks` hears of each whose content is missing or damaged; without it, that is an
+        error.
+
+        # Errors
+        `StoreError`.
+        """
+        found = {}
+        for name, entry in self.sections.items():
+            try:
+                found[name] = stream(entry, store)
+            except StoreError as e:
+                if lacks is None:
+                    raise
+                lacks(f"what the process kept of {name} couldn't be restored: {reason(e)}")
+        return found
 
 
 def stream(entry: Entry, store: Store) -> bytes:
@@ -355,7 +368,7 @@ class Loader:
         """All variables (or the variables of `only`), without the groups in `later`, classes first; nothing is set yet.
 
         # Errors
-        `StoreError` and `FormError` when a part of the state is missing or was tampered with.
+        `FormError` when a record isn't as the form says.
         """
         staged: dict[str, Any] = {}
         order = sorted(self.snapshot.units, key=lambda uid: (not self._has_class(uid), uid))
@@ -401,10 +414,6 @@ class Loader:
         except (form.FormError, MemoryError):
             raise
         except Exception as e:
-            from .store import StoreError
-
-            if isinstance(e, StoreError):
-                raise
             why = f"it couldn't be loaded: {reason(e)}"
             self.failed[uid] = why
             for name in entry.names:
@@ -491,16 +500,14 @@ def restore(
     """Rebuild everything but the variables of groups in `later`, then set it at once.
 
     # Errors
-    `FormError` or `StoreError`, with the namespace untouched.
+    `FormError`, with the namespace untouched.
     """
     started = time.perf_counter()
     loader = Loader(snapshot, store, session, lazy)
     store.ask_for([name for entry in snapshot.units.values() for name in chunks_of(entry)])
-    for uid in later:
-        entry = snapshot.units[uid]
-        if not store.holds(chunks_of(entry)):
-            raise form.FormError(f"the content of {', '.join(entry.names)} isn't in the store any more")
-    sections = snapshot.process(store)
+    # Read at once, what isn't there is told at once.
+    later = {uid: names for uid, names in later.items() if store.holds(chunks_of(snapshot.units[uid]))}
+    sections = snapshot.process(store, loader.notice)
     process.apply_early(sections, loader.notice)
     with unswept.Unswept():
         staged = loader.load_all(progress=progress, later=later)

@@ -145,7 +145,7 @@ class Supervised:
         if asked["capture"] == "nothing":
             of.unwatch()
         elif isinstance(of.journal, ChannelJournal):
-            of.next_record(asked["record"] != of.journal.next)
+            of.next_record(asked["record"] != of.journal.next or bool(asked.get("anew")))
             of.journal.next = asked["record"]
         else:
             of.elect()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import form, native, restore
-from gresshopper.state.store import StoreError
+from gresshopper.state import form, native, pickling, rerun, restore
+from gresshopper.state.store import Store, StoreError
 
 from harness import Kernel
 
@@ -76,18 +77,69 @@ def test_another_key_another_user_and_an_open_key_are_refused(tmp_path: Path) ->
             load(tmp_path)
 
 
-def test_a_changed_or_missing_chunk_is_refused(tmp_path: Path) -> None:
+def test_a_changed_or_missing_chunk_is_never_used_and_costs_its_group_alone(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
-    saved(tmp_path, "import numpy as np\nx = np.arange(200_000)")
-    chunk = next(p for p in (tmp_path / "store" / "chunks").rglob("*") if p.is_file())
+    saved(tmp_path, "import os, numpy as np\nx = np.frombuffer(os.urandom(400_000), dtype='u1').copy()", "y = [1]")
+    chunks = [p for p in (tmp_path / "store" / "chunks").rglob("*") if p.is_file()]
+    chunk = next(p for p in chunks if p.stat().st_size == 400_000)
     whole = chunk.read_bytes()
-    for bad in (whole[:-1] + b"!", whole[:-1], b""):
-        chunk.write_bytes(bad)
-        with pytest.raises(StoreError):
-            load(tmp_path)
-    chunk.unlink()
-    with pytest.raises(StoreError):
-        load(tmp_path)
+    for bad in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-1], b"", None):
+        chunk.unlink() if bad is None else chunk.write_bytes(bad)
+        kernel = Kernel(tmp_path)
+        told, _ = kernel.restore()
+        assert list(told.lost) == ["x"] and type(kernel.ns["x"]).__name__ == "Lost"
+        assert kernel.ns["y"] == [1]
+    chunk.write_bytes(whole)
+    assert load(tmp_path)["x"].tobytes() == whole
+
+
+def test_what_is_missing_is_made_again_only_as_it_was(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    saved(tmp_path, "import numpy as np", "x = np.arange(200_000)", "n = 3")
+    other = saved(tmp_path / "other", "import numpy as np", "x = np.arange(200_000) * 2")
+    for chunk in (tmp_path / "store" / "chunks").rglob("*"):
+        if chunk.is_file():
+            chunk.unlink()
+    assert load(tmp_path)["x"].sum() == sum(range(200_000))
+    # The content alone tells the two apart.
+    entries = [
+        restore.Snapshot(form.read(base / "log", form.owner_key(base / "key"))).units for base in (tmp_path, tmp_path / "other")
+    ]
+    of_x, of_other = (next(e for e in units.values() if e.names == ["x"]) for units in entries)
+    state = {"x": other.ns["x"]}
+    rerun._same(of_other, state, other.capture.session, other.store)
+    assert of_x.said["dig"] == of_other.said["dig"]
+    with pytest.raises(rerun._Barred, match="didn't give the same"):
+        rerun._same(of_x, state, other.capture.session, other.store)
+
+
+def test_a_state_elsewhere_is_known_to_its_store(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    named = tmp_path / "share" / "gresshopper" / "states"
+    for place in (tmp_path / "mine", tmp_path / "mine", named / "one", named / "two"):
+        store.keep_content_of(place)
+    places = (os.readlink(link) for link in (store.root / "places").iterdir())
+    assert sorted(places) == [str(tmp_path / "mine"), str(named)]
+
+
+def test_content_that_no_record_names_is_asked_for_before_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numpy")
+    kernel = Kernel(tmp_path)
+    assert kernel.run("import numpy as np\nx = np.random.rand(300_000)")
+    kernel.capture.run(None)
+
+    def found_again() -> bool:
+        for chunk in [p for p in kernel.store.chunks.rglob("*") if p.is_file()]:
+            chunk.unlink()  # collected as garbage
+        buffer = pickling.dump(kernel.capture.session, [kernel.ns["x"]]).buffers[0]
+        return kernel.store.holds(kernel.capture.memories.content(buffer, False).chunks)
+
+    assert not found_again(), "content that was stored a moment ago isn't looked for"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1201)
+    assert found_again()
 
 
 def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -244,11 +244,17 @@ def test_what_was_tampered_with_is_told_and_never_used(tmp_path: Path) -> None:
     assert said[0] == ["f"] and said[2][0] == "'Lost'" and "f couldn't be restored" in told
 
 
-def test_what_is_missing_is_refused_at_once(tmp_path: Path) -> None:
-    run(tmp_path, cells=[CELLS[0], "f = np.random.rand(300_000)"])
-    chunks(tmp_path)[-1].unlink()
-    with pytest.raises(AssertionError, match="isn't in the store any more"):
-        run(tmp_path, then=["out = 0"])
+def test_what_is_missing_costs_its_group_alone_and_is_told_at_once(tmp_path: Path) -> None:
+    cells = [CELLS[0], *(f"{name} = np.random.rand({n})" for name, n in zip("hfg", (10_000, 300_000, 400_000))), "n = 7"]
+    run(tmp_path, cells=cells)
+    of_h, of_f, of_g = chunks(tmp_path)
+    assert of_g.stat().st_size == 3_200_000
+    of_f.unlink()
+    of_h.unlink()  # which isn't read later
+    said, told = run(tmp_path, then=["out = 0", "out = type(f).__name__, len(g), type(h).__name__, n"], names="fgh")
+    assert said[0] == ["g"]
+    assert said[2][0] == "('Lost', 400000, 'Lost', 7)"
+    assert "f couldn't be restored" in told and "h couldn't be restored" in told
 
 
 def test_variables_follow_one_another_as_they_did(tmp_path: Path) -> None:

@@ -382,7 +382,10 @@ def test_a_record_that_is_asked_for_again_holds_everything(start: Callable[..., 
     head = json.loads(text)
     assert head["full"] and {m for u in head["units"] for m in u["m"]} >= {"n:a", "n:b", "n:c"}
     kernel.run("d = [4]")
-    assert not json.loads(kernel.of("cell")[-1][1][0])["full"]
+    for anew in (False, True):
+        kernel.begin(record=kernel.of("cell")[-1][0]["record"] + 1, anew=anew)
+        kernel.run("e = [5]")
+        assert json.loads(kernel.of("cell")[-1][1][0])["full"] is anew
 
 
 def test_a_full_store_is_told_and_made_up_for(start: Callable[..., Kernel], tmp_path: Path) -> None:

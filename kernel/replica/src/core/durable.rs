@@ -130,6 +130,17 @@ pub(super) struct Durable {
     pub(super) notices: Vec<String>,
     /// Why nothing can be written to the store, once the user has been told.
     pub(super) broken: Option<String>,
+    pub(super) mending: Mending,
+}
+
+/// The way back after a failure of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mending {
+    No,
+    /// The store takes records again.
+    Possible,
+    /// The agent has been asked, with this id, for a record of everything.
+    Asked(u64),
 }
 
 /// A reply that waits for effects to be durable.
@@ -217,6 +228,7 @@ impl Durable {
             failed_captures: 0,
             notices: Vec::new(),
             broken: None,
+            mending: Mending::No,
         }
     }
 
@@ -291,6 +303,10 @@ impl Durable {
         assert!(self.captured.len() <= CAPTURED_MAX);
         let kept = |(cell, _): &(CellId, Parcel)| !self.journal.is_ahead(cell);
         assert!(self.captured.iter().all(kept), "a record follows its cell's end");
+        assert!(
+            self.broken.is_some() || self.mending == Mending::No,
+            "only what is broken is mended"
+        );
     }
 }
 

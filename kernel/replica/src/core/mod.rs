@@ -62,6 +62,7 @@ use std::path::PathBuf;
 pub use check::Place;
 pub use durable::Durably;
 pub use memory::{Errand, ErrandEnd, Left, Returned};
+pub use storing::OnDisk;
 
 /// Silence after which a started kernel is given up.
 pub(crate) const START: Span = Span::from_secs(120);
@@ -120,20 +121,18 @@ pub enum Input {
     Errand(ErrandEnd),
     /// An entry of the log is committed.
     Applied { index: Index, entry: Entry },
-    /// The log in the tenure's folder is on disk: up to a record, with so many valid bytes and the last record's MAC.
-    Synced {
-        upto: RecordNumber,
-        length: u64,
-        mac: String,
-    },
+    /// The log in the tenure's folder is on disk up to there.
+    Synced(OnDisk),
     /// Nothing waits to be written to the log: the answer to [`Output::Sync`] where [`Input::Synced`] isn't.
     InSync,
     /// The state beside the log is on disk.
     Rested,
     /// The folder of the next tenure is open.
     TenureOpened,
-    /// The store can't be written any more, for this reason.
+    /// The store can't be written, for this reason.
     StoreFailed(String),
+    /// The store can be written again. It lacks records, so the next one must hold everything.
+    StoreMended,
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
     /// The front has handed out this request before, first under `tenure`.
@@ -373,11 +372,12 @@ impl Core {
             Input::Hopd(news) => self.news(news),
             Input::Errand(end) => self.errand_ended(end),
             Input::Applied { index, entry } => self.applied(index, &entry),
-            Input::Synced { upto, length, mac } => self.synced(upto, length, mac),
+            Input::Synced(at) => self.synced(at),
             Input::InSync => self.in_sync(),
             Input::Rested => self.rested(),
             Input::TenureOpened => self.tenure_opened(),
             Input::StoreFailed(why) => self.store_failed(why),
+            Input::StoreMended => self.store_mended(),
             Input::Heard { cells, losses } => self.heard(cells, losses),
             Input::HandedBefore { cell, tenure, behind } => self.handed_before(cell, tenure, behind),
             Input::MayBegin { cell } => self.cells.permit(&cell),

@@ -1,6 +1,6 @@
 //! The beginning of a kernel's process: it is heard, gets the state from the user's store, and captures begin.
 
-use super::durable::{Durable, Talk, begin_with, restore_with};
+use super::durable::{Durable, Mending, Talk, begin_with, restore_with};
 use super::{Core, Output, Phase, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
@@ -97,7 +97,7 @@ impl Core {
         self.talk(Talk::Beginning(id));
     }
 
-    fn begin_with(&self, capture: &str) -> Value {
+    pub(super) fn begin_with(&self, capture: &str) -> Value {
         self.durable.as_ref().map_or(Value::Null, |durable| {
             begin_with(
                 capture,
@@ -128,6 +128,9 @@ impl Core {
         let Some(durable) = &self.durable else {
             return;
         };
+        if durable.mending == Mending::Asked(id) {
+            return self.captures_anew(answer);
+        }
         match (durable.talk, answer) {
             (Talk::Opening(asked), Ok(_)) if asked == id => self.restore(),
             (Talk::Opening(asked), Err(why)) if asked == id => self.not_restored(&why),
@@ -197,6 +200,7 @@ impl Core {
 
     fn ready(&mut self) {
         self.talk(Talk::Captures);
+        self.capture_anew();
         self.up();
         self.found_group();
         self.leave_if_idle();

@@ -1,24 +1,37 @@
 //! News of the user's store: a tenure's folder is open, records and states are on disk, or nothing can be written.
 
-use super::durable::Durable;
+use super::durable::{Durable, Mending, Talk};
 use super::{Core, wording};
 use hop_log::{CellNumber, Entry, RecordNumber, Settled};
 use hop_protocol::message::Note;
 use hop_words::id::Tenure;
+use serde_json::Value;
+
+/// The log of a tenure's part as far as it is on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OnDisk {
+    pub part: u32,
+    /// The last record.
+    pub upto: RecordNumber,
+    /// Valid bytes.
+    pub length: u64,
+    /// The last record's proof, in hexadecimal.
+    pub mac: String,
+}
 
 impl Core {
     /// The log in the tenure's folder is on disk up to there.
-    pub(super) fn synced(&mut self, upto: RecordNumber, length: u64, mac: String) {
+    pub(super) fn synced(&mut self, at: OnDisk) {
         let Some(durable) = &self.durable else {
             return;
         };
         let tenure = durable.tenure();
         let settled = Settled {
             tenure,
-            part: 0,
-            upto,
-            length,
-            mac,
+            part: at.part,
+            upto: at.upto,
+            length: at.length,
+            mac: at.mac,
         };
         self.propose(Entry::Settled { settled });
         self.in_sync();
@@ -86,7 +99,7 @@ impl Core {
         }
     }
 
-    /// Nothing can be written to the store: the user is told once, and the kernel goes on without it.
+    /// Nothing can be written to the store: the user is told once, and the kernel goes on without it for now.
     pub(super) fn store_failed(&mut self, why: String) {
         let Some(durable) = &mut self.durable else {
             return;
@@ -95,6 +108,7 @@ impl Core {
             durable.notices.push(wording::not_captured(&why));
             durable.broken = Some(why);
         }
+        durable.mending = Mending::No;
         durable.opening = false;
         for held in std::mem::take(&mut durable.held_replies) {
             self.send_answer(held.number, held.cell, held.answer);
@@ -104,6 +118,43 @@ impl Core {
         }
         self.in_sync();
         self.open_store_if_ready();
+    }
+}
+
+impl Core {
+    /// The store can be written again.
+    pub(super) fn store_mended(&mut self) {
+        if let Some(durable) = self.durable.as_mut().filter(|d| d.broken.is_some()) {
+            durable.mending = Mending::Possible;
+        }
+        self.capture_anew();
+    }
+
+    /// Asks for a record of everything, if the store lacks records and takes them again. Until the answer, records
+    /// build on lost ones, and are dropped.
+    pub(super) fn capture_anew(&mut self) {
+        let durable = self.durable.as_ref();
+        if !durable.is_some_and(|d| d.mending == Mending::Possible && d.talk == Talk::Captures) {
+            return;
+        }
+        let mut body = self.begin_with("cells");
+        body["anew"] = true.into();
+        let id = self.ask_agent("state.begin", body);
+        if let Some(durable) = &mut self.durable {
+            durable.mending = Mending::Asked(id);
+        }
+    }
+
+    /// The agent answered [`Core::capture_anew`].
+    pub(super) fn captures_anew(&mut self, answer: Result<Value, String>) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        durable.mending = Mending::No;
+        if answer.is_ok() {
+            durable.broken = None;
+            durable.notices.push(wording::captured_again());
+        }
     }
 }
 

@@ -273,6 +273,10 @@ pub(super) fn not_captured(why: &str) -> String {
     )
 }
 
+pub(super) fn captured_again() -> String {
+    "gresshopper: the store can be written again: this kernel is saved from this cell on.\n".to_owned()
+}
+
 pub(super) fn notice(text: &str) -> String {
     format!("gresshopper: {text}\n")
 }

@@ -139,11 +139,12 @@ impl World {
 
     pub(super) fn synced(&mut self, upto: u64) -> Vec<String> {
         let (length, mac) = (100, "11".into());
-        self.input(Input::Synced {
+        self.input(Input::Synced(OnDisk {
+            part: 0,
             upto: RecordNumber(upto),
             length,
             mac,
-        })
+        }))
     }
 
     /// After a death: nothing waits to be written, and the next tenure is open.
@@ -720,6 +721,91 @@ fn a_store_that_fails_is_told_once() {
     );
     world.whole("a");
     assert_eq!(world.reply("a", "ok").len(), 2, "nothing more is written");
+}
+
+/// A kernel whose store failed and can be written again. Both notices are still to be told.
+fn mended() -> World {
+    let mut world = capturing();
+    world.input(Input::StoreFailed("the quota is used up".into()));
+    assert_eq!(world.input(Input::StoreMended), ["agent: state.begin"]);
+    world
+}
+
+#[test]
+fn a_store_that_can_be_written_again_gets_a_record_of_everything() {
+    let mut world = mended();
+    world.run("a", Value::Null);
+    world.whole("a");
+    assert_eq!(
+        world.reply("a", "ok").len(),
+        2,
+        "its record is a difference to a lost one"
+    );
+    assert_eq!(world.answer(2, json!({})), [""; 0]);
+    let out = world.run("b", Value::Null);
+    assert_eq!(
+        out.iter()
+            .filter(|line| line.contains("can be written again"))
+            .count(),
+        1,
+        "{out:?}"
+    );
+    world.whole("b");
+    assert_eq!(world.reply("b", "ok")[0], "append 1");
+    assert_eq!(world.synced(1), ["write-state"]);
+    assert_eq!(world.input(Input::StoreMended), [""; 0], "nothing is broken");
+}
+
+#[test]
+fn a_store_that_fails_again_before_the_answer_stays_broken() {
+    let mut world = mended();
+    world.input(Input::StoreFailed("the quota is used up".into()));
+    world.answer(2, json!({}));
+    world.run("a", Value::Null);
+    world.whole("a");
+    assert_eq!(world.reply("a", "ok").len(), 2, "nothing is written");
+    assert_eq!(world.input(Input::StoreMended), ["agent: state.begin"]);
+    world.answer(3, json!({}));
+    world.run("b", Value::Null);
+    world.whole("b");
+    assert_eq!(world.reply("b", "ok")[0], "append 1");
+}
+
+#[test]
+fn a_record_of_everything_is_asked_for_once_captures_have_begun() {
+    let mut world = World::new(durably(state(1)));
+    greet(&mut world);
+    assert_eq!(world.input(Input::KernelUp { pid: 7 }), ["agent: state.begin"]);
+    world.input(Input::StoreFailed("the quota is used up".into()));
+    assert_eq!(world.input(Input::StoreMended), [""; 0]);
+    assert_eq!(
+        world.answer(1, json!({})),
+        ["agent: state.begin", "front: note kernel-up"]
+    );
+    world.permits = true;
+    world.answer(2, json!({}));
+    world.run("a", Value::Null);
+    world.whole("a");
+    assert_eq!(world.reply("a", "ok")[0], "append 1");
+}
+
+#[test]
+fn a_state_in_a_tenures_later_part_is_where_the_kernel_goes_on() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    let (upto, length, mac) = (RecordNumber(1), 50, "22".into());
+    let out = world.input(Input::Synced(OnDisk {
+        part: 1,
+        upto,
+        length,
+        mac,
+    }));
+    assert_eq!(out, ["write-state"]);
+    let journal = &world.core.durable.as_ref().unwrap().journal;
+    let settled = journal.state().restore().settled.unwrap();
+    assert_eq!((settled.tenure, settled.part, settled.length), (Tenure(1), 1, 50));
 }
 
 #[test]

@@ -377,11 +377,12 @@ impl Others {
 }
 
 fn synced(record: u64) -> Input {
-    Input::Synced {
+    Input::Synced(OnDisk {
+        part: 0,
         upto: RecordNumber(record),
         length: 100 * record,
         mac: "11".into(),
-    }
+    })
 }
 
 fn hello() -> Input {
