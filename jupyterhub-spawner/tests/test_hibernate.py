@@ -172,7 +172,7 @@ def test_the_notebooks_first_kernel_comes_before_a_second_tabs(home: Path) -> No
 def breakable(home: Path) -> Path:
     """A kernelspec whose environment is missing while the returned file is there."""
     missing, python = home / "missing", home / "python"
-    python.write_text(f"#!/bin/sh\n[ ! -e {missing} ] || exit 127\nexec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\n[ ! -e {missing} ] || exit 127\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     spec = home / "overlay" / "kernels" / "python3" / "kernel.json"
     spec.write_text(spec.read_text().replace(sys.executable, str(python)))

@@ -48,7 +48,9 @@ async def opened(server: Any, path: str, code: str) -> str:
     """Opens a notebook as JupyterLab does, and runs a cell. Its session's id."""
     (server.root / path).write_text("{}")
     name = os.path.basename(path)
-    session = await server.session_manager.create_session(path=path, name=name, type="notebook", kernel_name="python3")
+    session = await server.session_manager.create_session(
+        path=path, name=name, type="notebook", kernel_name="python3"
+    )
     client = server.kernel_manager.get_kernel(session["kernel"]["id"]).client()
     client.start_channels()
     await client.wait_for_ready(timeout=30)

@@ -10,7 +10,6 @@ import pytest
 from conftest import eventually, write_spec
 from jupyter_client.manager import KernelManager
 
-
 #: Without `hopd`: the seat goes wherever Slurm has room.
 CONFIG = """
 service_user = "daemon"

@@ -113,10 +113,8 @@ impl Submissions {
     pub async fn over(&mut self) {
         let mut ended = std::mem::take(self);
         drop(ended.submitting);
-        // Nothing is ever sent.
-        while let Some(never) = ended.ends.recv().await {
-            match never {}
-        }
+        // Nothing is ever sent: this ends when all senders are gone.
+        _ = ended.ends.recv().await;
     }
 }
 

@@ -633,7 +633,7 @@ mod tests {
         let hidden = world.tmp.path().join("away");
         std::fs::rename(&world.store.kernel, &hidden).unwrap();
         let state = in_office().encode();
-        world.does(StoreJob::WriteState(state.clone()));
+        world.does(StoreJob::WriteState(state));
         world.append(2, 0, None);
         world.does(StoreJob::Sync);
         assert_eq!(world.told(), ["synced 1 in 0", "failed", "InSync"]);

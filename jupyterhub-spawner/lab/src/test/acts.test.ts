@@ -34,7 +34,11 @@ it("asks Jupyter by Jupyter's id and hop by its own", async () => {
   }
   assert.deepEqual(await asked(row("LINGERING", true)), ["hop, release hops", "DELETE jupyters"]);
   assert.deepEqual(await asked(row("IDLE", true)), ["DELETE jupyters"]);
-  assert.deepEqual(await asked(row("IDLE", true, true)), ["hop, hibernate hops", "hop, move hops", "DELETE jupyters"]);
+  assert.deepEqual(await asked(row("IDLE", true, true)), [
+    "hop, hibernate hops",
+    "hop, move hops",
+    "DELETE jupyters",
+  ]);
   assert.deepEqual(await asked(row("ASLEEP", true, true)), ["hop, wake hops", "hop, forget hops"]);
 });
 

@@ -103,7 +103,8 @@ def test_what_is_missing_is_made_again_only_as_it_was(tmp_path: Path) -> None:
     assert load(tmp_path)["x"].sum() == sum(range(200_000))
     # The content alone tells the two apart.
     entries = [
-        restore.Snapshot(form.read(base / "log", form.owner_key(base / "key"))).units for base in (tmp_path, tmp_path / "other")
+        restore.Snapshot(form.read(base / "log", form.owner_key(base / "key"))).units
+        for base in (tmp_path, tmp_path / "other")
     ]
     of_x, of_other = (next(e for e in units.values() if e.names == ["x"]) for units in entries)
     state = {"x": other.ns["x"]}

@@ -245,7 +245,11 @@ def test_what_was_tampered_with_is_told_and_never_used(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_costs_its_group_alone_and_is_told_at_once(tmp_path: Path) -> None:
-    cells = [CELLS[0], *(f"{name} = np.random.rand({n})" for name, n in zip("hfg", (10_000, 300_000, 400_000))), "n = 7"]
+    cells = [
+        CELLS[0],
+        *(f"{name} = np.random.rand({n})" for name, n in zip("hfg", (10_000, 300_000, 400_000))),
+        "n = 7",
+    ]
     run(tmp_path, cells=cells)
     of_h, of_f, of_g = chunks(tmp_path)
     assert of_g.stat().st_size == 3_200_000
