@@ -167,6 +167,7 @@ def test_a_seat_is_left_before_its_time_limit_with_the_running_cell_at_its_end(c
 
 
 def test_the_target_dies_and_the_kernel_stays_where_its_state_is(cluster: Cluster, alice: Notebook) -> None:
+    cluster.wait_for_pilots()  # a node that was drained before has a new one
     before = node_of(alice)
     to = next(n for n in nodes(cluster) if n != before)
     cell = alice.submit(UNTIL_GO)["cell"]

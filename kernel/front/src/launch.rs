@@ -536,7 +536,12 @@ fn in_office(
         },
     )?;
     if origin != Origin::MyReplica {
-        let (cells, losses) = (state.cells(), Tenure(0));
+        // Who asked for a fresh kernel knows that the former one's effects are gone.
+        let losses = match origin {
+            Origin::Nothing => tenure,
+            Origin::MyReplica | Origin::Before => Tenure(0),
+        };
+        let cells = state.cells();
         apply(&mut state, &Entry::Heard { cells, losses })?;
     }
     if origin == Origin::Nothing {
