@@ -253,12 +253,15 @@ impl Place {
         Ok(Arc::new(local))
     }
 
-    /// Has collections find a state in a folder of the user's own.
+    /// Has collections find a state in this folder, whose data folder they are of.
     fn keep_content_of(&self, folder: &Path) -> Result<(), Failure> {
-        if folder.starts_with(&self.states) {
-            return Ok(());
-        }
-        Ok(garbage::register(&self.store, folder)?)
+        // The named states' place: once for all of them.
+        let place = if folder.starts_with(&self.states) {
+            &self.states
+        } else {
+            folder
+        };
+        Ok(garbage::register(&self.store, place)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -289,6 +292,7 @@ impl Place {
         let name = outgoing.file_name().unwrap_or_default().to_string_lossy();
         let folder = self.states.join(format!("{name}-fetched"));
         state_remote::install(&saved, &folder)?;
+        self.keep_content_of(&folder)?;
         Ok(folder)
     }
 
@@ -649,8 +653,9 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
             let store = Store::of(&address)?;
             let saved = store.read(&address, &place.owner_key()?)?;
             let fetched = store.fetch(&saved, &place.local()?, context)?;
-            place.keep_content_of(&folder)?;
+            // A collection forgets a place that isn't there.
             state_remote::install(&saved, &folder)?;
+            place.keep_content_of(&folder)?;
             writeln!(
                 context.err,
                 "fetched {} from {address} to {}",

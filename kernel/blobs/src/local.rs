@@ -141,8 +141,8 @@ impl Local {
         touched(self.path(id)) || touched(self.packed_path(id))
     }
 
-    /// Writes a chunk. It gets its name once its content is on disk: some file systems tell only then that there is no
-    /// room, and a machine that loses power leaves no chunk that is there by name alone.
+    /// Writes a chunk. The chunk gets its name once its content is on disk: some file systems tell only then that there is
+    /// no room, and a machine that loses power leaves no chunk that is there by name alone.
     fn write(&self, path: &Path, content: &[u8], direct: bool) -> Result<(), PutError> {
         let failed = |source| PutError::Write {
             path: path.to_owned(),
@@ -881,7 +881,7 @@ mod tests {
         let (small, large) = (noise(5000), noise((MANY + 1) * CHUNK_BYTES + 3));
         let id = local.put(&small).unwrap().0;
         let ids = local.put_all(&large, None).unwrap().0;
-        // What reached the disk: the file system's own memory is lost.
+        // Only the content of the disk is kept: the file system's own memory is lost.
         fs::copy(&disk, &after).unwrap();
         assert!(ran("umount", &[place.as_ref()]));
         assert!(ran(

@@ -9,9 +9,13 @@ use hop_blobs::local::Local;
 use hop_blobs::{ChunkId, GetError};
 use hop_state::form::{self, ReadError, Saved};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads of a state replaced meanwhile.
 const AGAIN: usize = 3;
+
+/// How often content that came is asked for again: no record names it yet, and a collection takes what is an hour old.
+const FRESH: Duration = Duration::from_mins(20);
 
 /// What a fetch fetched.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -49,11 +53,11 @@ impl Remote {
         local: &Arc<Local>,
         progress: &Progress,
     ) -> Result<Fetched, RemoteError> {
-        let wanted = wanted(saved)?;
+        let wanted = Arc::new(wanted(saved)?);
         let there = self.there().await?;
         let mut missing: Vec<(Wanted, bool)> = Vec::new();
         let mut bytes = 0;
-        for (id, len) in wanted {
+        for &(id, len) in wanted.iter() {
             let length = usize::try_from(len).unwrap_or(usize::MAX);
             if local.keeps(id, length) {
                 continue;
@@ -71,11 +75,17 @@ impl Remote {
         }
         progress.begin(bytes);
         let chunks = missing.len();
-        stream::iter(missing)
+        let coming = stream::iter(missing)
             .map(|((id, len), packed)| self.fetch_chunk(id, len, packed, local, progress))
             .buffer_unordered(AT_ONCE)
-            .try_collect::<()>()
-            .await?;
+            .try_collect::<()>();
+        tokio::pin!(coming);
+        loop {
+            tokio::select! {
+                done = &mut coming => break done?,
+                () = tokio::time::sleep(FRESH) => keep(local, &wanted).await?,
+            }
+        }
         Ok(Fetched {
             chunks,
             bytes: bytes + saved.log.len() as u64,
@@ -100,4 +110,16 @@ impl Remote {
         })
         .await
     }
+}
+
+/// Counts the chunks that are here as used now.
+async fn keep(local: &Arc<Local>, wanted: &Arc<Vec<Wanted>>) -> Result<(), RemoteError> {
+    let (local, wanted) = (Arc::clone(local), Arc::clone(wanted));
+    blocking(move || {
+        for &(id, len) in wanted.iter() {
+            local.keeps(id, usize::try_from(len).unwrap_or(usize::MAX));
+        }
+        Ok(())
+    })
+    .await
 }

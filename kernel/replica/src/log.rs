@@ -63,7 +63,7 @@ impl SeatLink {
         }
     }
 
-    /// The state of the group that elected this replica. `None` means that there is no such group.
+    /// The state of the group that elected this replica. `None` means that no group elected it.
     pub async fn elected(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
         let state = self.attached(kernel, incarnation, Turn::Elected).await?;
         (state.executor() == Some(incarnation)).then_some(state)

@@ -90,22 +90,8 @@ pub(crate) struct StoreThread {
 impl StoreThread {
     pub(crate) fn start(durably: &Durably, events: UnboundedSender<StoreEvent>) -> Self {
         let (jobs, work) = channel();
-        let store = Store {
-            key: None,
-            kernel: durably.folder.clone(),
-            content: durably.store.clone(),
-            tenure: durably.state.tenure(),
-            part: 0,
-            folder: states::folder(&durably.folder, durably.state.tenure(), 0),
-            log: None,
-            unsynced: None,
-            synced_at: None,
-            failed: None,
-            unwritten: None,
-            replaced: None,
-            asked_at: None,
-            events,
-        };
+        let tenure = durably.state.tenure();
+        let store = Store::new(durably.folder.clone(), durably.store.clone(), tenure, events);
         std::thread::spawn(move || store.run(&work));
         Self { jobs }
     }
@@ -151,6 +137,8 @@ struct Store {
     failed: Option<Failure>,
     /// A state that couldn't be written.
     unwritten: Option<Bytes>,
+    /// How many states were to be written, and are not answered yet.
+    unrested: u32,
     replaced: Option<Replaced>,
     /// When was asked last whether garbage is due.
     asked_at: Option<Instant>,
@@ -158,6 +146,26 @@ struct Store {
 }
 
 impl Store {
+    fn new(kernel: PathBuf, content: PathBuf, tenure: Tenure, events: UnboundedSender<StoreEvent>) -> Self {
+        Self {
+            key: None,
+            folder: states::folder(&kernel, tenure, 0),
+            kernel,
+            content,
+            tenure,
+            part: 0,
+            log: None,
+            unsynced: None,
+            synced_at: None,
+            failed: None,
+            unwritten: None,
+            unrested: 0,
+            replaced: None,
+            asked_at: None,
+            events,
+        }
+    }
+
     fn run(mut self, work: &Receiver<StoreJob>) {
         if let Some(Err(error)) = self
             .kernel
@@ -247,7 +255,10 @@ impl Store {
                 Ok(())
             }
             StoreJob::Sync => self.sync(),
-            StoreJob::WriteState(state) => self.write_state(state),
+            StoreJob::WriteState(state) => {
+                self.unrested += 1;
+                self.write_state(state)
+            }
             StoreJob::OpenTenure(state) => self.open(&state),
         }
     }
@@ -257,12 +268,21 @@ impl Store {
             self.unwritten = Some(state);
             return Err(error.into());
         }
-        self.tell(StoreEvent::Rested);
+        // This state stands for the earlier ones as well.
+        self.unwritten = None;
+        self.rest();
         if let Some(replaced) = &mut self.replaced {
             replaced.state = Some(state);
         }
         self.remove_replaced();
         Ok(())
+    }
+
+    /// Answers each state that was to be written.
+    fn rest(&mut self) {
+        for _ in 0..std::mem::take(&mut self.unrested) {
+            self.tell(StoreEvent::Rested);
+        }
     }
 
     fn key(&mut self) -> Result<Key, WriteError> {
@@ -334,9 +354,9 @@ impl Store {
 
     /// Has the folder in the making be the tenure's next part.
     fn open_part(&mut self) -> Result<(), StoreError> {
-        let folder = states::open_part(&self.kernel, &self.folder, self.tenure, self.part + 1)?;
-        self.folder = folder;
+        // Also after an error: the folder may have its name.
         self.part += 1;
+        self.folder = states::open_part(&self.kernel, &self.folder, self.tenure, self.part)?;
         self.replaced = Some(Replaced {
             state: None,
             stay_until: Instant::now() + PART_STAYS,
@@ -362,7 +382,7 @@ impl Store {
         }
     }
 
-    /// The store failed a while ago. What was written then may be torn, so the log goes on in the tenure's next part.
+    /// The store failed a while ago. Its last records may be torn, so the log goes on in the tenure's next part.
     fn try_again(&mut self) {
         match self.probe().and_then(|()| self.open_part()) {
             Ok(()) => {
@@ -397,7 +417,9 @@ impl Store {
                 states::remove_older(&self.kernel, state);
                 (self.folder, self.log, self.replaced) = (folder, None, None);
                 (self.tenure, self.part) = (state.tenure(), 0);
+                // The tenure's folder has a newer state.
                 self.unwritten = None;
+                self.rest();
                 self.tell(StoreEvent::Opened);
                 if self.failed.take().is_some() {
                     self.tell(StoreEvent::Mended);
@@ -493,20 +515,10 @@ mod tests {
         let (sender, events) = unbounded_channel();
         let store = Store {
             key: Some(Key::new(KEY)),
-            content: tmp.path().join("store"),
-            kernel,
-            tenure: Tenure(1),
-            part: 0,
-            folder,
-            log: None,
-            unsynced: None,
-            synced_at: None,
-            failed: None,
-            unwritten: None,
-            replaced: None,
             asked_at: Some(Instant::now()),
-            events: sender,
+            ..Store::new(kernel, tmp.path().join("store"), Tenure(1), sender)
         };
+        assert_eq!(store.folder, folder);
         World { tmp, store, events }
     }
 
@@ -659,6 +671,24 @@ mod tests {
             (world.told(), world.records()),
             (vec!["synced 3 in 1".to_owned()], 2)
         );
+    }
+
+    #[test]
+    fn a_state_written_after_a_failed_one_answers_both_and_stays() {
+        let mut world = world();
+        let hidden = world.tmp.path().join("away");
+        std::fs::rename(&world.store.kernel, &hidden).unwrap();
+        world.does(StoreJob::WriteState(in_office().encode()));
+        std::fs::rename(&hidden, &world.store.kernel).unwrap();
+        let newer = in_office().at_rest();
+        assert_ne!(newer, in_office());
+        world.does(StoreJob::WriteState(newer.encode()));
+        assert_eq!(world.told(), ["failed", "Rested", "Rested"]);
+
+        world.store.failed.as_mut().unwrap().again_at = Some(Instant::now());
+        world.store.on_time().unwrap();
+        assert_eq!(world.told(), ["Mended"]);
+        assert_eq!(states::newest(&world.store.kernel).unwrap(), Some(newer));
     }
 
     #[test]

@@ -247,12 +247,7 @@ pub fn load(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Saved, ReadErr
         path: directory.to_owned(),
         source,
     };
-    let found = fs::metadata(directory).map_err(missing)?;
-    if found.uid() != uid {
-        return Err(ReadError::Stranger {
-            path: directory.to_owned(),
-        });
-    }
+    must_be_own(directory, uid)?;
     let head = fs::read(directory.join("head")).map_err(missing)?;
     let log = fs::read(directory.join("log")).map_err(missing)?;
     prove(&head, log, key)
@@ -264,16 +259,31 @@ pub fn load(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Saved, ReadErr
 /// [`ReadError`]; nothing of a state that isn't proven is returned.
 pub fn prove(head: &[u8], mut log: Vec<u8>, key: &[u8; 32]) -> Result<Saved, ReadError> {
     let head = prove_head(head, key)?;
-    if log.len() < head.length {
-        return Err(ReadError::Refused);
-    }
+    let (snapshot, _) = counted(&head, &log, key)?;
     log.truncate(head.length);
+    Ok(Saved { head, log, snapshot })
+}
+
+/// The part of a log that counts by a head, proven, and its last proof.
+fn counted(head: &Head, log: &[u8], key: &[u8; 32]) -> Result<(Snapshot, [u8; MAC]), ReadError> {
+    let log = log.get(..head.length).ok_or(ReadError::Refused)?;
     let mut snapshot = Snapshot::default();
-    let mac = replay(&log, key, &mut snapshot)?;
+    let mac = replay(log, key, &mut snapshot)?;
     if hex::encode(mac) != head.mac || snapshot.records != head.records {
         return Err(ReadError::Refused);
     }
-    Ok(Saved { head, log, snapshot })
+    Ok((snapshot, mac))
+}
+
+/// Refuses a folder of another user.
+fn must_be_own(folder: &Path, uid: u32) -> Result<(), ReadError> {
+    let path = || folder.to_owned();
+    let found = fs::metadata(folder).map_err(|source| ReadError::Missing { path: path(), source })?;
+    if found.uid() == uid {
+        Ok(())
+    } else {
+        Err(ReadError::Stranger { path: path() })
+    }
 }
 
 /// Length of each of the two places in `head`, which are written in turns: a torn write leaves the other.
@@ -443,10 +453,7 @@ pub fn named(folder: &Path, key: &[u8; 32], uid: u32) -> Result<BTreeMap<String,
         path: folder.to_owned(),
         source,
     };
-    if fs::metadata(folder).map_err(failed)?.uid() != uid {
-        let path = folder.to_owned();
-        return Err(ReadError::Stranger { path });
-    }
+    must_be_own(folder, uid)?;
     let read = |name| match fs::read(folder.join(name)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some).map_err(failed),
@@ -458,20 +465,18 @@ pub fn named(folder: &Path, key: &[u8; 32], uid: u32) -> Result<BTreeMap<String,
         (None, None) => return Ok(BTreeMap::new()),
         (None, Some(_)) => return Err(ReadError::Refused),
     };
-    let mut snapshot = Snapshot::default();
-    let (mut mac, counted) = match head {
+    let (mut snapshot, mut mac, counted) = match head {
         Some(head) => {
             let head = prove_head(&head, key)?;
-            let log = log.get(..head.length).ok_or(ReadError::Refused)?;
-            let mac = replay(log, key, &mut snapshot)?;
-            if hex::encode(mac) != head.mac || snapshot.records != head.records {
-                return Err(ReadError::Refused);
-            }
-            (mac, head.length)
+            let (snapshot, mac) = counted(&head, &log, key)?;
+            (snapshot, mac, head.length)
         }
         // Its first record isn't whole yet.
         None if log.len() < START => return Ok(BTreeMap::new()),
-        None if log[..START] == start() => (*blake3::keyed_hash(key, &log[..START]).as_bytes(), START),
+        None if log[..START] == start() => {
+            let mac = *blake3::keyed_hash(key, &log[..START]).as_bytes();
+            (Snapshot::default(), mac, START)
+        }
         None => return Err(ReadError::Refused),
     };
     let mut rest = &log[counted..];
@@ -517,28 +522,19 @@ fn apply(record: Record, snapshot: &mut Snapshot) {
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     snapshot: Snapshot,
-    /// Bytes of all chunks.
-    all: u64,
 }
 
 impl Contents {
     /// Takes a further record in. `false` means that it isn't as the form says.
     pub(crate) fn add(&mut self, text: &[u8]) -> bool {
-        serde_json::from_slice(text).is_ok_and(|said| self.apply(said))
+        let record = serde_json::from_slice(text);
+        record.map(|said| apply(said, &mut self.snapshot)).is_ok()
     }
 
     /// As [`Contents::add`], for a record that is parsed already.
-    pub(crate) fn take(&mut self, said: serde_json::Value) -> bool {
-        serde_json::from_value(said).is_ok_and(|said| self.apply(said))
-    }
-
-    fn apply(&mut self, record: Record) -> bool {
-        let before = self.snapshot.chunks.len();
-        apply(record, &mut self.snapshot);
-        if self.snapshot.chunks.len() != before {
-            self.all = self.snapshot.chunks.values().sum();
-        }
-        true
+    pub(crate) fn take(&mut self, said: &serde_json::Map<String, serde_json::Value>) -> bool {
+        let record = Record::deserialize(said);
+        record.map(|said| apply(said, &mut self.snapshot)).is_ok()
     }
 
     /// Bytes of the chunks of the present variables and sections, and of all other chunks.
@@ -556,7 +552,8 @@ impl Contents {
         let live: HashSet<&String> = in_chunks.chain(buffers).flatten().collect();
         let bytes = |name: &String| self.snapshot.chunks.get(name).copied().unwrap_or(0);
         let live: u64 = live.into_iter().map(bytes).sum();
-        (live, self.all.saturating_sub(live))
+        let all: u64 = self.snapshot.chunks.values().sum();
+        (live, all - live)
     }
 }
 

@@ -8,7 +8,7 @@ use crate::form::{self, ReadError};
 use crate::writer::{Key, own_uid};
 use hop_blobs::local::{Collected, Local};
 use hop_blobs::{ChunkId, PutError};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -130,7 +130,7 @@ fn live(store: &Path, states: &Path, key: &[u8; 32], uid: u32) -> Result<HashSet
     Err(why)
 }
 
-/// The chunks named by these logs. `None` means that one of them is gone.
+/// The chunks named by these logs. `None` means that a log is gone.
 fn read_all(
     logs: &BTreeSet<PathBuf>,
     key: &[u8; 32],
@@ -143,7 +143,7 @@ fn read_all(
             Ok(chunks) => live.extend(chunks.keys().filter_map(|name| name.parse::<ChunkId>().ok())),
             Err(source) => {
                 let path = folder.clone();
-                return if is_log(folder) {
+                return if is_log(folder)? {
                     Err(GarbageError::State { path, source })
                 } else {
                     Ok(None)
@@ -154,31 +154,50 @@ fn read_all(
     Ok(Some(live))
 }
 
-fn is_log(folder: &Path) -> bool {
-    ["log", "head"].iter().any(|name| folder.join(name).exists())
+fn is_log(folder: &Path) -> Result<bool, GarbageError> {
+    for name in ["log", "head"] {
+        let there = folder.join(name).try_exists();
+        if there.map_err(|source| away(folder, source))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn canonical(folder: &Path) -> PathBuf {
+    fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned())
+}
+
+fn away(path: &Path, source: io::Error) -> GarbageError {
+    let path = path.to_owned();
+    GarbageError::Away { path, source }
 }
 
 /// The folders of all logs.
 fn all_logs(store: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, GarbageError> {
-    let mut found = BTreeSet::new();
-    look(states, Level::States, &mut found)?;
+    // Most links lead to the states' own folder: each place is looked at once.
+    let mut places = BTreeMap::from([(canonical(states), states.to_owned())]);
     for link in entries(&store.join(PLACES))? {
         if let Some(folder) = linked(&link)? {
-            let level = if is_log(&folder) {
-                Level::State
-            } else {
-                Level::States
-            };
-            look(&folder, level, &mut found)?;
+            places.entry(canonical(&folder)).or_insert(folder);
         } else {
             // The next collection would pass over the link as well.
             let _ = fs::remove_file(&link);
         }
     }
+    let mut found = BTreeSet::new();
+    for folder in places.values() {
+        let level = if is_log(folder)? {
+            Level::State
+        } else {
+            Level::States
+        };
+        look(folder, level, &mut found)?;
+    }
     Ok(found)
 }
 
-/// The folder behind a link of [`register`]. `None` means that it is gone, and that its place was looked at.
+/// The folder behind a link of [`register`]. `None` means that the folder above is there and this one is not.
 fn linked(link: &Path) -> Result<Option<PathBuf>, GarbageError> {
     let folder = fs::read_link(link)?;
     match fs::metadata(&folder) {
@@ -188,7 +207,7 @@ fn linked(link: &Path) -> Result<Option<PathBuf>, GarbageError> {
         {
             Ok(None)
         }
-        Err(source) => Err(GarbageError::Away { path: folder, source }),
+        Err(source) => Err(away(&folder, source)),
     }
 }
 
@@ -204,8 +223,8 @@ enum Level {
 
 /// Finds the logs at and below a folder, and refuses what it doesn't know.
 fn look(folder: &Path, level: Level, found: &mut BTreeSet<PathBuf>) -> Result<(), GarbageError> {
-    if is_log(folder) {
-        found.insert(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()));
+    if is_log(folder)? {
+        found.insert(canonical(folder));
     }
     for path in entries(folder)? {
         let name = path
@@ -214,12 +233,16 @@ fn look(folder: &Path, level: Level, found: &mut BTreeSet<PathBuf>) -> Result<()
             .to_string_lossy()
             .into_owned();
         let in_the_making = name.starts_with('.');
-        let Ok(meta) = fs::metadata(&path) else {
-            // What is gone since is no state, but a link without its end may be one.
-            if fs::symlink_metadata(&path).is_ok() && !in_the_making {
-                return Err(GarbageError::Unknown { path });
+        let meta = match fs::metadata(&path) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // An entry may have gone since. A link to nothing may be a state all the same.
+                if fs::symlink_metadata(&path).is_ok() && !in_the_making {
+                    return Err(GarbageError::Unknown { path });
+                }
+                continue;
             }
-            continue;
+            Err(source) => return Err(away(&path, source)),
         };
         let below = match level {
             Level::States => Some(Level::State),
@@ -228,7 +251,7 @@ fn look(folder: &Path, level: Level, found: &mut BTreeSet<PathBuf>) -> Result<()
         };
         match below {
             _ if in_the_making => {
-                if meta.is_dir() && is_log(&path) {
+                if meta.is_dir() && is_log(&path)? {
                     found.insert(path);
                 }
             }
@@ -247,19 +270,15 @@ fn is_of_a_tenure(name: &str) -> bool {
         .is_some_and(|(tenure, part)| digits(tenure) && digits(part))
 }
 
-/// What is in a folder; nothing where there is no folder.
+/// The entries of a folder; none if there is no folder.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, GarbageError> {
-    let away = |source| GarbageError::Away {
-        path: folder.to_owned(),
-        source,
-    };
     match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(away(error)),
+        Err(error) => Err(away(folder, error)),
         Ok(entries) => entries
             .map(|entry| entry.map(|e| e.path()))
             .collect::<io::Result<_>>()
-            .map_err(away),
+            .map_err(|error| away(folder, error)),
     }
 }
 

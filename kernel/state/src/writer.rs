@@ -169,6 +169,19 @@ impl Writer {
         length: u64,
         mac: &str,
     ) -> Result<Self, WriteError> {
+        let records = proven(key, source, length, mac).ok();
+        let contents = records.and_then(|records| contents_of(&records));
+        Self::copied(folder, key, source, (length, mac), contents)
+    }
+
+    /// As [`Writer::go_on`], where the contents are known.
+    fn copied(
+        folder: &Path,
+        key: &Key,
+        source: &Path,
+        (length, mac): (u64, &str),
+        contents: Option<Contents>,
+    ) -> Result<Self, WriteError> {
         let damaged = || WriteError::Source {
             path: source.to_owned(),
         };
@@ -188,9 +201,7 @@ impl Writer {
             length,
             records,
             mac,
-            contents: proven(key, source, length, &mac.to_hex())
-                .ok()
-                .and_then(|records| contents_of(&records)),
+            contents,
             long: 0,
             much: 0,
         };
@@ -211,9 +222,11 @@ impl Writer {
         length: u64,
         mac: &str,
     ) -> Result<Self, WriteError> {
-        match Self::compacted(folder, key, source, length, mac)? {
+        let records = proven(key, source, length, mac)?;
+        let contents = contents_of(&records);
+        match Self::smaller(folder, key, source, length, &records, garbage(contents.as_ref()))? {
             Some(writer) => Ok(writer),
-            None => Self::go_on(folder, key, source, length, mac),
+            None => Self::copied(folder, key, source, (length, mac), contents),
         }
     }
 
@@ -231,10 +244,22 @@ impl Writer {
     ) -> Result<Option<Self>, WriteError> {
         let records = proven(key, source, length, mac)?;
         let garbage = garbage(contents_of(&records).as_ref());
+        Self::smaller(folder, key, source, length, &records, garbage)
+    }
+
+    /// As [`Writer::compacted`], of proven records with so much unneeded content.
+    fn smaller(
+        folder: &Path,
+        key: &Key,
+        source: &Path,
+        length: u64,
+        records: &[compact::Record],
+        garbage: u64,
+    ) -> Result<Option<Self>, WriteError> {
         if length <= SHORT && garbage <= LITTLE {
             return Ok(None);
         }
-        let Some(least) = least(&records) else {
+        let Some(least) = least(records) else {
             return Ok(None);
         };
         let contents = contents_of(&least);
@@ -286,8 +311,9 @@ impl Writer {
     /// # Errors
     /// As [`Writer::compacted`].
     pub fn shorter(&self, folder: &Path) -> Result<Option<Self>, WriteError> {
-        let mac = self.mac.to_hex();
-        Self::compacted(folder, &self.key, &self.folder, self.length, &mac)
+        let records = proven(&self.key, &self.folder, self.length, &self.mac.to_hex())?;
+        let garbage = garbage(self.contents.as_ref());
+        Self::smaller(folder, &self.key, &self.folder, self.length, &records, garbage)
     }
 
     /// The log's folder has another name now.
@@ -399,7 +425,7 @@ fn contents_of(records: &[compact::Record]) -> Option<Contents> {
     let mut contents = Contents::default();
     records
         .iter()
-        .all(|record| contents.take(serde_json::Value::Object(record.said.clone())))
+        .all(|record| contents.take(&record.said))
         .then_some(contents)
 }
 

@@ -607,6 +607,7 @@ class Agent:
         """
         started = time.perf_counter()
         before = self.store.written
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a collection forgets a place that isn't there
         self.store.keep_content_of(directory)
         self._read_all()
         self._work_off()
