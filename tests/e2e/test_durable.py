@@ -86,7 +86,9 @@ def test_a_front_that_stands_still_for_over_a_minute_finds_its_kernel_and_the_ru
     cluster: Cluster, alice: Notebook
 ) -> None:
     assert alice.execute("x = 41")["status"] == "ok"
-    cell = alice.submit("import time; time.sleep(80); x += 1")["cell"]
+    cell = alice.submit("import time; print('begun', flush=True); time.sleep(80); x += 1")["cell"]
+    # A cell begins by the front's word: without it the cell would begin after the standstill.
+    until("the cell runs", lambda: "begun" in stdout(alice.wait(cell, 0.2)))
     (front,) = cluster.kill(r"hop-front", "alice", signal.SIGSTOP)
     time.sleep(70)
     os.kill(front, signal.SIGCONT)

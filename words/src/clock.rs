@@ -16,7 +16,7 @@ pub fn now() -> Timestamp {
 ///
 /// The wall clock may be set, or a machine stopped and woken with its monotonic clock behind. This clock stays as it is
 /// then: if it jumped, all that waits in a core would be due at once. Times from elsewhere are converted by
-/// [`SteadyClock::of_wall`].
+/// [`Skew::of_wall`].
 #[derive(Debug, Clone, Copy)]
 pub struct SteadyClock {
     wall: Timestamp,
@@ -53,14 +53,9 @@ impl SteadyClock {
             wall: now(),
         }
     }
-
-    /// A time by the wall clock (of Slurm's, say), by this clock.
-    pub fn of_wall(&self, at: Timestamp) -> Timestamp {
-        self.skew().of_wall(at)
-    }
 }
 
-/// One moment by a [`SteadyClock`] and by the wall clock.
+/// The same moment by a [`SteadyClock`] and by the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Skew {
     pub own: Timestamp,
@@ -68,7 +63,7 @@ pub struct Skew {
 }
 
 impl Skew {
-    /// As [`SteadyClock::of_wall`].
+    /// A time by the wall clock (of Slurm's, say), by the steady clock.
     pub fn of_wall(self, at: Timestamp) -> Timestamp {
         if at >= self.wall {
             self.own + at.since(self.wall)

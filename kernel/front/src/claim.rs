@@ -32,7 +32,7 @@ struct Named {
     kernel: KernelId,
     #[serde(flatten)]
     notebook: Notebook,
-    /// The notebook's first kernel, if that one ran elsewhere when this one began.
+    /// The notebook's first kernel, if it ran elsewhere when this kernel began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     beside: Option<KernelId>,
 }
@@ -45,6 +45,8 @@ impl Named {
     fn write(&self, folder: &Path) -> io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         serde_json::to_writer(&mut file, self)?;
+        // The file system's own clock may tick too slowly for two files to have an order.
+        file.as_file().set_modified(SystemTime::now())?;
         file.persist(folder.join(NOTEBOOK)).map_err(|e| e.error)?;
         Ok(())
     }
@@ -59,14 +61,6 @@ pub struct Owned {
     lock: File,
     folder: PathBuf,
     lockless: Option<io::Error>,
-}
-
-/// What came of taking a kernel's folder.
-enum Taking {
-    Taken(Owned),
-    InUse,
-    /// It can't be told whether another front has the folder, or the folder can't be written.
-    Unclear(io::Error),
 }
 
 /// What a notebook's opening finds.
@@ -96,35 +90,30 @@ impl Owned {
     /// # Errors
     /// The file system's.
     pub fn take(folder: &Path) -> io::Result<Option<Self>> {
-        match Self::attempt(folder, || false, File::try_lock) {
-            Taking::Taken(owned) => Ok(Some(owned)),
-            Taking::InUse => Ok(None),
-            Taking::Unclear(error) => Err(error),
-        }
+        Self::attempt(folder, || false, File::try_lock)
     }
 
-    /// `may_run` tells whether a front may run the kernel, where no lock does.
-    fn attempt(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -> Taking {
-        let opened = make_private(folder).and_then(|()| open(folder));
-        let lock = match opened {
-            Ok(lock) => lock,
-            Err(error) => return Taking::Unclear(error),
-        };
+    /// `may_run` tells whether a front may run the kernel, where no lock does. `None` means that another front has the
+    /// folder.
+    ///
+    /// # Errors
+    /// It can't be told whether another front has the folder, or the folder can't be written.
+    fn attempt(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -> io::Result<Option<Self>> {
+        make_private(folder)?;
+        let lock = open(folder)?;
         let lockless = match locking(&lock) {
             Ok(()) => None,
-            Err(TryLockError::WouldBlock) => return Taking::InUse,
-            Err(TryLockError::Error(error)) if may_run() => return Taking::Unclear(error),
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) if may_run() => return Err(error),
             Err(TryLockError::Error(error)) => Some(error),
         };
-        if let Err(error) = lock.set_len(0) {
-            return Taking::Unclear(error);
-        }
+        lock.set_len(0)?;
         let folder = folder.to_owned();
-        Taking::Taken(Self {
+        Ok(Some(Self {
             lock,
             folder,
             lockless,
-        })
+        }))
     }
 
     /// Why the file system has no lock. `None` means that the lock is held.
@@ -132,7 +121,7 @@ impl Owned {
         self.lockless.as_ref()
     }
 
-    /// The notebook's first kernel, if that one ran elsewhere when this one began.
+    /// The notebook's first kernel, if it ran elsewhere when this kernel began.
     pub fn beside(&self) -> Option<KernelId> {
         Named::read(&self.folder).and_then(|named| named.beside)
     }
@@ -167,8 +156,8 @@ fn open(folder: &Path) -> io::Result<File> {
 }
 
 /// Looks for the kernel of a notebook among the states of the user's kernels. A kernel of the id `own` comes first: the
-/// owner starts it again. The notebook's latest kernel is next. A kernel that began while another one ran comes after
-/// that one. `was_left` tells whether the kernel's last front has ended without a word. This kernel may have died with
+/// owner starts it again. The notebook's latest kernel is next. A kernel that began beside another comes after that
+/// other. `was_left` tells whether the kernel's last front has ended without a word. This kernel may have died with
 /// its front: if nothing of it is saved, an older, saved kernel comes first.
 pub fn find(
     states: &Path,
@@ -189,12 +178,12 @@ fn find_by(
     let (mut busy, mut unsaved) = (None, None);
     for (folder, kernel) in candidates(states, notebook, own) {
         let owned = match take_patiently(&folder, || was_left(&kernel), locking) {
-            Taking::Taken(owned) => owned,
-            Taking::InUse => {
+            Ok(Some(owned)) => owned,
+            Ok(None) => {
                 _ = busy.get_or_insert(Found::InUse(kernel));
                 continue;
             }
-            Taking::Unclear(error) => {
+            Err(error) => {
                 tracing::warn!(%error, folder = %folder.display(), "a notebook's kernel can't be taken");
                 _ = busy.get_or_insert(Found::Unclear(kernel, error));
                 continue;
@@ -209,7 +198,7 @@ fn find_by(
         };
         let sleeps = |s: &State| matches!(s.office(), Office::Asleep { .. });
         let is_left = was_left(&kernel) && !state.as_ref().is_some_and(sleeps);
-        // What was saved before a restart doesn't come back.
+        // A restart by the user leaves the earlier variables behind.
         let is_saved = state.is_some_and(|s| s.restore().settled.is_some());
         let left = |owned| Found::Left {
             kernel: kernel.clone(),
@@ -232,7 +221,7 @@ fn candidates(states: &Path, notebook: &Notebook, own: &KernelId) -> Vec<(PathBu
     let mut found: Vec<(SystemTime, PathBuf, Named)> = folders(states)
         .filter_map(|folder| {
             let named = Named::read(&folder).filter(|named| named.notebook == *notebook)?;
-            let since = folder.join(NOTEBOOK).metadata().ok()?.modified().ok()?;
+            let since = named_at(&folder)?;
             Some((since, folder, named))
         })
         .collect();
@@ -249,6 +238,11 @@ fn candidates(states: &Path, notebook: &Notebook, own: &KernelId) -> Vec<(PathBu
     found.map(|(_, folder, named)| (folder, named.kernel)).collect()
 }
 
+/// When a kernel's notebook was noted.
+fn named_at(folder: &Path) -> Option<SystemTime> {
+    folder.join(NOTEBOOK).metadata().ok()?.modified().ok()
+}
+
 fn folders(states: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(states).into_iter().flatten().flatten();
     entries.map(|entry| entry.path())
@@ -259,7 +253,10 @@ fn folders(states: &Path) -> impl Iterator<Item = PathBuf> {
 /// # Errors
 /// The file system's.
 pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
-    for folder in folders(states) {
+    // Kernels of a notebook keep their order by age.
+    let mut all: Vec<PathBuf> = folders(states).collect();
+    all.sort_by_cached_key(|folder| named_at(folder));
+    for folder in all {
         let Some(mut named) = Named::read(&folder) else {
             continue;
         };
@@ -292,12 +289,12 @@ pub fn is_without_state(folder: &Path) -> bool {
 }
 
 /// Takes the lock; if its holder is parting, waits for the lock.
-fn take_patiently(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -> Taking {
+fn take_patiently(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -> io::Result<Option<Owned>> {
     let since = Instant::now();
     loop {
         let taking = Owned::attempt(folder, &may_run, locking);
         let parts = || std::fs::read(folder.join(OWNER)).is_ok_and(|said| said == PARTING);
-        if matches!(taking, Taking::Taken(_)) || !parts() || since.elapsed() > PARTS {
+        if matches!(taking, Ok(Some(_))) || !parts() || since.elapsed() > PARTS {
             return taking;
         }
         std::thread::sleep(POLL);
@@ -568,7 +565,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         saved(tmp.path(), "k1", "x");
         let folder = tmp.path().join("k1");
-        let Taking::Taken(mut owned) = Owned::attempt(&folder, || false, no_locks) else {
+        let Ok(Some(mut owned)) = Owned::attempt(&folder, || false, no_locks) else {
             panic!("nobody has it");
         };
         owned.parts();

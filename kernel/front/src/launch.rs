@@ -11,7 +11,7 @@ use hop_log::{Act, Entry, Generation, Index, Sequence, State};
 use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
-use hop_protocol::step::{Step, StepSize, Turn, is_of_slurm, run_args};
+use hop_protocol::step::{Step, StepSize, Turn, forget_job, run_args};
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
@@ -536,7 +536,7 @@ fn in_office(
         },
     )?;
     if origin != Origin::MyReplica {
-        // Who asked for a fresh kernel knows that the former one's effects are gone.
+        // A user who asked for a fresh kernel knows that the former one's effects are gone.
         let losses = match origin {
             Origin::Nothing => tenure,
             Origin::MyReplica | Origin::Before => Tenure(0),
@@ -806,11 +806,7 @@ pub async fn close(kernel: KernelId) {
 /// A command of Slurm's, without the variables of our own job or of the user's preferred table format.
 fn slurm(program: &str) -> Command {
     let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(is_of_slurm) {
-            command.env_remove(&name);
-        }
-    }
+    forget_job(command.as_std_mut());
     command.kill_on_drop(false);
     command
 }
@@ -972,7 +968,7 @@ async fn submit_seat(
         loop {
             let command = sbatch(plan, seat, bill, &log);
             let (submitting, submit) = (order.submitting.clone(), submit(command, program.to_owned()));
-            // In a task of its own: it ends, even if this one doesn't wait.
+            // In a task of its own: the call ends, even if the start is given up.
             let done = tokio::spawn(async move {
                 let _submitting = submitting;
                 submit.await

@@ -52,7 +52,7 @@ pub struct Start {
     /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,
-    /// The notebook's first kernel, if that one ran elsewhere when this one began.
+    /// The notebook's first kernel, if it ran elsewhere when this kernel began.
     #[serde(default)]
     pub beside: Option<KernelId>,
     /// The owner's memory for this front's records, which outlives a killed front. Without the memory, outputs that

@@ -122,6 +122,15 @@ pub fn run_args(dir: &Path, incarnation: Incarnation) -> [String; 5] {
     ]
 }
 
+/// Takes the variables of this process's job, and of the user's preferred table format, from a command of Slurm's.
+pub fn forget_job(command: &mut std::process::Command) {
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(is_of_slurm) {
+            command.env_remove(&name);
+        }
+    }
+}
+
 /// Whether a variable of the environment belongs to the Slurm job or command around this process, and so must not reach
 /// another. The path of Slurm's configuration is not the job's own.
 pub fn is_of_slurm(name: &str) -> bool {

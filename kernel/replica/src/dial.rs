@@ -141,7 +141,7 @@ async fn reach(
     connect(&file, last).await.map(Link::new)
 }
 
-/// One connection, from its first word to its end.
+/// Serves a connection from its first word to its end.
 async fn serve(
     mut link: Link<TlsStream<TcpStream>>,
     patience: &mut Duration,

@@ -85,23 +85,22 @@ impl FrontLink {
 
     /// A connection stands. The front has `taken` frames of this stream, and wants the frames in `again` once more.
     pub(crate) fn up(&mut self, epoch: u64, taken: u64, again: &[u64], outlet: Outlet) {
-        let again: BTreeSet<u64> = again.iter().copied().filter(|seq| *seq <= taken).collect();
+        let wanted: BTreeSet<u64> = again.iter().copied().filter(|seq| *seq <= taken).collect();
         let is_new = epoch != self.epoch;
         if is_new {
             // A new front wants again the old front's frames in work.
             self.taken = Taken::default();
-            self.kept
-                .settle(taken, &again.iter().copied().collect::<Vec<_>>());
+            self.kept.settle(taken, again);
             self.epoch = epoch;
         }
         for (seq, bytes) in std::mem::take(&mut self.doubtful) {
-            if seq > taken || again.contains(&seq) {
+            if seq > taken || wanted.contains(&seq) {
                 self.loses(bytes);
             } else if !is_new {
                 self.doubtful.insert(seq, bytes);
             }
         }
-        (self.sent, self.again) = (taken, again);
+        (self.sent, self.again) = (taken, wanted);
         self.out = Some(Connection { outlet, handed: 0 });
         self.hand_over();
     }

@@ -19,7 +19,7 @@ const AHEAD: &str = "written_ahead";
 pub(super) enum Verdict {
     /// A cell before it failed (`stop_on_error`).
     Aborted,
-    /// The user interrupted it while it waited for this.
+    /// The user interrupted the cell while it waited for this.
     Interrupted(&'static str),
     /// Its need can't be read.
     Usage(String),

@@ -156,7 +156,7 @@ pub(super) struct HeldReply {
 /// An answer that the log doesn't have, behind another cell's ([`super::unlogged`]).
 #[derive(Debug)]
 pub(super) struct Unlogged {
-    /// The cell with the answer before this one.
+    /// The cell whose answer comes before this answer.
     pub(super) behind: CellId,
     pub(super) cell: CellId,
     pub(super) identity: Bytes,

@@ -183,6 +183,8 @@ impl Core {
             }
             return;
         }
+        // This replica says what waited behind its last answers: the next one would run it, or tell it as lost.
+        self.send_unlogged();
         match leaving.farewell {
             Farewell::Leave(reason) => self.note(Note::Leaving { reason }),
             Farewell::Move(incarnation) => {

@@ -1,4 +1,4 @@
-//! What killed seats have left in the user's home: their addresses, which each command of the user's would dial.
+//! Addresses that killed seats have left in the user's home. Each command of the user's would dial them.
 
 use crate::slurm::slurm;
 use hop_keeper::{Book, unanswering};

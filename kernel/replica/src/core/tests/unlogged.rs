@@ -2,9 +2,9 @@
 //! kernel's hibernation or move, and none is told as lost.
 
 use super::super::{Durably, Input};
-use super::World;
 use super::durable::{capturing, durably, greet, settled, state};
 use super::group::{grown, grown_of};
+use super::{World, terminated};
 use hop_log::{Act, Entry};
 use hop_protocol::message::Behind;
 use hop_words::id::Tenure;
@@ -117,6 +117,13 @@ fn a_reply_that_waits_for_effects_is_held_by_no_cell_without_any() {
     let out = fails_and_aborts(&mut world);
     assert_eq!(replies(&out), ["a error", "b aborted"]);
 
+    let mut world = alone_and_held();
+    world.synced(1);
+    assert_eq!(replies(&world.input(Input::Rested)), ["a error", "b aborted"]);
+}
+
+/// The store of a kernel with one replica hasn't got the failed cell yet.
+fn alone_and_held() -> World {
     let mut world = World::of(before_reply(), Replicas::One);
     greet(&mut world);
     world.input(Input::KernelUp { pid: 7 });
@@ -128,8 +135,21 @@ fn a_reply_that_waits_for_effects_is_held_by_no_cell_without_any() {
         [""; 0],
         "the store hasn't got the first one: {out:?}"
     );
+    world
+}
+
+#[test]
+fn a_replica_that_leaves_says_what_waited_behind_its_last_answer() {
+    let mut world = alone_and_held();
+    assert_eq!(world.input(terminated()), ["agent: state.flush"]);
+    world.answer(2, json!({}));
     world.synced(1);
-    assert_eq!(replies(&world.input(Input::Rested)), ["a error", "b aborted"]);
+    let out = world.input(Input::Rested);
+    assert_eq!(replies(&out), ["a error", "b aborted"], "{out:?}");
+    assert!(
+        out.iter().any(|line| line.starts_with("front: note leaving")),
+        "{out:?}"
+    );
 }
 
 /// The log has the loss while the next process already captures.
