@@ -24,7 +24,7 @@ _LISTEN = "0A"
 _PIDFD_GETFD = 438
 #: Every address of a family.
 _ANY = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
-#: What a host says that hasn't this family: nobody else can use it there.
+#: The errors of a host without the family, on which nobody else can use it either.
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
@@ -76,7 +76,8 @@ class Port:
 
 
 def _addresses(ip: str) -> list[tuple[int, str]]:
-    """Where a server listens that is told this address or name: on each of them, and on every family if it is empty."""
+    """The addresses, with their families, on which a server listens that is given this address or name. Empty means all
+    families."""
     found = socket.getaddrinfo(ip or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return sorted({(int(family), str(address[0])) for family, _, _, _, address in found})
 
@@ -100,16 +101,23 @@ def _bound(family: int, address: str, port: int) -> socket.socket | None:
     return made
 
 
+def _probe(addresses: Sequence[tuple[int, str]], candidate: int, probes: contextlib.ExitStack) -> int:
+    """The candidate, or for 0 a port of Linux's choice, held at all these addresses by `probes`. OSError if it isn't
+    free at one of them."""
+    number = 0
+    for family, address in addresses:
+        probe = _bound(family, address, number or candidate)
+        if probe is not None:
+            number = probes.enter_context(probe).getsockname()[1]
+    if not number:
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    return number
+
+
 def _reserve(addresses: Sequence[tuple[int, str]], candidate: int) -> Port:
     """The port, free at these addresses, and kept in the family in which there are none. OSError if it isn't free."""
-    number = 0
     with contextlib.ExitStack() as probes:
-        for family, address in addresses:
-            probe = _bound(family, address, number or candidate)
-            if probe is not None:
-                number = probes.enter_context(probe).getsockname()[1]
-        if not number:
-            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        number = _probe(addresses, candidate, probes)
         # One at most: a server listens somewhere.
         others = set(_ANY) - {family for family, _ in addresses}
         return Port(number, next((_bound(family, _ANY[family], number) for family in others), None))
@@ -117,9 +125,13 @@ def _reserve(addresses: Sequence[tuple[int, str]], candidate: int) -> Port:
 
 def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -> Port | None:
     """An untried port, free on `ip` at present, within the span if one is set."""
+    try:
+        addresses = _addresses(ip)
+    except OSError:
+        return None
     for candidate in _candidates(span, tried):
         try:
-            port = _reserve(_addresses(ip), candidate)
+            port = _reserve(addresses, candidate)
         except OSError:
             continue
         if port.number not in tried and not listeners(port.number):
@@ -131,12 +143,11 @@ def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -
 def is_free(ip: str, port: int) -> bool:
     """Whether a server could listen there. A socket that is bound and doesn't listen is in no table."""
     try:
-        for family, address in _addresses(ip):
-            probe = _bound(family, address, port)
-            if probe is not None:
-                probe.close()
-    except OSError:
-        return False
+        with contextlib.ExitStack() as probes:
+            _probe(_addresses(ip), port, probes)
+    except OSError as error:
+        # Nobody has a port in a family that the host hasn't.
+        return error.errno in _NO_FAMILY
     return True
 
 

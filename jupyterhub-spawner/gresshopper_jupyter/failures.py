@@ -25,6 +25,8 @@ class Failure(_SpawnException):  # type: ignore[misc, unused-ignore]
         if log:
             shown += f'</p><pre class="text-start" style="text-align: left">{html.escape(log)}</pre><p>'
         super().__init__(sentence, reason=reason, message_html=shown, status_code=status_code)
+        #: Whether the user's choice is at fault, not the site or Slurm.
+        self.is_of_choice = reason == "options"
         # JupyterHub 5 and 6 show these attributes on their pages.
         self.jupyterhub_message = sentence
         self.jupyterhub_html_message = shown

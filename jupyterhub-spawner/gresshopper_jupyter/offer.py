@@ -38,7 +38,7 @@ class Rule:
     denied: frozenset[str] = frozenset()
 
     def admits(self, *names: str) -> bool:
-        """Whether it admits what has these names: an account, with those above it."""
+        """Whether a name is admitted. An account comes with the names of the accounts above it."""
         folded = {name.lower() for name in names}
         return not folded & self.denied if self.allowed is None else bool(folded & self.allowed)
 
@@ -160,7 +160,7 @@ class Offer:
         names = {
             name
             for own in self.associations
-            if not account or own.account.lower() == account.lower()
+            if account in ("", own.account)
             if partition is None or own.partition in ("", partition.name)
             for name in own.qos
         }
@@ -296,18 +296,17 @@ def parse_partitions(shown: str, sinfo: str) -> dict[str, Partition]:
 
 def parse_associations(text: str) -> tuple[Association, ...]:
     """From `sacctmgr -nP show associations format=user,account,partition,qos,parentname`."""
-    rows = (line.split("|") for line in text.splitlines())
-    return tuple(
-        Association(row[0], row[1], row[2], tuple(q for q in row[3].split(",") if q))
-        for row in rows
-        if len(row) == 5 and row[0]
-    )
+    own = (row for row in _rows(text, 5) if row[0])
+    return tuple(Association(row[0], row[1], row[2], tuple(q for q in row[3].split(",") if q)) for row in own)
 
 
 def parse_parents(text: str) -> dict[str, str]:
     """From the same: the account above each account."""
-    rows = (line.split("|") for line in text.splitlines())
-    return {row[1].lower(): row[4].lower() for row in rows if len(row) == 5 and not row[0] and row[4]}
+    return {row[1].lower(): row[4].lower() for row in _rows(text, 5) if not row[0] and row[4]}
+
+
+def _rows(text: str, columns: int) -> list[list[str]]:
+    return [row for line in text.splitlines() if len(row := line.split("|")) == columns]
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
@@ -315,7 +314,7 @@ def parse_reservations(text: str) -> tuple[Reservation, ...]:
     found = []
     for f in map(_fields, text.splitlines()):
         users, accounts = _signed(f.get("Users", "")), _signed(f.get("Accounts", ""))
-        # Of one for groups alone, slurmctld knows the users.
+        # slurmctld alone knows the users of a reservation for groups: the hub doesn't offer it.
         if "ReservationName" in f and f.get("State") == "ACTIVE" and (users, accounts) != (Rule(), Rule()):
             found.append(Reservation(f["ReservationName"], users, accounts))
     return tuple(found)
@@ -342,7 +341,8 @@ class Book:
         self._site = Shared(self._ask)
 
     async def offer(self, user: str, max_age_s: float = FRESH_S, patience_s: float | None = SOON_S) -> Offer:
-        """What the user may choose, by an answer no older than this if Slurm is as patient."""
+        """The user's choices. Slurm's answer behind them is no older than `max_age_s`, unless a new one takes longer than
+        `patience_s`."""
         last = self._site.last
         if not isinstance(last, Site) or last.stale:
             max_age_s = min(max_age_s, SURE_S)
@@ -356,7 +356,15 @@ class Book:
         try:
             return (await self.offer(user, max_age_s)).check(chosen, partition, account)
         except Failure:
-            return (await self.offer(user, min(max_age_s, SURE_S), None)).check(chosen, partition, account)
+            offer = await self.offer(user, min(max_age_s, SURE_S), None)
+            try:
+                return offer.check(chosen, partition, account)
+            except Failure as failure:
+                # Without any answer of the accounting, nobody knows whose account it is.
+                is_unknown = offer.site.stale and not offer.site.associations
+                if is_unknown and chosen.keys() & {"account", "qos", "reservation"}:
+                    raise SlurmError("its accounting has not answered since the hub began") from failure
+                raise
 
     async def _ask(self) -> Site:
         shown, sinfo, reserved, config, gpus = await asyncio.gather(

@@ -27,7 +27,7 @@ OTHER = "unlisted-choice"
 _NO_TEXT = frozenset({"prologue", "epilogue", "cmd", "args", "node_python", "environment"})
 
 
-#: What a site may write, and may mistype.
+#: The keys that a site may write. Others are mistyped.
 _KEYS = {
     "profile": ("slug", "display_name", "description", "default", "groups", "override", "profile_options"),
     "option": ("display_name", "choices", "unlisted_choice"),
@@ -48,7 +48,7 @@ def checked(profiles: Sequence[Any]) -> list[Profile]:
     """A site's profiles, each with its slug.
 
     # Raises
-    ValueError: a profile that can't be meant so, in a sentence.
+    ValueError: a sentence that names the profile and its mistake.
     """
     made: list[Profile] = []
     for at, profile in enumerate(profiles, 1):
@@ -150,7 +150,10 @@ def _free_text(name: str, unlisted: Mapping[str, Any], text: str) -> dict[str, A
     made = {}
     for trait, value in unlisted.get("override", {}).items():
         if trait in _NO_TEXT:
-            raise refused(f"the site lets users write into {trait}, which is never done; tell your administrator")
+            raise refused(
+                f"the site lets users write into {trait}, which is never done; tell your administrator",
+                "configuration",
+            )
         made[trait] = value.replace("{value}", text) if isinstance(value, str) else value
     return made
 

@@ -98,7 +98,7 @@ class Front:
 
     @property
     def beside(self) -> str | None:
-        """The notebook's first kernel, if it ran elsewhere when this one began."""
+        """The notebook's first kernel, if it ran elsewhere when this kernel began."""
         beside: str | None = self._start["beside"]
         return beside
 
@@ -169,7 +169,7 @@ class Front:
 
     def renamed(self, path: str) -> None:
         """The notebook has another path: there its next opening looks for the kernel."""
-        # First for a front that follows, then for this one.
+        # A front that follows is started with it; the present one is told.
         self._start["notebook"] = {**self._start["notebook"], "path": path}
         self._say(f"notebook {json.dumps(path)}")
 
@@ -325,7 +325,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     _fresh = False
     #: The notebook's path, where a server has started the kernel. A rename changes it.
     _path = ""
-    #: The notebook's first kernel, if it ran elsewhere when this one began.
+    #: The notebook's first kernel, if it ran elsewhere when this kernel began.
     _beside: str | None = None
     _incarnation = 0
     _ports: dict[str, int] = {}
@@ -383,15 +383,10 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     def renamed(self, old: str, new: str) -> None:
         """A notebook, or a folder, has another path. Paths of other notebooks change nothing."""
-        if self._front is None or not self._path:
-            return
-        if self._path == old:
-            self._path = new
-        elif self._path.startswith(old.rstrip("/") + "/"):
-            self._path = new.rstrip("/") + self._path[len(old.rstrip("/")) :]
-        else:
-            return
-        self._front.renamed(self._path)
+        # Of the notebook itself, or of a folder above it.
+        if self._front is not None and f"{self._path}/".startswith(f"{old}/"):
+            self._path = new + self._path[len(old) :]
+            self._front.renamed(self._path)
 
     async def cleanup(self, restart: bool = False) -> None:
         if self._front is not None:

@@ -206,7 +206,7 @@ def end(name: str) -> int:
 
 
 def clean(env_file: Path) -> None:
-    """Remove what a server leaves beside its log."""
+    """Remove all files of a server but its log."""
     for path in env_file.parent.glob(f"{env_file.stem}.*"):
         if path.suffix != ".log":
             path.unlink(missing_ok=True)
@@ -284,7 +284,8 @@ class Launcher:
         return 1
 
     def _lost(self, address: str, port: int) -> str | None:
-        """Waits until the server alone listens, or has ended: None. Else who had its port, and the server has ended."""
+        """Waits until the server listens alone or has ended; None then. If somebody else had its port, ends the server and
+        says who it was."""
         assert self._process is not None
         seen: set[int] = set()
         while True:

@@ -81,8 +81,8 @@ async def _jobs(*which: str, **how: Any) -> dict[str, Job]:
 
 
 class _Command(asyncio.SubprocessProtocol):
-    """A running command: what it writes, up to a limit for each pipe. It is given up beyond that, and once `patience_s`
-    is over, also when nobody waits for it any more.
+    """A running command, with its output up to a limit for each pipe. A command that writes more, or takes longer than
+    `patience_s`, is given up, even if its caller has stopped waiting.
     """
 
     def __init__(self, stdin: bytes, patience_s: float, most: tuple[float, float]) -> None:
@@ -110,7 +110,7 @@ class _Command(asyncio.SubprocessProtocol):
             self._give_up(f"wrote more than {int(most) >> 10} KiB")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended, and nobody holds its pipes."""
+        """The command has ended, and nobody holds its pipes."""
         self._timer.cancel()
         self._transport.close()
         self._settle(None)
@@ -143,7 +143,8 @@ async def run(
     prefix: Sequence[str] = (),
     patience_s: float | None = None,
 ) -> str:
-    """Run a command, as `user` if named, and return its standard output: of a user's so much as an answer may be.
+    """Run a command, as `user` if named, and return its standard output. A user's command may write
+    `OUT_MOST` bytes at most.
 
     As root we become the user ourselves; otherwise `prefix` (sudo, say) must do it.
     """
@@ -296,7 +297,7 @@ async def node_address(node: str) -> str:
 
 async def numeric(host: str, ip: str) -> str:
     """The host's address in the family of `ip`, where its server listens: a name may lead to the other family, too. The
-    host as it is named if it hasn't just one such address, or one that means another host to a proxy elsewhere."""
+    name stays if it has several such addresses, or one that means another host to a proxy elsewhere."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(ip).version == 6 else socket.AF_INET
         found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)

@@ -65,9 +65,9 @@ HIDDEN_AGE_S = 3.0
 SUBMIT_S = 60.0
 #: How long a submission that nobody waits for any more is followed, for its job to be cancelled.
 LATE_S = 3600.0
-#: How long a stop waits for Slurm to take scancel, some times as long as a command waits for Slurm.
+#: How long a stop repeats scancel until Slurm takes it: several times `COMMAND_TIMEOUT_S`.
 TAKEN_S = 120.0
-#: And then for the job to be gone.
+#: How long a stop waits for the job's end once Slurm has taken scancel.
 GONE_S = 60.0
 
 # Slurm's reason words, as a person at the spawn page would say them.
@@ -188,7 +188,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     _silent_since: float | None = None
     #: The choice that a form or a link has just named.
     _named: dict[str, Any] | None = None
-    #: What of the last choice isn't offered any more, in a sentence.
+    #: A sentence that names the parts of the last choice that aren't offered any more.
     _left_out = ""
 
     @default("profile_list")
@@ -353,7 +353,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         made = profiles.overrides(await self.offered(), chosen)
         for name in made:
             if name in _NOT_BY_PROFILE or name not in self.traits(config=True):
-                raise refused(f"a profile can't set {name!r}; tell your administrator")
+                raise refused(f"a profile can't set {name!r}; tell your administrator", "configuration")
         wanted = {name: str(chosen[name]) for name in FIELDS if chosen.get(name)}
         forbidden = sorted(set(wanted) - set(self.form_fields))
         if forbidden:
@@ -369,7 +369,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return made
 
     def _is_named(self) -> bool:
-        """Whether this start names its choice. Where a start names none, the hub takes the one of before."""
+        """Whether this start names its choice. Without one the hub takes the last choice."""
         if self.user_options == self._named:
             return True
         # The API's request comes here unseen.
@@ -380,13 +380,13 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return bool(body) and body == self.user_options
 
     async def choice(self) -> dict[str, Any]:
-        """Traits set by the choice of this start. What the hub remembers, and nothing offers any more, is left out: the
-        user may have no form to choose anew."""
+        """Traits set by the choice of this start. Of a choice that the hub only remembers, parts that aren't offered any
+        more are left out: the user may have no form to choose anew."""
         before, self._left_out = self.user_options or {}, ""
         try:
             return await self.choose(before, starts=True)
         except Failure as failure:
-            if failure.status_code != 400 or self._is_named():
+            if not failure.is_of_choice or self._is_named():
                 raise
         kept: dict[str, Any] = {}
         made = await self.choose(kept, starts=True)
@@ -399,7 +399,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
                 made = await self.choose({**kept, name: before[name]}, starts=True)
                 kept[name] = before[name]
             except Failure as failure:
-                if failure.status_code != 400:
+                if not failure.is_of_choice:
                     raise
                 left.append(name)
         if not left:
@@ -490,7 +490,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             session.commit()
 
     async def _submitted(self, request: str) -> dict[str, str]:
-        """What the user's half says of the job that Slurm took."""
+        """The words of the user's half about the job that Slurm took."""
         told = asyncio.ensure_future(self.job_program("submit", stdin=request, patience_s=LATE_S))
         try:
             await asyncio.wait([told], timeout=SUBMIT_S)
@@ -525,7 +525,6 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         """Submit, wait for the job and for its port; the server's URL."""
         # JupyterHub applies its own overrides in the same way: a dictionary adds to the present one.
         made = await self.choice()
-        self._named = None
         try:
             self._apply_overrides(made)
         except TraitError as error:
@@ -730,13 +729,13 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     def clear_state(self) -> None:
         super().clear_state()
-        self.job_id = self._name = self._log = ""
+        self.job_id = self._name = self._log = self._left_out = ""
         self._silent_since = self._seen = None
 
 
 def _place(name: str) -> tuple[int, bool]:
-    """Where a name of a choice comes if each is to make sense with those before: the profile, the text of an option, an
-    option's choice, the fields."""
+    """A key that sorts the names of a choice so that each is tried after those on which it depends: the profile, an
+    option's text, the option's choice, the fields."""
     if name in FIELDS:
         return FIELDS.index(name) + 2, True
     return int(name != "profile"), not name.endswith(profiles.UNLISTED)

@@ -161,8 +161,6 @@ def launcher(
 
 
 def wait_for(path: Path) -> str:
-    until = time.monotonic() + 30
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    """The file's text, once there is some."""
+    eventually(lambda: path.exists() and path.read_text(), f"{path.name} is written", 30)
     return path.read_text()

@@ -190,6 +190,35 @@ async def test_silence_of_slurm_leaves_nothing_out(monkeypatch: pytest.MonkeyPat
     assert raised.value.status_code == 503
 
 
+async def test_an_accounting_that_never_answered_leaves_no_account_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def asked(argv: list[str], **_: Any) -> str:
+        if argv[0] == "sacctmgr":
+            raise slurm.SlurmError("sacctmgr did not answer within 30 s")
+        return "PartitionName=long State=UP Default=YES" if "partition" in argv else ""
+
+    monkeypatch.setattr("gresshopper_jupyter.offer.run", asked)
+    made = who_chose(monkeypatch, {"account": "physics"}, form_fields=["account"])
+    made._book = Book()
+    with pytest.raises(Failure, match="accounting has not answered") as raised:
+        await made.start()
+    assert raised.value.status_code == 503
+
+
+async def test_a_sites_slip_in_the_last_profile_is_told_and_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = [{"slug": "small"}, {"slug": "big", "override": {"mem": 5}}]
+    made = who_chose(monkeypatch, {"profile": "big"}, profile_list=offered)
+    with pytest.raises(Failure, match="tell your administrator"):
+        await made.start()
+
+
+async def test_what_was_left_out_is_told_at_its_own_start_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = who_chose(monkeypatch, {"profile": "gone"}, profile_list=[{"slug": "small"}])
+    await made.choice()
+    assert "profile gone" in made._left_out
+    made.clear_state()
+    assert made._left_out == ""
+
+
 # A site's slips.
 
 

@@ -172,11 +172,10 @@ if not os.path.exists(here):
 """
 
 
-def test_a_server_beside_whom_somebody_else_listens_gets_another_port(tmp_path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can be two users")
+def started_beside_bob(tmp_path: Path, bobs: str) -> tuple[int, int, str]:
+    """Start a server whose first port is taken by ``bobs`` program, and end it; its port, bob's, and the launcher's log."""
     here = tmp_path / "bob"
-    process = launcher(tmp_path, [sys.executable, "-c", SHARED + SERVER, "60", str(here)])
+    process = launcher(tmp_path, [sys.executable, "-c", bobs + SERVER, "60", str(here)])
     try:
         port = json.loads(wait_for(tmp_path / "x.port"))["port"]
         process.terminate()
@@ -185,6 +184,13 @@ def test_a_server_beside_whom_somebody_else_listens_gets_another_port(tmp_path: 
         taken, bob = map(int, here.read_text().split())
         os.kill(bob, signal.SIGKILL)
         process.terminate()
+    return port, taken, out
+
+
+def test_a_server_beside_whom_somebody_else_listens_gets_another_port(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can be two users")
+    port, taken, out = started_beside_bob(tmp_path, SHARED)
     assert port != taken
     assert f"uid 65534 had port {taken}; another is tried" in out
 
@@ -205,16 +211,7 @@ if not os.path.exists(here):
 
 
 def test_a_server_that_fails_because_somebody_has_its_port_in_silence_gets_another(tmp_path: Path) -> None:
-    here = tmp_path / "bob"
-    process = launcher(tmp_path, [sys.executable, "-c", SILENT + SERVER, "60", str(here)])
-    try:
-        port = json.loads(wait_for(tmp_path / "x.port"))["port"]
-        process.terminate()
-        out, _ = process.communicate(timeout=20)
-    finally:
-        taken, bob = map(int, here.read_text().split())
-        os.kill(bob, signal.SIGKILL)
-        process.terminate()
+    port, taken, out = started_beside_bob(tmp_path, SILENT)
     assert port != taken
     assert f"somebody else had port {taken}; another is tried" in out
 

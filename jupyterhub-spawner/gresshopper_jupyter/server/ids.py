@@ -26,7 +26,7 @@ def hops_id(kernel: Any) -> HopId:
 
 
 def hops_id_of(manager: Any, named: str) -> HopId:
-    """The id for ``hop`` of a kernel that is named by Jupyter's id; an id that isn't Jupyter's here is ``hop``'s."""
+    """``hop``'s id of the kernel with this id of Jupyter's. An id that Jupyter doesn't know here is ``hop``'s already."""
     kernel = ours(manager).get(JupyterId(named))
     return HopId(named) if kernel is None else hops_id(kernel)
 

@@ -2,7 +2,7 @@
 
 Two things happen at a rename. The file, or a folder above it, gets another name in the file browser, even while its
 notebook is closed or its kernel is saved. And a page that shows the notebook tells its session's new path, also after
-*Save As*. Each may come alone, and the second of both changes nothing any more.
+*Save As*. Either may come alone. If both come, the second changes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 /** Tells that a long cell is done, where its user may be elsewhere. */
 import { Notification } from "@jupyterlab/apputils";
 import type { TranslationBundle } from "@jupyterlab/translation";
-import type { IDisposable } from "@lumino/disposable";
 import { Signal } from "@lumino/signaling";
 import type { Widget } from "@lumino/widgets";
 import type { Output } from "./kernel.js";
@@ -9,7 +8,7 @@ import type { Settings } from "./settings.js";
 import type { Watcher } from "./watcher.js";
 import { ranLine } from "./words.js";
 
-export class DoneNotice implements IDisposable {
+export class DoneNotice {
   constructor(
     /** The open views of the notebook. */
     private readonly _views: readonly Widget[],
@@ -20,12 +19,7 @@ export class DoneNotice implements IDisposable {
     watcher.told.connect(this._told, this);
   }
 
-  get isDisposed(): boolean {
-    return this._disposed;
-  }
-
   dispose(): void {
-    this._disposed = true;
     Signal.clearData(this);
   }
 
@@ -42,6 +36,4 @@ export class DoneNotice implements IDisposable {
     const what = this._trans.__("A cell of %1 is done.", this._views[0]?.title.label ?? "");
     Notification.info(`${what} ${ranLine(ran, this._trans)}`, { autoClose: false });
   }
-
-  private _disposed = false;
 }

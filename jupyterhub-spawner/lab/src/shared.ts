@@ -9,7 +9,11 @@ interface IEntry<View, Thing> {
   readonly thing: Thing;
 }
 
-export class Shared<Document extends object, View extends IObservableDisposable, Thing extends IDisposable> {
+export class Shared<
+  Document extends object,
+  View extends IObservableDisposable,
+  Thing extends Pick<IDisposable, "dispose">,
+> {
   /** What the document's views share, this one among them. `make` gets the open views, the oldest first, as they change. */
   of(document: Document, view: View, make: (views: readonly View[]) => Thing): Thing {
     const entry = this._entries.get(document);

@@ -89,7 +89,7 @@ export class Site {
     fs.mkdirSync(settings, { recursive: true });
     const overrides = { "@jupyterlab/apputils-extension:notification": { fetchNews: "false" } };
     fs.writeFileSync(path.join(settings, "overrides.json"), JSON.stringify(overrides));
-    // Without what a server does at each page for half a second: it asks yarn whether to build, and lists export formats.
+    // Turns off what costs a server half a second at each page: asking yarn whether to build, and listing export formats.
     const page = {
       buildAvailable: false,
       buildCheck: false,
