@@ -53,7 +53,8 @@ pub(crate) fn look(facts: &Facts, is_root: bool) -> Vec<Finding> {
 /// Steps at once: more would be a burden for slurmctld.
 const AT_ONCE: usize = 16;
 
-/// What is found of all in their order, looking at so many at once. Each thread waits for Slurm, not for this host.
+/// The findings of all items in their order, with at most `threads` looks at once. Each thread waits for Slurm, not for
+/// this host.
 fn at_most<T: Sync, F: Send>(threads: usize, all: &[T], look: impl Fn(&T) -> Vec<F> + Sync) -> Vec<F> {
     let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let one_by_one = || {

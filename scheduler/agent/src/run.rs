@@ -88,20 +88,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         scratch: dir.clone(),
         with_token: pool.isolation == PoolIsolation::Devices,
     };
-    let mut agent = Agent {
-        state,
-        epochs,
-        steps,
-        grace: pool.grace(),
-        events,
-        holders: HashMap::new(),
-        stops: HashMap::new(),
-        sruns: HashMap::new(),
-        watches: HashMap::new(),
-        client: None,
-        clock: SteadyClock::new(),
-        over: false,
-    };
+    let mut agent = Agent::new(state, epochs, steps, pool.grace(), events);
     agent.perform(vec![Output::ReserveEpochs { above: 0 }]);
     let look = agent.state.first_look();
     agent.perform(look.into_iter().collect());
@@ -297,6 +284,29 @@ struct Agent {
 }
 
 impl Agent {
+    fn new(
+        state: AgentState,
+        epochs: Epochs,
+        steps: Steps,
+        grace: Span,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Self {
+        Self {
+            state,
+            epochs,
+            steps,
+            grace,
+            events,
+            holders: HashMap::new(),
+            stops: HashMap::new(),
+            sruns: HashMap::new(),
+            watches: HashMap::new(),
+            client: None,
+            clock: SteadyClock::new(),
+            over: false,
+        }
+    }
+
     async fn live(
         &mut self,
         config: &Config,
@@ -664,21 +674,8 @@ mod tests {
             scratch,
             with_token: false,
         };
-        let agent = Agent {
-            state: AgentState::new(facts),
-            epochs,
-            steps,
-            grace: Span::ZERO,
-            events,
-            holders: HashMap::new(),
-            stops: HashMap::new(),
-            sruns: HashMap::new(),
-            watches: HashMap::new(),
-            client: None,
-            clock: SteadyClock::new(),
-            over: false,
-        };
-        (agent, inbox)
+        let state = AgentState::new(facts);
+        (Agent::new(state, epochs, steps, Span::ZERO, events), inbox)
     }
 
     fn connected(term: u64) -> Option<Item> {

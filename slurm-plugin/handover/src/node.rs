@@ -188,8 +188,8 @@ impl Node {
         let lent = |l: &LeaseRecord| l.kernel.job == seat && !l.cores.is_empty() && !l.closed;
         for lease in self.store.all::<LeaseRecord>()?.iter().filter(|l| lent(l)) {
             if matches!(lease.cgroup, KernelCgroup::V2 { .. }) {
-                // The lease that is over meanwhile narrows again: both hold the kernel's lock. Who holds it now is at a
-                // lease's end, which waits for its holders, or at its beginning.
+                // A lease that is over meanwhile narrows again: both hold the kernel's lock. If it is held now, the lease
+                // begins, or ends and waits for its holders.
                 let Ok(_lock) = self.store.lock(&kernel_lock(lease.kernel), Duration::ZERO) else {
                     continue;
                 };

@@ -1,4 +1,4 @@
-//! What is known of a node's availability, and by whose word.
+//! A node's availability as far as known, and the one by whose word.
 
 /// Whether pilots and replicas may be placed on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -29,7 +29,7 @@ pub struct Sighting {
 pub struct Look {
     /// In order, and each once however many duplicates there are.
     pub seen: Vec<Sighting>,
-    /// Where the look was cut off: at this process or, if nobody may look at a process's memory, just before that one.
+    /// The process at which the look was cut off, or just before which, if nobody may look at its memory.
     pub stopped: Option<u32>,
 }
 
