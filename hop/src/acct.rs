@@ -11,7 +11,6 @@ use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
 use hop_slurm::gres::write_index;
 use hop_words::id::LeaseId;
 use hop_words::time::{Span, Timestamp};
-use std::collections::BTreeSet;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -241,6 +240,8 @@ impl Wanted {
                 since,
                 until,
                 cells: !args.leases_only,
+                // A cell's number stays the same whatever -S says.
+                whole: true,
             },
             states: args
                 .states
@@ -304,12 +305,8 @@ fn read_state(word: &str) -> Result<String, Failure> {
         .ok_or_else(|| no_state(word, &STATES))
 }
 
-/// Gives the cells their numbers: leases in order, and behind each its cells in order of beginning. A lease is shown with
-/// its cells or not at all.
+/// Gives the cells their numbers: leases in order, and behind each its cells in order of beginning.
 fn number(mut rows: Vec<AcctRow>) -> Vec<Record> {
-    let leases = rows.iter().filter(|r| r.cell.is_none());
-    let leases: BTreeSet<LeaseId> = leases.map(|r| r.lease).collect();
-    rows.retain(|r| leases.contains(&r.lease));
     rows.sort_by(|a, b| {
         (a.lease, a.cell.is_some(), a.start, a.submit, &a.cell).cmp(&(
             b.lease,

@@ -58,18 +58,13 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         cells: true,
         ..AcctQuery::default()
     };
-    let mut rows = match context.hopd.ask(Request::Acct(query))? {
+    let rows = match context.hopd.ask(Request::Acct(query))? {
         Response::Acct { rows } => rows,
         other => return Err(unexpected(&other)),
     };
     if rows.len() >= ACCT_ROWS {
         writeln!(context.err, "hop: {TOO_MANY}")?;
     }
-    // A lease comes with all of its cells.
-    rows.retain(|r| {
-        let ended_before = since.zip(r.end).is_some_and(|(since, end)| end < since);
-        !ended_before && until.is_none_or(|until| r.submit <= until)
-    });
     let mut key = [0; 32];
     key[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
     key[16..].copy_from_slice(uuid::Uuid::new_v4().as_bytes());

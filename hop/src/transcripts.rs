@@ -573,7 +573,7 @@ fn letters_become_the_query() {
         (vec![LeaseId(12), LeaseId(13)], false, None)
     );
     let query = acct_query("acct -a -S now-2days -E now-1day");
-    assert_eq!((query.all_users, query.cells), (true, true));
+    assert_eq!((query.all_users, query.cells, query.whole), (true, true, true));
     assert_eq!(
         (query.since, query.until),
         (Some(ago(2 * 86_400)), Some(ago(86_400)))

@@ -57,7 +57,7 @@ impl Core {
     ) -> impl Iterator<Item = Over> + '_ {
         let asked = u32::from(gpus);
         let over = move |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
-            let limit = most.filter(|_| asked > 0)?;
+            let limit = most?;
             (used + asked > limit).then(|| Over {
                 scope,
                 name: name.to_owned(),
@@ -75,7 +75,8 @@ impl Core {
             let l = &self.people.limits[i];
             over(&l.name, l.gpus, self.counted(i, user, account)?)
         });
-        plain.chain(bound)
+        // Nothing is asked for at most places: no limit is looked at for it.
+        plain.chain(bound).take(if asked > 0 { usize::MAX } else { 0 })
     }
 
     /// Scope in which a limit on associations counts this user in this account, and the GPUs now held in this scope.

@@ -154,8 +154,8 @@ impl Accounting {
         )
     }
 
-    /// Rows that overlap the query's time, ordered by lease; each lease is followed by all of its cells if the query
-    /// wants them. A running lease is `held` until `now`. Blocks for the length of the query.
+    /// Rows that overlap the query's time, ordered by lease; each lease is followed by its cells if the query wants
+    /// them. A running lease is `held` until `now`. Blocks for the length of the query.
     pub fn query(&self, query: &AcctQuery, now: Timestamp) -> Result<Vec<AcctRow>, AccountingError> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = select(&reader, "leases", "NULL", query, now)?;
@@ -353,9 +353,10 @@ fn select(
     query: &AcctQuery,
     now: Timestamp,
 ) -> Result<Vec<AcctRow>, AccountingError> {
-    let (condition, values) = match table {
-        "cells" => of_cells(query),
-        _ => conditions(query),
+    let (own, values) = conditions(query);
+    let condition = match table {
+        "cells" if query.whole => format!("lease IN (SELECT lease FROM leases WHERE {own})"),
+        _ => own,
     };
     let sql = format!("SELECT {COLUMNS}, lease, {cell} FROM {table} WHERE {condition} ORDER BY lease");
     let mut statement = reader.prepare_cached(&sql)?;
@@ -365,16 +366,6 @@ fn select(
         out.push(read_row(row, now)?);
     }
     Ok(out)
-}
-
-/// A lease comes with all of its cells: they are numbered in their order.
-fn of_cells(query: &AcctQuery) -> (String, Vec<Value>) {
-    let (own, values) = conditions(query);
-    let of_leases = format!("lease IN (SELECT lease FROM leases WHERE {own})");
-    (
-        format!("({own}) OR {of_leases}"),
-        [values.clone(), values].concat(),
-    )
 }
 
 fn conditions(query: &AcctQuery) -> (String, Vec<Value>) {

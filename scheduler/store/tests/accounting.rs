@@ -161,13 +161,18 @@ fn queries_filter_and_cells_follow_their_lease() {
         [1]
     );
     record(&accounting, [early, late]);
-    let later = query(AcctQuery {
+    let later = |whole| AcctQuery {
         users: vec!["bob".into()],
         since: Some(at(28)),
         cells: true,
+        whole,
         ..AcctQuery::default()
-    });
-    assert_eq!(names(&later), [None, Some("c"), Some("early"), Some("late")]);
+    };
+    assert_eq!(names(&query(later(false))), [None, Some("c"), Some("late")]);
+    assert_eq!(
+        names(&query(later(true))),
+        [None, Some("c"), Some("early"), Some("late")]
+    );
     let injection = AcctQuery {
         users: vec!["x' OR '1'='1".into()],
         ..AcctQuery::default()

@@ -28,8 +28,10 @@ pub struct AcctQuery {
     pub until: Option<Timestamp>,
     /// Leases that go on, alone.
     pub open: bool,
-    /// Also the cells below each lease.
+    /// Also the cells, each by its own times.
     pub cells: bool,
+    /// Each lease with all of its cells, whatever their times, and no cell without its lease: so they can be numbered.
+    pub whole: bool,
 }
 
 /// A lease (`cell` is `None`), or a cell on a lease. Times are in microseconds since the epoch.
