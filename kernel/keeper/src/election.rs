@@ -8,7 +8,7 @@ use crate::hearing::Heard;
 use hop_raft::Standing;
 use hop_words::id::{Incarnation, JobId};
 use hop_words::time::Span;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Time for each voter's own attempt.
 pub const TURN: Span = Span::from_millis(100);
@@ -22,6 +22,8 @@ pub struct View<'a> {
     /// The seats of the group's members.
     pub seats: &'a BTreeMap<Incarnation, JobId>,
     pub heard: &'a Heard,
+    /// Members that can't go on, though their seats are up.
+    pub failed: &'a BTreeSet<Incarnation>,
 }
 
 /// The pause before this member stands for election, and the pause before its next attempt. `None` means that the
@@ -44,7 +46,8 @@ pub fn stands(view: View<'_>) -> Option<(Span, Span)> {
 impl View<'_> {
     fn is_up(&self, member: Incarnation) -> bool {
         let seat = self.seats.get(&member);
-        member == self.me || seat.is_some_and(|s| self.heard.up.contains(s))
+        let fails = self.failed.contains(&member);
+        !fails && (member == self.me || seat.is_some_and(|s| self.heard.up.contains(s)))
     }
 
     /// Whether a voter is known to see no leader, as far as this member can tell: it knows only its own last leader.
@@ -58,6 +61,10 @@ impl View<'_> {
         if voter == leader {
             return false;
         }
+        // The seat of a member that can't go on is heard as before.
+        if self.failed.contains(&leader) {
+            return true;
+        }
         if voter == self.me {
             return !self.is_up(leader);
         }
@@ -70,7 +77,6 @@ impl View<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     const ME: Incarnation = Incarnation(1);
     const OTHER: Incarnation = Incarnation(2);
@@ -86,6 +92,16 @@ mod tests {
 
     /// The answer where these seats are up, and the other voter hears these.
     fn ask(leader: Option<Incarnation>, up: &[u32], other_hears: &[u32]) -> Option<(Span, Span)> {
+        ask_beside(leader, up, other_hears, &[])
+    }
+
+    /// As [`ask`], where these members have failed.
+    fn ask_beside(
+        leader: Option<Incarnation>,
+        up: &[u32],
+        other_hears: &[u32],
+        failed: &[Incarnation],
+    ) -> Option<(Span, Span)> {
         let jobs = |ids: &[u32]| ids.iter().map(|id| JobId(*id)).collect::<BTreeSet<_>>();
         let heard = Heard {
             up: jobs(up),
@@ -98,7 +114,17 @@ mod tests {
             standing: &standing(leader),
             seats: &[1, 2, 3].map(|id| (Incarnation(id), JobId(id))).into(),
             heard: &heard,
+            failed: &failed.iter().copied().collect(),
         })
+    }
+
+    #[test]
+    fn a_leader_that_cannot_go_on_is_none() {
+        let ask = |failed| ask_beside(Some(LEADER), &[2, 3], &[1, 3], failed);
+        assert_eq!(ask(&[]), None);
+        assert_eq!(ask(&[LEADER]), Some((TURN, Span(2 * TURN.0))));
+        assert_eq!(ask(&[LEADER, OTHER]), None, "alone, nothing can be won");
+        assert_eq!(ask(&[LEADER, ME]), None);
     }
 
     #[test]
@@ -125,6 +151,7 @@ mod tests {
             standing: &standing(None),
             seats: &BTreeMap::new(),
             heard: &heard,
+            failed: &BTreeSet::new(),
         };
         assert_eq!(stands(learner), None);
     }

@@ -59,6 +59,8 @@ struct Memory {
     quiet_at: Instant,
     /// The next look at who should lead.
     leads_at: Option<Instant>,
+    /// This member can't go on.
+    failed: bool,
     /// The deed under way.
     doing: Option<Doing>,
     /// The last report of missing replicas: their number, the highest incarnation then, and the members gone.
@@ -80,6 +82,7 @@ impl Group {
             leaves_at: None,
             quiet_at: Instant::now() + QUIET,
             leads_at: None,
+            failed: false,
             doing: None,
             told: None,
         };
@@ -199,7 +202,10 @@ impl Group {
         let new = !heard.up.is_subset(&memory.up);
         memory.up.clone_from(&heard.up);
         memory.leads_at = None;
-        if standing.leader == Some(self.me) {
+        if let Some(why) = &standing.stopped {
+            self.say_failed(memory, why);
+        }
+        if standing.leader == Some(self.me) && !memory.failed {
             (memory.stands_at, memory.looks_at) = (None, None);
             if new {
                 self.member.remind().await;
@@ -218,7 +224,20 @@ impl Group {
             self.ask_whether_a_member();
         }
         self.have_the_host_look(memory, standing, heard);
-        self.stand(memory, standing, heard).await;
+        if !memory.failed {
+            self.stand(memory, standing, heard).await;
+        }
+    }
+
+    /// Tells the other seats that this member can't go on. They do so without it, and have it replaced.
+    fn say_failed(&self, memory: &mut Memory, why: &str) {
+        if !std::mem::replace(&mut memory.failed, true) {
+            tracing::error!(
+                group = self.name,
+                "this seat's replica can't go on, the others go on without it: {why}"
+            );
+            self.links.failed(&self.name, Some(self.me));
+        }
     }
 
     /// A group without a leader may be over, with nobody left to say so. The same is true for a member that has no vote
@@ -247,6 +266,7 @@ impl Group {
             standing,
             seats: &seats,
             heard,
+            failed: &self.failed(heard),
         };
         let Some((first, again)) = election::stands(view) else {
             memory.stands_at = None;
@@ -310,6 +330,11 @@ impl Group {
         }
     }
 
+    /// Members that can't go on, though their seats are up.
+    fn failed(&self, heard: &Heard) -> BTreeSet<Incarnation> {
+        heard.failed.get(&self.name).cloned().unwrap_or_default()
+    }
+
     /// The members in these seats.
     fn members_in(&self, seats: &BTreeSet<JobId>) -> BTreeSet<Incarnation> {
         let known = lock(&self.seats);
@@ -325,7 +350,8 @@ impl Group {
         heard: &Heard,
         late: &BTreeSet<Incarnation>,
     ) -> Option<Deed> {
-        let gone = &self.members_in(&heard.gone) | late;
+        let failed = self.failed(heard);
+        let gone = &(&self.members_in(&heard.gone) | late) | &failed;
         let mut up = self.members_in(&heard.up);
         up.extend(self.members_in(&BTreeSet::from([self.links.me()])));
         // An executor that is out of sight for a moment may run a cell.
@@ -336,6 +362,7 @@ impl Group {
             .filter(|(_, groups)| groups.contains(&self.name));
         lost.extend(self.members_in(&rested.map(|(seat, _)| *seat).collect()));
         up.extend(state.executor().filter(|e| !lost.contains(e)));
+        up.retain(|member| !failed.contains(member));
         let unfit = lock(&self.seats)
             .keys()
             .filter(|m| !up.contains(m))

@@ -4,7 +4,8 @@
 //! A peer is up while both directions work: this seat hears the peer, and the peer confirms hearing this seat. A link
 //! with one working direction can't carry a log.
 
-use hop_words::id::JobId;
+use crate::wire::Says;
+use hop_words::id::{Incarnation, JobId};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +45,8 @@ pub struct Heard {
     pub resting: BTreeMap<JobId, BTreeSet<String>>,
     /// Seats that never come back.
     pub gone: BTreeSet<JobId>,
+    /// Members that can't go on, by the word of their seats, which are up.
+    pub failed: BTreeMap<String, BTreeSet<Incarnation>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -61,6 +64,8 @@ struct Peer {
     hears: BTreeSet<JobId>,
     /// Groups with kernels at rest, in the peer's own words.
     rests: BTreeSet<String>,
+    /// Groups whose member there can't go on, in the peer's own words.
+    failed: BTreeMap<String, Incarnation>,
 }
 
 /// The state of the detector.
@@ -125,6 +130,7 @@ impl Hearing {
                 peer.unlinked = now;
                 peer.hears.clear();
                 peer.rests.clear();
+                peer.failed.clear();
                 peer.spoke = false;
             }
         }
@@ -139,13 +145,16 @@ impl Hearing {
         }
     }
 
-    /// The peer says whether a group's kernel is at rest.
-    pub fn said(&mut self, seat: JobId, group: String, rests: bool) {
-        if let Some(peer) = self.peers.get_mut(&seat) {
-            match rests {
-                true => peer.rests.insert(group),
-                false => peer.rests.remove(&group),
-            };
+    /// The peer's word on a group.
+    pub(crate) fn said(&mut self, seat: JobId, group: String, says: Says) {
+        let Some(peer) = self.peers.get_mut(&seat) else {
+            return;
+        };
+        match says {
+            Says::Rests => drop(peer.rests.insert(group)),
+            Says::Works => drop(peer.rests.remove(&group)),
+            // A later member of the group in this seat is another.
+            Says::Failed(member) => drop(peer.failed.insert(group, member)),
         }
     }
 
@@ -175,12 +184,17 @@ impl Hearing {
         let gone: BTreeSet<JobId> = gone.map(|(seat, _)| *seat).collect();
         let lost = self.peers.iter().filter(|(_, p)| p.is_lost(now));
         let silent = self.peers.iter().filter(|(_, p)| p.loses_resting(now));
+        let mut failed = BTreeMap::<String, BTreeSet<Incarnation>>::new();
+        for (group, member) in self.peers.values().flat_map(|peer| &peer.failed) {
+            failed.entry(group.clone()).or_default().insert(*member);
+        }
         Heard {
             resting: silent.map(|(seat, peer)| (*seat, peer.rests.clone())).collect(),
             up: hears.keys().copied().collect(),
             hears,
             lost: lost.map(|(seat, _)| *seat).chain(gone.iter().copied()).collect(),
             gone,
+            failed,
         }
     }
 }
@@ -310,9 +324,9 @@ mod tests {
         let at_rest =
             |hearing: &Hearing, ms| hearing.heard(at(ms)).resting.get(&B).cloned().unwrap_or_default();
         hearing.pinged(B, BTreeSet::from([A]), at(10));
-        hearing.said(B, "rests".into(), true);
-        hearing.said(B, "runs".into(), true);
-        hearing.said(B, "runs".into(), false);
+        hearing.said(B, "rests".into(), Says::Rests);
+        hearing.said(B, "runs".into(), Says::Rests);
+        hearing.said(B, "runs".into(), Says::Works);
         assert!(at_rest(&hearing, 1009).is_empty(), "a pause");
         assert_eq!(at_rest(&hearing, 1010), BTreeSet::from(["rests".to_owned()]));
         assert!(

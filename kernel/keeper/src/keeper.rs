@@ -194,6 +194,7 @@ impl Keeper {
         let hosted = lock(&self.links.hosted).remove(group);
         self.links.share(group, BTreeSet::new());
         self.links.rests(group, false);
+        self.links.failed(group, None);
         if let Some(hosted) = hosted {
             hosted.member.close().await;
             // Leavings in an unwritable log end with the seat.

@@ -6,7 +6,7 @@ use crate::hearing::{Heard, Hearing, PING_EVERY};
 use crate::link::Link;
 use crate::lock::lock;
 use crate::visit::Visitor;
-use crate::wire::{Frame, Hello, PATIENCE, Rest, VERSION, greeted};
+use crate::wire::{Frame, Hello, PATIENCE, Says, VERSION, Word, greeted};
 use bytes::Bytes;
 use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
@@ -67,6 +67,8 @@ pub(crate) struct Links {
     dialing: Mutex<BTreeSet<JobId>>,
     /// Groups whose kernels rest here, by what their executors say.
     resting: Mutex<BTreeMap<String, Resting>>,
+    /// Members here whose log can't be written.
+    failed: Mutex<BTreeMap<String, Incarnation>>,
     /// Wakes the task that follows peers, dials them, and reports peers no longer heard.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
@@ -101,6 +103,7 @@ impl Links {
             hosted: Mutex::default(),
             dialing: Mutex::default(),
             resting: Mutex::default(),
+            failed: Mutex::default(),
             wake: Notify::new(),
             events,
             tasks: Mutex::default(),
@@ -265,12 +268,12 @@ impl Links {
 
     fn take(self: &Arc<Self>, frame: Frame, seat: JobId, link: &Arc<Link>) {
         match frame {
-            Frame::Ping { hears, says } => {
+            Frame::Ping { hears, word } => {
                 let now = self.now();
                 self.hear(|hearing| {
                     hearing.pinged(seat, hears, now);
-                    if let Some(Rest { group, rests }) = says {
-                        hearing.said(seat, group, rests);
+                    if let Some(Word { group, says }) = word {
+                        hearing.said(seat, group, says);
                     }
                 });
             }
@@ -358,7 +361,13 @@ impl Links {
                 self.hear(|hearing| (hearing.ping(now), hearing.to_dial(now).collect::<Vec<_>>()));
             self.ping_all(&hears, None);
             for group in self.rested(now) {
-                self.ping_all(&hears, Some(Rest { group, rests: true }));
+                let says = Says::Rests;
+                self.ping_all(&hears, Some(Word { group, says }));
+            }
+            // Again and again, since they are few, and a link may be new.
+            for (group, member) in lock(&self.failed).clone() {
+                let says = Says::Failed(member);
+                self.ping_all(&hears, Some(Word { group, says }));
             }
             for seat in missing {
                 self.dial_once(seat);
@@ -369,11 +378,11 @@ impl Links {
         }
     }
 
-    fn ping_all(&self, hears: &BTreeSet<JobId>, says: Option<Rest>) {
+    fn ping_all(&self, hears: &BTreeSet<JobId>, word: Option<Word>) {
         let links: Vec<_> = lock(&self.table).values().flatten().cloned().collect();
         let frame = Frame::Ping {
             hears: hears.clone(),
-            says,
+            word,
         };
         for link in links {
             link.send(&frame);
@@ -409,8 +418,20 @@ impl Links {
         if before.is_some_and(|rest| now.since(rest.since) >= TOLD_AFTER_REST) {
             let hears = self.hear(|hearing| hearing.ping(now));
             let group = group.to_owned();
-            self.ping_all(&hears, Some(Rest { group, rests: false }));
+            let says = Says::Works;
+            self.ping_all(&hears, Some(Word { group, says }));
         }
+    }
+
+    /// This seat's member of a group can't go on: its peers hear so at once. `None`: it is no member any more.
+    pub(crate) fn failed(&self, group: &str, member: Option<Incarnation>) {
+        let mut failed = lock(&self.failed);
+        match member {
+            Some(member) => drop(failed.insert(group.to_owned(), member)),
+            None => drop(failed.remove(group)),
+        }
+        drop(failed);
+        self.wake.notify_one();
     }
 
     fn dial_once(self: &Arc<Self>, seat: JobId) {
@@ -457,7 +478,7 @@ impl InTable {
             hearing.linked(seat, now);
             hearing.ping(now)
         });
-        link.send(&Frame::Ping { hears, says: None });
+        link.send(&Frame::Ping { hears, word: None });
         // The new link begins without word of what rests here.
         for rest in lock(&links.resting).values_mut() {
             rest.told = false;

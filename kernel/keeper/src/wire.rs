@@ -38,22 +38,30 @@ pub(crate) struct Visit {
     pub(crate) kernel: KernelId,
 }
 
-/// Whether a group's kernel is at rest: another member could execute, and the user would lose nothing.
+/// A seat's word on its member of a group. A keeper takes a word that it doesn't know for [`Says::Works`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Rest {
+pub(crate) struct Word {
     pub(crate) group: String,
-    pub(crate) rests: bool,
+    pub(crate) says: Says,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Says {
+    Works,
+    /// The kernel is at rest: another member could execute, and the user would lose nothing.
+    Rests,
+    /// This member can't go on: its log can't be written.
+    Failed(Incarnation),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
     Hello(Hello),
     Visit(Visit),
-    /// The sender hears these seats. A ping may also say, of one group of the sender's executors, whether its kernel is
-    /// at rest. A keeper of the previous release ignores this addition.
+    /// The sender hears these seats. A ping may bring a word on one group.
     Ping {
         hears: BTreeSet<JobId>,
-        says: Option<Rest>,
+        word: Option<Word>,
     },
     /// A message for a group's member, to be answered under the number.
     Ask {
@@ -95,10 +103,14 @@ impl Frame {
     pub(crate) fn encode(&self) -> Bytes {
         let (kind, number, to, group, body) = match self {
             Self::Hello(hello) => (1, 0, 0, "", json(hello)),
-            Self::Ping { hears, says } => {
-                let group = says.as_ref().map_or("", |rest| rest.group.as_str());
-                let rests = says.as_ref().is_some_and(|rest| rest.rests);
-                (2, u64::from(rests), 0, group, json(hears))
+            Self::Ping { hears, word } => {
+                let group = word.as_ref().map_or("", |word| word.group.as_str());
+                let (number, member) = match word.as_ref().map(|word| word.says) {
+                    None | Some(Says::Works) => (0, 0),
+                    Some(Says::Rests) => (1, 0),
+                    Some(Says::Failed(member)) => (2, member.0),
+                };
+                (2, number, member, group, json(hears))
             }
             Self::Ask {
                 number,
@@ -138,9 +150,13 @@ impl Frame {
             1 => Self::Hello(serde_json::from_slice(&bytes)?),
             2 => Self::Ping {
                 hears: serde_json::from_slice(&bytes)?,
-                says: (!group.is_empty()).then_some(Rest {
+                word: (!group.is_empty()).then_some(Word {
                     group,
-                    rests: number == 1,
+                    says: match number {
+                        1 => Says::Rests,
+                        2 => Says::Failed(to),
+                        _ => Says::Works,
+                    },
                 }),
             },
             3 => Self::Ask {
@@ -207,6 +223,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn says() -> impl Strategy<Value = Says> {
+        prop_oneof![
+            Just(Says::Works),
+            Just(Says::Rests),
+            any::<u32>().prop_map(|member| Says::Failed(Incarnation(member)))
+        ]
+    }
+
     fn frames() -> impl Strategy<Value = Frame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from);
         prop_oneof![
@@ -216,11 +240,11 @@ mod tests {
             })),
             (
                 proptest::collection::btree_set(any::<u32>().prop_map(JobId), 0..4),
-                proptest::option::of(("[a-z.0-9]{1,20}", any::<bool>()))
+                proptest::option::of(("[a-z.0-9]{1,20}", says()))
             )
-                .prop_map(|(hears, says)| Frame::Ping {
+                .prop_map(|(hears, word)| Frame::Ping {
                     hears,
-                    says: says.map(|(group, rests)| Rest { group, rests })
+                    word: word.map(|(group, says)| Word { group, says })
                 }),
             (any::<u64>(), "[a-z.0-9]{0,20}", any::<u32>(), bytes()).prop_map(
                 |(number, group, to, message)| Frame::Ask {

@@ -153,13 +153,18 @@ impl Host {
 
     /// Runs a cell: proposes its end until it is applied here.
     async fn cell(&mut self, name: &str) {
+        self.cell_of(name, 1000).await;
+    }
+
+    /// Runs a cell whose record has so many bytes.
+    async fn cell_of(&mut self, name: &str, bytes: usize) {
         self.wait("a state", |_| true).await;
         let state = self.state.clone().unwrap();
         let record = Record {
             number: RecordNumber(state.records().0 + 1),
             payload: Payload::Inline {
                 text: Bytes::from_static(b"{}"),
-                body: Bytes::from_static(&[7; 1000]),
+                body: Bytes::from(vec![7; bytes]),
             },
         };
         let entry = Entry::Act {
@@ -278,6 +283,75 @@ async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     assert!(first.member.standing().voters.into_iter().eq(now));
     first.cell("after").await;
     drop(fourth);
+}
+
+/// Runs cells through the first host until this one's log, on a full disk, takes no more.
+async fn fill(dir: &Path, hosts: &mut [Host; 3], full: usize) {
+    // No further segment can be made.
+    std::fs::remove_dir_all(dir.join(format!("log-{}", full + 1))).unwrap();
+    let member = Arc::clone(&hosts[full].member);
+    for n in 0.. {
+        let name = format!("filling-{n}");
+        tokio::select! {
+            () = hosts[0].cell_of(&name, 100_000) => {}
+            () = stopped(&member) => return,
+        }
+    }
+}
+
+async fn stopped(member: &Member<Wire>) {
+    loop {
+        let standing = member.standing();
+        if standing.stopped.is_some() {
+            return;
+        }
+        member.standing_changed(&standing).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_disk_is_full_is_followed_by_another_and_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut hosts = grown(dir.path()).await;
+    fill(dir.path(), &mut hosts, 0).await;
+    let [mut first, second, third] = hosts;
+    let mut others = [second, third];
+    let mut next = None;
+    for host in &mut others {
+        let other = |s: &State| s.executor().is_some_and(|e| e != Incarnation(1));
+        host.wait("another executor", other).await;
+        next = host.state.as_ref().and_then(State::executor);
+    }
+    let next = &mut others[next.unwrap().0 as usize - 2];
+    assert_eq!(next.need(&[]).await.replicas, 1, "the seat is not gone");
+    next.cell("after").await;
+    let fourth = host(dir.path(), 4).await;
+    next.member.propose(join(4)).await.unwrap();
+    next.wait("the end of the failed member", |s| s.has_left(Incarnation(1)))
+        .await;
+    first.closed().await;
+    drop(fourth);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_whose_disk_is_full_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut hosts = grown(dir.path()).await;
+    fill(dir.path(), &mut hosts, 2).await;
+    let [mut first, second, mut third] = hosts;
+    assert_eq!(first.need(&[]).await.replicas, 1);
+    let fourth = host(dir.path(), 4).await;
+    first.member.propose(join(4)).await.unwrap();
+    let now = [1, 2, 4].map(Incarnation);
+    first
+        .wait("the new member", |s| s.members().keys().copied().eq(now))
+        .await;
+    third.closed().await;
+    assert_eq!(
+        first.state.as_ref().and_then(State::executor),
+        Some(Incarnation(1))
+    );
+    drop((second, fourth));
 }
 
 /// As a seat that was silent for so long that the others replaced its member, and then speaks again.
