@@ -31,11 +31,19 @@ impl Core {
         let (decay, now) = (self.decay(), self.now);
         self.people.users[lease.user].usage.hold(gpus, &decay, now);
         self.people.accounts[lease.account].usage.hold(gpus, &decay, now);
+        let used_in = self
+            .people
+            .used_in
+            .entry((lease.user, lease.account))
+            .or_default();
+        used_in.hold(gpus, &decay, now);
         self.work.kernels[lease.kernel].usage.hold(gpus, &decay, now);
     }
 
-    /// Writes the usage of a user's and an account's leases to the journal. Slurm keeps the rest, and reports it again.
+    /// Writes the usage of the leases of a user, of an account, and of both together to the journal. Slurm keeps the
+    /// rest, and reports it again.
     pub(crate) fn note_usage(&self, user: Idx<User>, account: Idx<Account>, out: &mut Vec<Output>) {
+        let used_in = self.people.used_in.get(&(user, account));
         let (user, account) = (&self.people.users[user], &self.people.accounts[account]);
         let decay = self.decay();
         let value = |usage: &Usage| {
@@ -48,5 +56,7 @@ impl Core {
         if let Some(name) = &account.name {
             self.note(|| Key::Account(name.clone()), || value(&account.usage), out);
         }
+        let key = || Key::Association(user.name.clone(), account.name.clone());
+        self.note(key, || used_in.and_then(value), out);
     }
 }

@@ -508,6 +508,15 @@ impl Core {
                 "an account's usage counts other GPUs than are held, or is no amount"
             );
         }
+        for (&(user, account), usage) in &self.people.used_in {
+            let leases = self.work.leases.values();
+            let own = leases.filter(|l| (l.user, l.account) == (user, account));
+            let held: u32 = own.map(|l| u32::from(l.gpus)).sum();
+            hold!(
+                usage.held() == held && usage.is_sane(),
+                "a user's usage in an account counts other GPUs than are held, or is no amount"
+            );
+        }
         self.check_seats()?;
         self.check_members()?;
         self.check_homes()?;

@@ -213,7 +213,7 @@ pub enum LimitOf {
 pub enum Count {
     /// All together; GPU-minutes are those of their accounts (GrpTRES of an account).
     Accounts,
-    /// All together; GPU-minutes are those of their users (GrpTRES of a user's association, of a QOS).
+    /// All together; GPU-minutes are those of the users in these accounts (GrpTRES of a user's association, of a QOS).
     Users,
     /// Each user (MaxTRESPerUser).
     PerUser,
@@ -231,6 +231,8 @@ pub struct Shares {
     pub at: Timestamp,
     pub users: Vec<(UserName, Share)>,
     pub accounts: Vec<(AccountName, Share)>,
+    /// The users' in each of their accounts.
+    pub associations: Vec<(UserName, AccountName, Share)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

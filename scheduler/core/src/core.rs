@@ -208,7 +208,7 @@ impl Core {
         // Users and accounts missing from the list have used nothing, by Slurm's word.
         let users = self.people.users.values_mut().map(|u| &mut u.usage);
         let accounts = self.people.accounts.values_mut().map(|a| &mut a.usage);
-        for usage in users.chain(accounts) {
+        for usage in users.chain(accounts).chain(self.people.used_in.values_mut()) {
             usage.told(1.0, 0.0);
         }
         for (name, share) in &shares.users {
@@ -218,6 +218,10 @@ impl Core {
         for (name, share) in &shares.accounts {
             let account = self.account_index(Some(name));
             take(&mut self.people.accounts[account].usage, share);
+        }
+        for (user, account, share) in &shares.associations {
+            let association = (self.user_index(user), self.account_index(Some(account)));
+            take(self.people.used_in.entry(association).or_default(), share);
         }
         self.people.user_weight = mean_weight(self.people.users.values().map(|u| &u.usage));
         self.people.account_weight = mean_weight(self.people.accounts.values().map(|a| &a.usage));

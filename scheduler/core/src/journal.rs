@@ -23,6 +23,8 @@ pub enum Key {
     Pilot(JobId),
     User(UserName),
     Account(AccountName),
+    /// A user in an account.
+    Association(UserName, Option<AccountName>),
 }
 
 /// One entry. `value` none: the key is gone.

@@ -124,7 +124,7 @@ impl Core {
                 if *count == Count::Accounts {
                     used_by.accounts.extend(name.is_some().then_some(account));
                 } else {
-                    used_by.users.insert(user);
+                    used_by.associations.insert((user, account));
                 }
             }
         }
@@ -238,15 +238,14 @@ impl Core {
             LimitOf::User(_) | LimitOf::EachUser => Some(self.used(&self.people.users[user].usage)),
             LimitOf::Members { .. } => {
                 let used_by = self.people.members.used_by.get(&limit)?;
-                let users = used_by
-                    .users
-                    .iter()
-                    .map(|&u| self.used(&self.people.users[u].usage));
+                let own = used_by.associations.iter();
+                let own = own.filter_map(|one| self.people.used_in.get(one));
+                let own = own.map(|usage| self.used(usage));
                 let accounts = used_by
                     .accounts
                     .iter()
                     .map(|&a| self.used(&self.people.accounts[a].usage));
-                Some(users.chain(accounts).sum())
+                Some(own.chain(accounts).sum())
             }
             LimitOf::Pool(_) | LimitOf::EachUserOf(_) => None,
         }

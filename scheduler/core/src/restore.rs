@@ -78,6 +78,12 @@ impl Core {
                 let inflated = self.inflate_noted(usage, at);
                 self.people.accounts[i].usage.restore(inflated, at);
             }
+            (Key::Association(user, account), Value::Usage { usage, at }) => {
+                let association = (self.user_index(&user), self.account_index(account.as_ref()));
+                let inflated = self.inflate_noted(usage, at);
+                let used_in = self.people.used_in.entry(association).or_default();
+                used_in.restore(inflated, at);
+            }
             // A key with a value of another kind was not written by this version: nothing to take over.
             _ => {}
         }
@@ -99,6 +105,8 @@ impl Core {
         let usage = &mut self.people.users[user].usage;
         usage.add_unnoted(image.gpus, image.ordered, &decay, now);
         let usage = &mut self.people.accounts[account].usage;
+        usage.add_unnoted(image.gpus, image.ordered, &decay, now);
+        let usage = self.people.used_in.entry((user, account)).or_default();
         usage.add_unnoted(image.gpus, image.ordered, &decay, now);
     }
 

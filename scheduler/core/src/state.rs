@@ -57,6 +57,8 @@ pub(crate) struct People {
     pub limited: BTreeMap<Scope, BTreeSet<Idx<Cell>>>,
     /// What limits on associations count.
     pub members: Members,
+    /// What each user has used in each account, for limits on associations.
+    pub used_in: BTreeMap<Association, Usage>,
     /// The mean weights of users and accounts in fair share.
     pub user_weight: f64,
     pub account_weight: f64,
@@ -74,6 +76,7 @@ impl Default for People {
             elsewhere: Vec::new(),
             limited: BTreeMap::new(),
             members: Members::default(),
+            used_in: BTreeMap::new(),
             user_weight: 1.0,
             account_weight: 1.0,
             user_by_name: HashMap::new(),
@@ -104,12 +107,12 @@ pub(crate) struct Work {
 }
 
 /// An association of Slurm's: a user in an account.
-type Association = (Idx<User>, Idx<Account>);
+pub(crate) type Association = (Idx<User>, Idx<Account>);
 
 /// Whose usage counts for a limit's GPU-minutes.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct UsedBy {
-    pub users: BTreeSet<Idx<User>>,
+    pub associations: BTreeSet<Association>,
     pub accounts: BTreeSet<Idx<Account>>,
 }
 
@@ -120,7 +123,7 @@ pub(crate) struct Members {
     pub binding: HashMap<Association, Vec<Idx<Limit>>>,
     /// GPUs held, by the limit and its members.
     pub held: BTreeMap<(Idx<Limit>, Member), u32>,
-    /// Users and accounts whose usage counts for a limit's GPU-minutes.
+    /// Associations and accounts whose usage counts for a limit's GPU-minutes.
     pub used_by: BTreeMap<Idx<Limit>, UsedBy>,
 }
 

@@ -1,7 +1,7 @@
 //! Fair share and GPU-minutes: what leases used, and what Slurm says of people's own jobs, each counted once.
 
 use crate::world::World;
-use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
 use hop_core::journal::Entry;
 use hop_core::reason::RefusedBecause;
 use hop_core::{Core, Input, Output};
@@ -32,6 +32,7 @@ fn shares(at: Timestamp, users: &[(&str, f64)], accounts: &[(&str, f64)]) -> Sha
         at,
         users: users.iter().map(|(n, h)| ((*n).into(), share(*h))).collect(),
         accounts: accounts.iter().map(|(n, h)| ((*n).into(), share(*h))).collect(),
+        associations: vec![],
     }
 }
 
@@ -137,25 +138,76 @@ fn gpu_minutes_are_the_leases_and_slurms() {
         limits: vec![limit],
         ..Limits::default()
     }));
-    let refused = |h: &mut House| {
-        let (_, out) = h.w.submit(&h.ada.clone(), Need::gpus(1));
-        out.into_iter().find_map(|o| match o {
-            Output::Refused {
-                reason: RefusedBecause::UsedUp { used, .. },
-                ..
-            } => Some(used),
-            _ => None,
-        })
-    };
+    let ada = h.ada.clone();
     // Her user's hours are those of the account, and count once.
     h.says(&[("ada", 1.5)], &[("acct-1", 1.5)]);
-    let minutes = refused(&mut h).unwrap();
+    let minutes = used_up(&mut h.w, &ada).unwrap();
     assert!(
         (118..=120).contains(&minutes),
         "30 leased and 90 of jobs: {minutes}"
     );
     h.says(&[("ada", 1.0)], &[("acct-1", 1.0)]);
-    assert_eq!(refused(&mut h), None, "90 of 100 are used");
+    assert_eq!(used_up(&mut h.w, &ada), None, "90 of 100 are used");
+}
+
+/// Ada's association with the account of her kernels allows so many GPU-minutes.
+fn minutes_of_ada(minutes: u64) -> Input {
+    Input::Limits(Limits {
+        limits: vec![Limit {
+            of: LimitOf::Members {
+                who: vec![("ada".into(), Some("acct-1".into())), ("ada".into(), None)],
+                count: Count::Users,
+            },
+            gpus: None,
+            gpu_minutes: Some(minutes),
+            name: "GrpTRESMins of ada in account acct-1".into(),
+        }],
+        ..Limits::default()
+    })
+}
+
+/// The GPU-minutes for which the kernel's next cell is refused.
+fn used_up(w: &mut World, kernel: &KernelId) -> Option<u64> {
+    let (_, out) = w.submit(kernel, Need::gpus(1));
+    out.into_iter().find_map(|o| match o {
+        Output::Refused {
+            reason: RefusedBecause::UsedUp { used, .. },
+            ..
+        } => Some(used),
+        _ => None,
+    })
+}
+
+#[test]
+fn gpu_minutes_of_an_association_are_those_of_its_account() {
+    let mut h = House::new();
+    h.w.tell(minutes_of_ada(100));
+    let ada = h.ada.clone();
+    let says = |h: &mut House, arts: f64, here: f64| {
+        let all = [("ada", arts + here)];
+        let mut shares = shares(h.w.now, &all, &[("arts", arts), ("acct-1", here)]);
+        let share = |hours: f64| Share {
+            weight: 1.0,
+            usage: hours * HOUR,
+        };
+        shares.associations = vec![
+            ("ada".into(), "arts".into(), share(arts)),
+            ("ada".into(), "acct-1".into(), share(here)),
+        ];
+        h.w.tell(Input::Shares(shares));
+    };
+    says(&mut h, 30.0, 0.0);
+    assert_eq!(
+        used_up(&mut h.w, &ada),
+        None,
+        "she has used them in another account"
+    );
+    says(&mut h, 0.0, 1.5);
+    let minutes = used_up(&mut h.w, &ada).unwrap();
+    assert!(
+        (118..=120).contains(&minutes),
+        "30 leased and 90 of jobs: {minutes}"
+    );
 }
 
 #[test]
@@ -185,18 +237,25 @@ fn the_journal_has_what_leases_used_and_the_driver_says_the_rest_again() {
         }
         let ada = w.kernel("z", "ada", &["n9"], 1);
         w.submit(&ada, Need::gpus(1));
-        used(&w.core, &ada)
+        let used = used(&w.core, &ada);
+        // A limit on her association counts the leases alone.
+        w.tell(minutes_of_ada(1));
+        let other = w.kernel("y", "ada", &["n9"], 1);
+        (used, used_up(&mut w, &other))
     };
-    assert_eq!(waits(journal.clone(), now, None), "0.5");
-    assert_eq!(waits(journal.clone(), now, Some(last.clone())), "8.8");
+    assert_eq!(waits(journal.clone(), now, None), ("0.5".into(), Some(30)));
+    assert_eq!(
+        waits(journal.clone(), now, Some(last.clone())),
+        ("8.8".into(), Some(30))
+    );
     // Slurm's last word is a week old: both parts are halved.
     let week = now + Span::from_secs(7 * 86_400);
-    assert_eq!(waits(journal, week, Some(last)), "4.4");
+    assert_eq!(waits(journal, week, Some(last)), ("4.4".into(), Some(15)));
     // A row of an earlier release, which had Slurm's first word in it.
     let row = format!(
         r#"{{"key":{{"user":"ada"}},"value":{{"usage":{{"usage":7200.0,"at":{}}}}}}}"#,
         now.0
     );
     let row: Entry = serde_json::from_str(&row).unwrap();
-    assert_eq!(waits(vec![row], now, None), "2.0");
+    assert_eq!(waits(vec![row], now, None), ("2.0".into(), None));
 }

@@ -320,6 +320,7 @@ fn clip(gpus: u64) -> u32 {
 pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName, at: Timestamp) -> Shares {
     let mut accounts: BTreeMap<AccountName, Share> = BTreeMap::new();
     let mut users: BTreeMap<UserName, Share> = BTreeMap::new();
+    let mut associations: BTreeMap<(UserName, AccountName), Share> = BTreeMap::new();
     for row in rows {
         let Some(user) = &row.user else {
             let weight = row.norm_shares.filter(|n| *n > 0.0).unwrap_or(1.0);
@@ -337,11 +338,17 @@ pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName, at: Timestam
         share.weight = share.weight.max(row.raw_shares.map_or(1.0, |n| n as f64));
         share.usage += usage;
         accounts.entry(row.account.clone()).or_insert(UNUSED).usage += usage;
+        let association = (user.clone(), row.account.clone());
+        associations.entry(association).or_insert(UNUSED).usage += usage;
     }
     Shares {
         at,
         users: users.into_iter().collect(),
         accounts: accounts.into_iter().collect(),
+        associations: associations
+            .into_iter()
+            .map(|((user, account), share)| (user, account, share))
+            .collect(),
     }
 }
 
@@ -561,6 +568,15 @@ mod tests {
                 ("arts".into(), weight(1.0, 60.0 * 30.0)),
                 ("lab".into(), weight(0.75, 60.0 * 90.0)),
                 ("science".into(), weight(0.5, 60.0 * 7.0)),
+            ]
+        );
+        assert_eq!(
+            shares.associations,
+            [
+                ("alice".into(), "arts".into(), weight(1.0, 60.0 * 30.0)),
+                ("alice".into(), "lab".into(), weight(1.0, 60.0 * 60.0)),
+                ("bob".into(), "science".into(), weight(1.0, 60.0 * 7.0)),
+                ("carol".into(), "lab".into(), weight(1.0, 60.0 * 30.0)),
             ]
         );
     }

@@ -1038,10 +1038,13 @@ impl World {
         };
         let users = ["u", "ux", "uxxx"].map(|n| (n.into(), share())).to_vec();
         let accounts = ["acct-0", "acct-9"].map(|n| (n.into(), share())).to_vec();
+        let associations = [("u", "acct-1"), ("ux", "acct-0"), ("u", "acct-9")];
+        let associations = associations.map(|(u, a)| (u.into(), a.into(), share())).to_vec();
         self.tell(Input::Shares(Shares {
             at: self.now,
             users,
             accounts,
+            associations,
         }));
     }
 }

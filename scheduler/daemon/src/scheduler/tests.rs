@@ -551,7 +551,7 @@ async fn slurms_last_word_of_shares_is_known_after_a_restart() {
     let said = |house: &House, usage: f64, weight: f64| Shares {
         at: house.scheduler.clock.now(),
         users: vec![("ada".into(), hop_core::config::Share { weight, usage })],
-        accounts: vec![],
+        ..Shares::default()
     };
     let kept = |house: &House| house.scheduler.news.shares.clone().map(|s| s.users[0].1.usage);
     let mut house = House::new();
