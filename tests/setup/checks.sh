@@ -227,6 +227,15 @@ playwright() {
 cluster() {
 	step "build" build || return
 	variants "the dev cluster"
+	if [[ " $groups " = *" e2e "* ]]; then
+		step "build of what is deployed" deployables || return
+		beside cluster_itself alone
+	else
+		cluster_itself
+	fi
+}
+
+cluster_itself() {
 	local filter='package(devcluster) & (test(/^a_/)' variant # The others of the file are one variant's.
 	for variant in "${runnable[@]}"; do
 		case $variant in
@@ -249,6 +258,11 @@ e2e() {
 	step "build of what is deployed" deployables || return
 	mkdir "$scratch/shared"
 	beside "e2e_shared "{1,2,3,4} e2e_others plugin tried
+	[[ " $groups " = *" cluster "* ]] || alone
+}
+
+# Beside the dev cluster's own tests, and no others: those use no plugin, hence no look at all processes.
+alone() {
 	local variant
 	for variant in "${runnable[@]:0:2}"; do
 		HOP_E2E_ALONE=1 step "the plugin alone on its host, on $variant" \
