@@ -236,7 +236,7 @@ impl Group {
                 group = self.name,
                 "this seat's replica can't go on, the others go on without it: {why}"
             );
-            self.links.failed(&self.name, Some(self.me));
+            self.links.fail(&self.name, self.me);
         }
     }
 

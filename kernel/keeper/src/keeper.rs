@@ -12,7 +12,7 @@ use hop_raft::{Member, OpenError, Opening, ProposeError};
 use hop_wal::{Options, Wal};
 use hop_words::id::{Incarnation, JobId};
 use hop_words::net::PortRange;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -137,8 +137,12 @@ impl Keeper {
     /// # Errors
     /// If the group is kept already, or can't be written.
     pub async fn found(&self, kernel: Kernel, state: &State) -> Result<Arc<Member<Wire>>, KernelError> {
+        let name = kernel.group.clone();
         let (group, member) = self.open(kernel).await?;
-        member.found(state).await?;
+        if let Err(error) = member.found(state).await {
+            self.leave(&name).await;
+            return Err(error.into());
+        }
         self.links.spawn(group.run());
         Ok(member)
     }
@@ -191,11 +195,7 @@ impl Keeper {
 
     /// Ends this seat's part of a group, because its member has left or the kernel is over. Removes its log.
     pub async fn leave(&self, group: &str) {
-        let hosted = lock(&self.links.hosted).remove(group);
-        self.links.share(group, BTreeSet::new());
-        self.links.rests(group, false);
-        self.links.failed(group, None);
-        if let Some(hosted) = hosted {
+        if let Some(hosted) = self.links.leave(group) {
             hosted.member.close().await;
             // Leavings in an unwritable log end with the seat.
             let _ = hosted.member.forget();
@@ -218,5 +218,93 @@ impl Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.links.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_log::{Act, Entry, Index, Sequence};
+    use hop_words::id::{CellId, NodeName, Tenure};
+    use hop_words::lease::Outcome;
+    use std::time::Duration;
+
+    async fn keeper(dir: &Path) -> Keeper {
+        let settings = Settings {
+            me: JobId(1),
+            listen: "127.0.0.1".parse().unwrap(),
+            ports: None,
+            log: &dir.join("log"),
+            wal: Options::default(),
+            book: Book::open(&dir.join("seats")).unwrap(),
+            patience: Patience::default(),
+        };
+        Keeper::start(settings).await.unwrap().0
+    }
+
+    fn kernel() -> (Kernel, State) {
+        let mut state = State::new();
+        let join = Entry::Join {
+            incarnation: Incarnation(1),
+            seat: JobId(1),
+            node: NodeName::from("n1"),
+            hot: false,
+        };
+        state.apply(Index(1), &join).unwrap();
+        let kernel = Kernel {
+            group: "kernel.0".to_owned(),
+            me: Incarnation(1),
+            wanted: 3,
+        };
+        (kernel, state)
+    }
+
+    #[tokio::test]
+    async fn a_group_that_was_left_has_not_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = keeper(dir.path()).await;
+        let (kernel, state) = kernel();
+        keeper.found(kernel, &state).await.unwrap();
+        keeper.leave("kernel.0").await;
+        // The group's task hears of its member's end.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(lock(&keeper.links.failed).is_empty());
+        keeper.links.fail("kernel.0", Incarnation(1));
+        assert!(
+            lock(&keeper.links.failed).is_empty(),
+            "the seat would say so for ever"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_group_that_could_not_be_founded_is_founded_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = keeper(dir.path()).await;
+        let (kernel, mut state) = kernel();
+        let tenure = Entry::Tenure {
+            tenure: Tenure(1),
+            executor: Incarnation(1),
+        };
+        state.apply(Index(2), &tenure).unwrap();
+        let act = Act::Ended {
+            cell: CellId::from("large"),
+            outcome: Outcome::Ok,
+            reply: vec![7; 2 << 20].into(),
+            last_output: 0,
+            record: None,
+        };
+        let sequence = Sequence(1);
+        let ended = Entry::Act {
+            tenure: Tenure(1),
+            sequence,
+            act,
+        };
+        state.apply(Index(3), &ended).unwrap();
+        // The state is larger than a segment, and no other can be made.
+        let (folder, away) = (dir.path().join("log"), dir.path().join("away"));
+        std::fs::rename(&folder, &away).unwrap();
+        assert!(keeper.found(kernel.clone(), &state).await.is_err());
+        std::fs::rename(&away, &folder).unwrap();
+        keeper.found(kernel, &state).await.unwrap();
     }
 }

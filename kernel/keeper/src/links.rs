@@ -68,7 +68,7 @@ pub(crate) struct Links {
     /// Groups whose kernels rest here, by what their executors say.
     resting: Mutex<BTreeMap<String, Resting>>,
     /// Members here whose log can't be written.
-    failed: Mutex<BTreeMap<String, Incarnation>>,
+    pub(crate) failed: Mutex<BTreeMap<String, Incarnation>>,
     /// Wakes the task that follows peers, dials them, and reports peers no longer heard.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
@@ -423,15 +423,22 @@ impl Links {
         }
     }
 
-    /// This seat's member of a group can't go on: its peers hear so at once. `None`: it is no member any more.
-    pub(crate) fn failed(&self, group: &str, member: Option<Incarnation>) {
+    /// This seat's member of a group can't go on: its peers hear so at once, until the seat has left the group.
+    pub(crate) fn fail(&self, group: &str, member: Incarnation) {
         let mut failed = lock(&self.failed);
-        match member {
-            Some(member) => drop(failed.insert(group.to_owned(), member)),
-            None => drop(failed.remove(group)),
+        if lock(&self.hosted).contains_key(group) {
+            failed.insert(group.to_owned(), member);
+            self.wake.notify_one();
         }
-        drop(failed);
-        self.wake.notify_one();
+    }
+
+    /// The seat's part of the group is over.
+    pub(crate) fn leave(&self, group: &str) -> Option<Hosted> {
+        let hosted = lock(&self.hosted).remove(group);
+        self.share(group, BTreeSet::new());
+        self.rests(group, false);
+        lock(&self.failed).remove(group);
+        hosted
     }
 
     fn dial_once(self: &Arc<Self>, seat: JobId) {

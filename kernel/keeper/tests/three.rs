@@ -9,7 +9,7 @@ use hop_raft::{Feed, Group, Member, News};
 use hop_wal::Options;
 use hop_words::id::{CellId, Incarnation, JobId, NodeName, Tenure};
 use hop_words::lease::Outcome;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -158,6 +158,15 @@ impl Host {
 
     /// Runs a cell whose record has so many bytes.
     async fn cell_of(&mut self, name: &str, bytes: usize) {
+        let entry = self.end_of(name, bytes).await;
+        let proposed = async { while self.member.propose(entry.clone()).await.is_err() {} };
+        timeout(LONG, proposed).await.unwrap();
+        let name = CellId::from(name);
+        self.wait("a cell", |s| s.answer(&name).is_some()).await;
+    }
+
+    /// The end of a cell whose record has so many bytes.
+    async fn end_of(&mut self, name: &str, bytes: usize) -> Entry {
         self.wait("a state", |_| true).await;
         let state = self.state.clone().unwrap();
         let record = Record {
@@ -167,7 +176,7 @@ impl Host {
                 body: Bytes::from(vec![7; bytes]),
             },
         };
-        let entry = Entry::Act {
+        Entry::Act {
             tenure: state.tenure(),
             sequence: Sequence(state.sequence().0 + 1),
             act: Act::Ended {
@@ -177,11 +186,7 @@ impl Host {
                 last_output: 0,
                 record: Some(record),
             },
-        };
-        let proposed = async { while self.member.propose(entry.clone()).await.is_err() {} };
-        timeout(LONG, proposed).await.unwrap();
-        let name = CellId::from(name);
-        self.wait("a cell", |s| s.answer(&name).is_some()).await;
+        }
     }
 }
 
@@ -331,6 +336,79 @@ async fn a_leader_whose_disk_is_full_is_followed_by_another_and_replaced() {
         .await;
     first.closed().await;
     drop(fourth);
+}
+
+/// A folder on a disk of its own, which can be made to fail as a thin volume without room: writing works, syncing
+/// doesn't. `None`: this user, or this machine, can't mount one.
+struct ThinDisk {
+    pool: PathBuf,
+    mounted: PathBuf,
+}
+
+impl ThinDisk {
+    fn new(dir: &Path, name: &str) -> Option<Self> {
+        let disk = Self {
+            pool: dir.join(format!("pool-{name}")),
+            mounted: dir.join(name),
+        };
+        for made in [&disk.pool, &disk.mounted] {
+            std::fs::create_dir(made).unwrap();
+        }
+        let (pool, image) = (disk.pool.display(), disk.pool.join("image"));
+        let (image, mounted) = (image.display(), disk.mounted.display());
+        let made = ran(&format!("mount -t tmpfs -o size=64m none {pool}"))
+            && ran(&format!("truncate -s 48M {image}"))
+            && ran(&format!("mkfs.ext4 -qF -O ^has_journal {image}"))
+            && ran(&format!("mount -o loop {image} {mounted}"));
+        made.then_some(disk)
+    }
+
+    fn fail(&self) {
+        let (pool, image) = (self.pool.display(), self.pool.join("image"));
+        assert!(ran(&format!("fallocate -p -o 0 -l 48M {}", image.display())));
+        ran(&format!("dd if=/dev/zero of={pool}/all bs=64k status=none"));
+    }
+}
+
+impl Drop for ThinDisk {
+    fn drop(&mut self) {
+        for mounted in [&self.mounted, &self.pool] {
+            ran(&format!("umount -l {}", mounted.display()));
+        }
+    }
+}
+
+fn ran(line: &str) -> bool {
+    let (program, arguments) = line.split_once(' ').unwrap();
+    let status = std::process::Command::new(program)
+        .args(arguments.split(' '))
+        .stderr(std::process::Stdio::null())
+        .status();
+    status.is_ok_and(|s| s.success())
+}
+
+/// Openraft takes a leader's entry for stored before it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_disk_syncs_no_more_is_followed_by_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(disk) = ThinDisk::new(dir.path(), "log-1") else {
+        eprintln!("skipped: no file system can be mounted here");
+        return;
+    };
+    let [mut first, mut second, mut third] = grown(dir.path()).await;
+    let entry = first.end_of("lost", 1000).await;
+    disk.fail();
+    // Once: the WAL would refuse the next one, which openraft hears of.
+    assert!(
+        first.member.propose(entry).await.is_err(),
+        "it is on no disk here"
+    );
+    timeout(LONG, stopped(&first.member)).await.unwrap();
+    for host in [&mut second, &mut third] {
+        let other = |s: &State| s.executor().is_some_and(|e| e != Incarnation(1));
+        host.wait("another executor", other).await;
+    }
+    drop(first);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

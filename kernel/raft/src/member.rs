@@ -76,6 +76,9 @@ pub struct Member<T> {
     /// Held during a change of members: two at once could leave a joint step behind.
     changes: tokio::sync::Mutex<()>,
     shower: JoinHandle<()>,
+    /// Why an entry that openraft took for stored isn't: openraft doesn't hear of it, because a leader's entries count
+    /// as stored before the WAL is synced.
+    unsynced: watch::Sender<Option<String>>,
 }
 
 /// The state shown last, and its followers.
@@ -135,7 +138,15 @@ impl<T: Transport> Member<T> {
         let network = Network(Arc::clone(&transport));
         let raft = Raft::new(me.0, config(name), network, store.clone(), machine.clone());
         let raft = raft.await.map_err(|e| OpenError::Start(e.into()))?;
-        let shower = tokio::spawn(show(queue, store.clone(), Arc::clone(&shown), raft.clone()));
+        let unsynced = watch::Sender::new(None);
+        let shower = show(
+            queue,
+            store.clone(),
+            Arc::clone(&shown),
+            raft.clone(),
+            unsynced.clone(),
+        );
+        let shower = tokio::spawn(shower);
         Ok(Self {
             me: me.0,
             metrics: raft.metrics(),
@@ -146,6 +157,7 @@ impl<T: Transport> Member<T> {
             shown,
             changes: tokio::sync::Mutex::new(()),
             shower,
+            unsynced,
         })
     }
 
@@ -246,7 +258,10 @@ impl<T: Transport> Member<T> {
             Ok(Ok(written)) => written,
         };
         let synced = self.store.synced(self.store.position()).await;
-        synced.map_err(|e| ProposeError::Stopped(e.to_string()))?;
+        synced.map_err(|e| {
+            self.unsynced.send_replace(Some(e.to_string()));
+            ProposeError::Stopped(e.to_string())
+        })?;
         Ok(self.machine.index(written.log_id.index))
     }
 
@@ -288,11 +303,12 @@ async fn show(
     store: Store,
     shown: Arc<Mutex<Shown>>,
     raft: Raft<Types>,
+    unsynced: watch::Sender<Option<String>>,
 ) {
     let (mut entries, mut bytes) = (0, 0);
     while let Some(ToShow { position, news, size }) = queue.recv().await {
-        if store.synced(position).await.is_err() {
-            // The WAL takes no more entries, so openraft stops as well.
+        if let Err(error) = store.synced(position).await {
+            unsynced.send_replace(Some(error.to_string()));
             return;
         }
         if let Some(news) = news {
@@ -346,7 +362,11 @@ fn standing_of(metrics: &RaftMetrics<u32, ()>) -> Standing {
             .collect(),
         next_voters: configs.get(1).map(|next| set(next.iter().copied())),
         term: metrics.current_term,
-        stopped: metrics.running_state.as_ref().err().map(Fatal::to_string),
+        stopped: match &metrics.running_state {
+            // It was closed.
+            Ok(()) | Err(Fatal::Stopped) => None,
+            Err(fatal) => Some(fatal.to_string()),
+        },
     }
 }
 
@@ -416,12 +436,25 @@ impl<T: Transport> Group for Member<T> {
     }
 
     fn standing(&self) -> Standing {
-        standing_of(&self.metrics.borrow())
+        let standing = standing_of(&self.metrics.borrow());
+        Standing {
+            stopped: standing.stopped.or_else(|| self.unsynced.borrow().clone()),
+            ..standing
+        }
     }
 
     async fn standing_changed(&self, from: &Standing) -> bool {
-        let mut metrics = self.metrics.clone();
-        metrics.wait_for(|m| standing_of(m) != *from).await.is_ok()
+        let (mut metrics, mut unsynced) = (self.metrics.clone(), self.unsynced.subscribe());
+        while self.standing() == *from {
+            let changed = tokio::select! {
+                changed = metrics.changed() => changed,
+                changed = unsynced.changed() => changed,
+            };
+            if changed.is_err() {
+                return false;
+            }
+        }
+        true
     }
 
     async fn add_learner(&self, member: Incarnation) -> Changed {
