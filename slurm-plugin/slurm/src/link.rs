@@ -206,7 +206,7 @@ impl Link {
         };
         match self.ask(&mut state, &ask).await {
             Ok(Answer::Jobs { time, jobs }) => state.jobs.put(time, jobs),
-            Ok(Answer::Unchanged) => {}
+            Ok(Answer::Unchanged) if state.jobs.time > 0 => {}
             other => return self.give_up(&ask, other),
         }
         Some(state.jobs.rows.clone())
@@ -219,7 +219,7 @@ impl Link {
         };
         match self.ask(&mut state, &ask).await {
             Ok(Answer::Nodes { time, nodes }) => state.nodes.put(time, nodes),
-            Ok(Answer::Unchanged) => {}
+            Ok(Answer::Unchanged) if state.nodes.time > 0 => {}
             other => return self.give_up(&ask, other),
         }
         Some(state.nodes.rows.clone())
@@ -232,7 +232,7 @@ impl Link {
         };
         match self.ask(&mut state, &ask).await {
             Ok(Answer::Partitions { time, partitions }) => state.partitions.put(time, partitions),
-            Ok(Answer::Unchanged) => {}
+            Ok(Answer::Unchanged) if state.partitions.time > 0 => {}
             other => return self.give_up(&ask, other),
         }
         Some(state.partitions.rows.clone())
@@ -279,11 +279,13 @@ impl Link {
         if state.process.is_none() {
             self.start(state).await?;
         }
-        let process = state.process.as_mut().ok_or(LinkError::Ended)?;
-        let result = match tokio::time::timeout(self.patience(), exchange(process, ask)).await {
+        // A caller that stops waiting takes the helper along: the next question would get this one's answer.
+        let mut process = state.process.take().ok_or(LinkError::Ended)?;
+        let result = match tokio::time::timeout(self.patience(), exchange(&mut process, ask)).await {
             Ok(result) => result,
             Err(_) => Err(LinkError::Timeout),
         };
+        state.process = Some(process);
         match &result {
             Ok(_) => state.pause = FIRST_PAUSE,
             Err(_) => state.failed().await,
@@ -375,4 +377,72 @@ async fn read_line<T: serde::de::DeserializeOwned>(process: &mut Process) -> Res
         .flatten()
         .ok_or(LinkError::Ended)?;
     serde_json::from_str(&line).map_err(LinkError::Garbled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    /// A helper in the shell: the script answers one question after the other.
+    fn helper(dir: &Path, answers: &str) -> Link {
+        let version = Version::parse("22.05.8").unwrap();
+        let hello = Hello {
+            protocol: PROTOCOL,
+            built: Some(version),
+            api: Some((38, 38)),
+        };
+        let hello = serde_json::to_string(&hello).unwrap();
+        let program = dir.join("helper");
+        let script = format!("#!/bin/sh\necho '{hello}'\nwhile read -r asked; do\n{answers}\ndone\n");
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let runner = Runner {
+            bin: None,
+            conf: None,
+            env: vec![],
+            run_as: None,
+            timeout: PATIENCE,
+        };
+        Link::new(program, Arc::new(runner))
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_nobody_waited_for_is_not_the_next_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let asked = dir.path().join("asked");
+        let answers = format!(
+            r#"case $asked in
+                *partitions*) echo >{asked}; sleep 0.2; echo '{{"answer":"unchanged"}}';;
+                *) echo '{{"answer":"nodes","time":5,"nodes":[]}}';;
+            esac"#,
+            asked = asked.display()
+        );
+        let link = helper(dir.path(), &answers);
+        let is_asked = async {
+            while !asked.exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            said = link.partitions() => panic!("{said:?}"),
+            () = is_asked => {}
+        }
+        let said = link.request(&Ask::Nodes { since: 0 }).await.unwrap();
+        assert_eq!(
+            said,
+            Answer::Nodes {
+                time: 5,
+                nodes: vec![]
+            }
+        );
+    }
+
+    #[tokio::test]
+    async fn nothing_is_unchanged_before_the_first_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = helper(dir.path(), r#"echo '{"answer":"unchanged"}'"#);
+        assert_eq!(link.nodes().await, None);
+    }
 }
