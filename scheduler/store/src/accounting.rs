@@ -196,7 +196,10 @@ impl Accounting {
         )?;
         let removed = txn.execute("DELETE FROM leases WHERE \"end\" < ?1", params![time(before)])?;
         txn.commit()?;
-        connection.execute_batch("PRAGMA incremental_vacuum")?;
+        // Each step gives one page back.
+        let mut vacuum = connection.prepare("PRAGMA incremental_vacuum")?;
+        let mut pages = vacuum.query([])?;
+        while pages.next()?.is_some() {}
         Ok(removed)
     }
 

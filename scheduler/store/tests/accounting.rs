@@ -264,6 +264,24 @@ fn old_rows_go_with_their_cells() {
 }
 
 #[test]
+fn the_room_of_old_rows_is_given_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("accounting.db");
+    let accounting = open(&path);
+    let pages = || -> i64 {
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection
+            .query_row("PRAGMA page_count", [], |row| row.get(0))
+            .unwrap()
+    };
+    let empty = pages();
+    record(&accounting, (1..2000).map(|id| lease(id, "a", 0, 10, 20)));
+    let full = pages();
+    assert_eq!(accounting.prune(at(25)).unwrap(), 1999);
+    assert!(pages() < empty + (full - empty) / 4, "{empty} {full} {}", pages());
+}
+
+#[test]
 fn newer_and_foreign_databases_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("accounting.db");
