@@ -391,7 +391,10 @@ impl Agent {
             }
             Some(Item::Disconnected { reason, .. }) => warn!("no connection to hopd: {reason}"),
             Some(Item::Order(order)) => self.order(order),
-            Some(Item::Refused { refusal, .. }) => warn!("hopd refused a report: {refusal}"),
+            Some(Item::Refused { refusal, .. }) => {
+                warn!("hopd refused a report: {refusal}");
+                self.input(Input::ReportRefused);
+            }
             Some(Item::Event(_)) => {}
         }
         Ok(())

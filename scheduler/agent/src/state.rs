@@ -28,6 +28,8 @@ pub(crate) struct AgentState {
     facts: PilotFacts,
     term: Term,
     keeping: Keeping,
+    /// The connected `hopd` is older than the one that this node obeys: the words for it.
+    older: Option<String>,
     draining: bool,
     /// Slurm ends the pilot: no step can be started any more.
     terminated: Option<Timestamp>,
@@ -137,6 +139,7 @@ impl AgentState {
         Self {
             term: facts.term,
             keeping: Keeping::Kept,
+            older: None,
             draining: false,
             terminated: None,
             steps_used: 0,
@@ -159,6 +162,7 @@ impl AgentState {
         let mut out = Vec::new();
         match input {
             Input::Connected { term } => self.connected(term, &mut out),
+            Input::ReportRefused => self.report_refused(&mut out),
             Input::NodeTerm(term) => self.term = self.term.max(term),
             Input::TermKept(term) => self.term_kept(term, now, &mut out),
             Input::TermFailed { term, why } => self.term_failed(term, &why, now, &mut out),

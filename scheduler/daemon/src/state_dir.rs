@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub(crate) const JOURNAL: &str = "journal.redb";
 /// The last term, beside the journal.
-const TERM: &str = "term";
+pub(crate) const TERM: &str = "term";
 /// How long the lock of a `hopd` that has ended is waited for.
 const LEAVING: Duration = Duration::from_secs(3);
 /// Lease ids of a term begin at the term's number times this factor.

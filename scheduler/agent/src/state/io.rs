@@ -59,6 +59,8 @@ pub(crate) enum Input {
     Connected {
         term: Term,
     },
+    /// `hopd` has refused a report.
+    ReportRefused,
     /// The node's record has this term, ours or a higher one.
     TermKept(Term),
     /// This term could not be put on disk: the disk is full or broken.

@@ -28,11 +28,21 @@ impl AgentState {
                 self.term
             );
             out.push(Output::Warn(reason.clone()));
-            out.push(Output::HangUp { reason });
+            // It hears of the younger one, refuses us, and can say so to its administrator.
+            self.older = Some(reason);
+            self.report_up(out);
             return;
         }
+        self.older = None;
         self.term = term;
         self.report_up(out);
+    }
+
+    /// `hopd` has refused a report.
+    pub(super) fn report_refused(&mut self, out: &mut Vec<Output>) {
+        if let Some(reason) = self.older.take() {
+            out.push(Output::HangUp { reason });
+        }
     }
 
     pub(super) fn term_kept(&mut self, term: Term, now: Timestamp, out: &mut Vec<Output>) {

@@ -375,7 +375,13 @@ fn an_order_is_carried_out_once_and_its_outcome_told_again() {
 #[test]
 fn lower_terms_are_refused_and_a_higher_one_takes_over() {
     let mut b = Bench::new();
-    b.expect(Input::Connected { term: Term(4) }, &["warn", "hang up"]);
+    // The older one learns of the younger.
+    b.expect(
+        Input::Connected { term: Term(4) },
+        &["warn", "up leases [] ended []"],
+    );
+    b.expect(Input::ReportRefused, &["hang up"]);
+    b.quiet(Input::ReportRefused);
     b.expect(
         Input::Order(Order::StartLease(order(1, 1, 4))),
         &["warn", "hang up"],
@@ -409,7 +415,10 @@ fn a_full_disk_ends_no_lease_and_the_term_is_written_when_there_is_room() {
     // The older hopd is obeyed no more, whatever the disk has.
     b.expect(Input::Order(Order::Drain { term: Term(5) }), &["warn", "hang up"]);
     b.quiet(Input::NodeTerm(Term(5)));
-    b.expect(Input::Connected { term: Term(5) }, &["warn", "hang up"]);
+    b.expect(
+        Input::Connected { term: Term(5) },
+        &["warn", "up leases [1] ended []"],
+    );
     b.tick(999, &[]);
     b.tick(1_000, &["keep term 6"]);
     b.tick(60_000, &[]);
@@ -438,7 +447,10 @@ fn while_a_term_is_being_written_a_higher_one_is_not_forgotten() {
     assert_eq!(b.state.next_wake(), None);
     // The record may have a higher one than the welcome.
     b.quiet(Input::TermKept(Term(9)));
-    b.expect(Input::Connected { term: Term(8) }, &["warn", "hang up"]);
+    b.expect(
+        Input::Connected { term: Term(8) },
+        &["warn", "up leases [] ended []"],
+    );
 }
 
 #[test]

@@ -300,8 +300,14 @@ impl Scheduler {
         if up.term > self.term {
             return Err(Refusal::Forbidden {
                 reason: format!(
-                    "node {} obeys term {}, this hopd is of term {}",
-                    up.node, up.term, self.term
+                    "node {} obeys term {}, this hopd is of term {}: another hopd has run since, or {} is an older \
+                     copy. If no other runs, write {} into the file {} there, and start hopd again",
+                    up.node,
+                    up.term,
+                    self.term,
+                    self.config.hopd.state_dir.display(),
+                    up.term,
+                    crate::state_dir::TERM,
                 ),
             });
         }
