@@ -2,6 +2,7 @@
 //! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
+use super::storing::SyncNumber;
 use super::{Core, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
@@ -115,10 +116,12 @@ pub(super) struct Durable {
     pub(super) lost: Vec<CellId>,
     pub(super) deaths: VecDeque<Timestamp>,
     pub(super) restore_deaths: u32,
-    /// The next tenure is opened once all records are on disk.
-    pub(super) reopens: bool,
-    /// States on their way to the store.
-    pub(super) resting: u32,
+    /// The last order to have all records on disk.
+    pub(super) last_sync: SyncNumber,
+    /// The next tenure is opened once this order is carried out.
+    pub(super) reopens: Option<SyncNumber>,
+    /// States on their way to the store, the oldest first: each with the last cell settled in it.
+    pub(super) resting: VecDeque<CellNumber>,
     /// Since when the group has taken nothing, although something is proposed.
     pub(super) commits_since: Option<Timestamp>,
     pub(super) bound: Vec<String>,
@@ -219,8 +222,9 @@ impl Durable {
             lost: Vec::new(),
             deaths: VecDeque::new(),
             restore_deaths: 0,
-            reopens: false,
-            resting: 0,
+            last_sync: SyncNumber::default(),
+            reopens: None,
+            resting: VecDeque::new(),
             commits_since: None,
             bound: Vec::new(),
             moving: None,
@@ -277,7 +281,7 @@ impl Durable {
     /// Whether the store has everything from which the kernel goes on.
     pub(super) fn may_restore(&self) -> bool {
         let waits = self.opening
-            || self.reopens
+            || self.reopens.is_some()
             || self.journal.has_proposed_tenure()
             || !self.journal.state().restore().records.is_empty();
         !waits || self.broken.is_some()

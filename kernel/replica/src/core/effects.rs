@@ -267,9 +267,7 @@ impl Core {
                 }
             }
             Effect::Settled { .. } => {
-                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
-                durable.resting += 1;
-                self.out.push(Output::WriteState { state: bytes });
+                self.write_state();
                 self.open_store_if_ready();
             }
             Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.deposed(),
@@ -282,12 +280,7 @@ impl Core {
                 self.lose_held_replies();
             }
             Effect::Left { executor: true } => self.deposed(),
-
-            Effect::Asleep => {
-                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
-                durable.resting += 1;
-                self.out.push(Output::WriteState { state: bytes });
-            }
+            Effect::Asleep => self.write_state(),
             Effect::Joined => self.standby_changed(entry),
             Effect::Recorded => self.send_durable(),
             Effect::Again | Effect::Left { .. } | Effect::Fresh | Effect::Heard => {}
@@ -386,7 +379,7 @@ impl Core {
                 answer,
                 has_effects,
             });
-            self.out.push(Output::Sync);
+            self.sync();
             // The record of a cell whose end was written ahead may be in the log before its reply is made.
             self.send_durable();
             return;

@@ -126,7 +126,7 @@ impl Core {
                 leaving.flushed = true;
             }
         }
-        self.out.push(Output::Sync);
+        self.sync();
         self.go_if_settled();
     }
 
@@ -141,7 +141,7 @@ impl Core {
         };
         let state = durable.journal.state();
         let committed = state.unsettled_records().len() == 0 && durable.journal.is_settled();
-        let settled = committed && durable.resting == 0;
+        let settled = committed && durable.resting.is_empty();
         if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep(_)) {
             self.act(Act::Hibernated);
         } else if settled || (durable.broken.is_some() && !matches!(leaving.farewell, Farewell::Move(_))) {

@@ -62,7 +62,7 @@ use std::path::PathBuf;
 pub use check::Place;
 pub use durable::Durably;
 pub use memory::{Errand, ErrandEnd, Left, Returned};
-pub use storing::OnDisk;
+pub use storing::{OnDisk, SyncNumber};
 
 /// Silence after which a started kernel is given up.
 pub(crate) const START: Span = Span::from_secs(120);
@@ -123,12 +123,12 @@ pub enum Input {
     Applied { index: Index, entry: Entry },
     /// The log in the tenure's folder is on disk up to there.
     Synced(OnDisk),
-    /// Nothing waits to be written to the log: the answer to [`Output::Sync`] where [`Input::Synced`] isn't.
-    InSync,
-    /// The state beside the log is on disk.
+    /// This [`Output::Sync`] is carried out: an [`Input::Synced`] has told what it wrote, if anything.
+    InSync(SyncNumber),
+    /// The oldest of the states on their way is on disk.
     Rested,
-    /// The folder of the next tenure is open.
-    TenureOpened,
+    /// The folder of this tenure is open.
+    TenureOpened(Tenure),
     /// The store can't be written, for this reason.
     StoreFailed(String),
     /// The store can be written again. It lacks records, so the next one must hold everything.
@@ -218,8 +218,8 @@ pub enum Output {
         body: Bytes,
         behind: Option<Settled>,
     },
-    /// Have the records on disk now, and not within a second: [`Input::Synced`] or [`Input::InSync`].
-    Sync,
+    /// Have the records on disk now, and not within a second: [`Input::InSync`], or [`Input::StoreFailed`].
+    Sync(SyncNumber),
     /// Replace the state beside the log: [`Input::Rested`].
     WriteState {
         state: Bytes,
@@ -373,9 +373,9 @@ impl Core {
             Input::Errand(end) => self.errand_ended(end),
             Input::Applied { index, entry } => self.applied(index, &entry),
             Input::Synced(at) => self.synced(at),
-            Input::InSync => self.in_sync(),
+            Input::InSync(number) => self.in_sync(number),
             Input::Rested => self.rested(),
-            Input::TenureOpened => self.tenure_opened(),
+            Input::TenureOpened(tenure) => self.tenure_opened(tenure),
             Input::StoreFailed(why) => self.store_failed(why),
             Input::StoreMended => self.store_mended(),
             Input::Heard { cells, losses } => self.heard(cells, losses),

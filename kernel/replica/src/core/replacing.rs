@@ -76,7 +76,6 @@ impl Core {
         }
         durable.talk = Talk::Silent { until: None };
         durable.restored = None;
-        durable.reopens = true;
         durable.captured.clear();
         self.forget_process();
         self.lose_running_cells(&reason);
@@ -86,7 +85,10 @@ impl Core {
         };
         self.say_restarting();
         self.out.push(Output::StartKernel);
-        self.out.push(Output::Sync);
+        let sync = self.sync();
+        if let Some(durable) = &mut self.durable {
+            durable.reopens = Some(sync);
+        }
     }
 
     /// The process is gone, with its GPU memory.

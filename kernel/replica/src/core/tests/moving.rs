@@ -86,7 +86,7 @@ fn a_cell_that_is_granted_its_lease_runs_first() {
     assert_eq!(world.move_ready(2), ["agent: state.flush"]);
     assert_eq!(world.grant("g", 7, 1), ["kernel: execute_request g lease 7"]);
     assert_eq!(world.answer(2, json!({})), ["sync"], "not yet");
-    assert_eq!(world.input(Input::InSync), [""; 0]);
+    assert_eq!(world.in_sync(), [""; 0]);
     world.whole("g");
     let out = world.reply("g", "ok");
     assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
@@ -161,7 +161,7 @@ fn what_cannot_be_saved_in_time_stays() {
     assert_eq!(out, expected);
     assert_eq!(world.move_ready(2), ["front: note move-off"], "too late");
     assert_eq!(world.answer(2, json!({})), ["sync"]);
-    assert_eq!(world.input(Input::InSync), [""; 0]);
+    assert_eq!(world.in_sync(), [""; 0]);
     assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
 }
 
