@@ -428,6 +428,12 @@ impl Cells {
         sent.next().map(|c| &c.id)
     }
 
+    /// Whether the kernel has a cell: one of the order, or a subshell's.
+    pub(super) fn is_any_with_kernel(&self) -> bool {
+        let with_kernel = |c: &Cell| matches!(c.stage, Stage::Running(..) | Stage::Free);
+        self.cells.iter().any(with_kernel)
+    }
+
     /// The cell whose lease is asked for.
     pub(super) fn seeking(&self) -> Option<&CellId> {
         let mut seeking = self

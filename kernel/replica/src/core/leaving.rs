@@ -102,7 +102,7 @@ impl Core {
     /// Captures for the last time once no cell runs.
     pub(super) fn leave_if_idle(&mut self) {
         let now = self.now;
-        let idle = self.cells.running().is_none() && !self.runs_first();
+        let idle = !self.cells.is_any_with_kernel() && !self.runs_first();
         let Some(durable) = &mut self.durable else {
             return;
         };

@@ -35,7 +35,7 @@ impl Core {
                 && !durable.is_leaving()
         };
         matches!(self.phase, Phase::Up)
-            && self.cells.running().is_none()
+            && !self.cells.is_any_with_kernel()
             && self.durable.as_ref().is_some_and(rests)
     }
 
@@ -67,7 +67,7 @@ impl Core {
         }
         durable.restore_deaths += u32::from(restoring);
         // A lost cell gives the reason itself. An unused process is not missed.
-        if self.cells.running().is_none() && !starting {
+        if !self.cells.is_any_with_kernel() && !starting {
             durable.notices.push(wording::process_is_new(&reason));
         }
         // The move goes on once the process is back: no cell runs before.

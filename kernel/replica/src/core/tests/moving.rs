@@ -225,3 +225,34 @@ fn a_kernel_whose_server_goes_sleeps_instead_of_moving() {
     let out = world.input(Input::Rested);
     assert!(out.contains(&"hopd: hibernated".into()), "{out:?}");
 }
+
+fn in_subshell(world: &mut World, cell: &str) -> Vec<String> {
+    let header = json!({"msg_id": cell, "msg_type": "execute_request", "subshell_id": "1"});
+    world.request_as(header, Channel::Shell, &json!({}), &json!({"code": ""}))
+}
+
+#[test]
+fn a_subshells_cell_ends_first_as_any_other() {
+    let mut world = moving();
+    assert_eq!(in_subshell(&mut world, "s"), ["kernel: execute_request s"]);
+    assert!(!world.core.rests(), "the cell would be lost");
+    assert_eq!(world.move_ready(2), [""; 0]);
+    assert_eq!(world.after(Span::from_secs(10_000)), [""; 0]);
+    let out = world.reply("s", "ok");
+    assert_eq!(out, ["front: execute_reply s ok", "agent: state.flush"]);
+}
+
+#[test]
+fn a_subshells_cell_that_dies_with_its_process_gives_the_reason_itself() {
+    let mut world = capturing();
+    in_subshell(&mut world, "s");
+    let out = world.dies();
+    assert!(
+        out.contains(&"front: execute_reply s error CellLost".into()),
+        "{out:?}"
+    );
+    world.reopened();
+    world.heard_again();
+    world.answer(2, json!({}));
+    assert_eq!(world.run("a", Value::Null), ["kernel: execute_request a"]);
+}

@@ -199,6 +199,8 @@ fn a_record_completes_its_cells_though_the_last_one_is_a_subshells() {
         "the subshell's reply isn't waited for"
     );
     world.synced(1);
+    assert!(!world.core.rests(), "its cell would be lost");
+    world.reply("s", "ok");
     assert!(world.core.rests());
 }
 
