@@ -174,7 +174,7 @@ impl Replica {
                     self.handle(Input::Terminated { grace }).await;
                 }
             }
-            self.link.acknowledge();
+            self.link.acknowledge(self.core.keeps_back());
         }
         Ok(())
     }

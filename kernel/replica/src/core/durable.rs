@@ -3,7 +3,7 @@
 
 use super::journal::{Answering, Journal};
 use super::storing::SyncNumber;
-use super::{Core, wording};
+use super::{Core, Early, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Bound, MoveCause};
@@ -127,6 +127,8 @@ pub(super) struct Durable {
     pub(super) bound: Vec<String>,
     pub(super) moving: Option<Move>,
     pub(super) leaving: Option<Leaving>,
+    /// What came for the kernel since the last capture was asked for.
+    pub(super) kept_back: Early,
     /// Failed captures since the last good one.
     pub(super) failed_captures: u32,
     /// Sentences for the user at the next cell.
@@ -229,6 +231,7 @@ impl Durable {
             bound: Vec::new(),
             moving: None,
             leaving: None,
+            kept_back: Early::new(),
             failed_captures: 0,
             notices: Vec::new(),
             broken: None,
@@ -289,6 +292,13 @@ impl Durable {
 
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
+    }
+
+    /// The kernel doesn't leave after the capture that was asked for: its answer is none to a later question.
+    pub(super) fn forget_flush(&mut self) {
+        if let Talk::Flushing(_) = self.talk {
+            self.talk = Talk::Captures;
+        }
     }
 
     /// Whether the kernel leaves this replica for certain.

@@ -3,10 +3,13 @@
 
 use super::durable::{Durable, Farewell, Leaving, Talk};
 use super::{Core, Output, Phase};
+use bytes::Bytes;
 use hop_api::message::Request as ToHopd;
 use hop_log::Act;
+use hop_protocol::jupyter::Channel;
 use hop_protocol::message::Note;
 use hop_words::time::{Span, Timestamp};
+use hop_zmtp::Message;
 use serde_json::json;
 
 /// Time for the running cell of a kernel that hibernates, and then for the last capture. Fronts and provisioners wait
@@ -114,6 +117,37 @@ impl Core {
             leaving.until = Some(leaving.by.map_or(captured, |by| by.min(captured)));
             let id = self.ask_agent("state.flush", json!({"audit": true}));
             self.talk(Talk::Flushing(id));
+        }
+    }
+
+    /// Whether the last capture is asked for: no record would have what the kernel does from now on. What comes for it
+    /// is the next replica's.
+    pub fn keeps_back(&self) -> bool {
+        let last = |d: &Durable| {
+            let flushing = matches!(d.talk, Talk::Flushing(_));
+            d.leaving.as_ref().is_some_and(|l| l.flushed || flushing)
+        };
+        let durable = self.durable.as_ref();
+        durable.is_some_and(|d| last(d) || matches!(self.phase, Phase::Over))
+    }
+
+    pub(super) fn keep_back(&mut self, identity: Bytes, message: Message) {
+        if let Some(durable) = &mut self.durable {
+            durable.kept_back.push((Channel::Shell, identity, message));
+        }
+    }
+
+    /// The kernel stays after all, and gets what was kept back.
+    pub(super) fn let_go_of_kept_back(&mut self) {
+        if self.keeps_back() {
+            return;
+        }
+        let kept = self.durable.as_mut().map(|d| std::mem::take(&mut d.kept_back));
+        for (channel, identity, message) in kept.unwrap_or_default() {
+            self.request(channel, identity, message);
+        }
+        if matches!(self.phase, Phase::Up) {
+            self.send_early();
         }
     }
 

@@ -398,6 +398,7 @@ impl Core {
             Input::Tick => self.tick(),
         }
         self.reconsider_leaving();
+        self.let_go_of_kept_back();
         self.advance();
         self.watch_commits();
         self.send_unlogged();
@@ -490,6 +491,9 @@ impl Core {
         if channel == Channel::Shell && self.announcement(&envelope, &header) {
             return;
         }
+        if channel == Channel::Shell && self.keeps_back() {
+            return self.keep_back(identity, message);
+        }
         let controls = matches!(channel, Channel::Control | Channel::Shell);
         if controls && header.msg_type == "interrupt_request" && self.interrupt_waiting() {
             return self.answer_interrupt(channel, identity, &envelope.header);
@@ -526,7 +530,7 @@ impl Core {
         let need = own.unwrap_or(&self.identity.launch.default_need);
         self.cells
             .arrive(identity, message, envelope, header, need, self.now);
-        if matches!(self.phase, Phase::Up | Phase::Over) {
+        if matches!(self.phase, Phase::Up | Phase::Over) && !self.keeps_back() {
             self.send_early();
         }
     }
