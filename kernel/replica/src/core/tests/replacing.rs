@@ -93,3 +93,48 @@ fn a_reply_that_waits_for_the_store_waits_for_the_state_that_has_its_cell() {
     }
     assert_eq!(world.input(Input::Rested), [""; 0]);
 }
+
+/// The execution count that the supervisor's own reply to a waiting cell shows.
+fn count_of_interrupted(world: &mut World) -> Value {
+    world.run("g", gpu());
+    let (core, now) = (&mut world.core, world.now);
+    let replies = core
+        .handle(Input::Interrupt, now)
+        .into_iter()
+        .filter_map(|out| match out {
+            Output::ToFront(Item::Jupyter {
+                channel: Channel::Shell,
+                message,
+                ..
+            }) => Some(message),
+            _ => None,
+        });
+    let [reply] = &replies.collect::<Vec<_>>()[..] else {
+        panic!("one reply");
+    };
+    let content = Envelope::parse(reply).unwrap().content;
+    serde_json::from_slice::<Value>(&content).unwrap()["execution_count"].clone()
+}
+
+/// As in one process: the number of the last cell that the kernel had.
+#[test]
+fn a_cell_that_the_kernel_never_had_shows_the_restored_count() {
+    let mut world = World::new(durably(super::durable::settled(2)));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    assert_eq!(
+        world.answer(2, json!({"execution_count": 57})),
+        ["agent: state.begin"]
+    );
+    world.answer(3, json!({}));
+    assert_eq!(count_of_interrupted(&mut world), 56);
+
+    let restored = Some(json!({"execution_count": 12}));
+    let mut follower = World::new(durably(super::durable::settled(2)).map(|d| Durably { restored, ..d }));
+    follower.input(Input::KernelUp { pid: 7 });
+    assert_eq!(follower.answer(1, json!({})), ["front: note kernel-up"]);
+    assert_eq!(count_of_interrupted(&mut follower), 11);
+
+    assert_eq!(count_of_interrupted(&mut capturing()), 1, "a new kernel");
+}
