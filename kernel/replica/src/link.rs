@@ -265,7 +265,17 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
         Note::Interrupt => Input::Interrupt,
         Note::End => Input::End,
         Note::Sleep { reason } => Input::Orphaned { reason },
-        Note::HandedBefore { cell, tenure, behind } => Input::HandedBefore { cell, tenure, behind },
+        Note::HandedBefore {
+            cell,
+            tenure,
+            behind,
+            lacks,
+        } => Input::HandedBefore {
+            cell,
+            tenure,
+            behind,
+            lacks,
+        },
         Note::MayBegin { cell } => Input::MayBegin { cell },
         Note::Grown {
             incarnation,

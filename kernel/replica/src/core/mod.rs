@@ -135,11 +135,12 @@ pub enum Input {
     StoreMended,
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
-    /// The front has handed out this request before, first under `tenure`.
+    /// The front has handed out this request before, first under `tenure`. It `lacks` the cell's last outputs, perhaps.
     HandedBefore {
         cell: CellId,
         tenure: Tenure,
         behind: Option<Behind>,
+        lacks: bool,
     },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
@@ -379,7 +380,12 @@ impl Core {
             Input::StoreFailed(why) => self.store_failed(why),
             Input::StoreMended => self.store_mended(),
             Input::Heard { cells, losses } => self.heard(cells, losses),
-            Input::HandedBefore { cell, tenure, behind } => self.handed_before(cell, tenure, behind),
+            Input::HandedBefore {
+                cell,
+                tenure,
+                behind,
+                lacks,
+            } => self.handed_before(cell, (tenure, lacks), behind),
             Input::MayBegin { cell } => self.cells.permit(&cell),
             Input::MoveReady { incarnation } => self.move_ready(incarnation),
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),

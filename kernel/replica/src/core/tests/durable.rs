@@ -486,6 +486,7 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
         cell: "a".into(),
         tenure: Tenure(2),
         behind: None,
+        lacks: true,
     });
     let out = world.run("a", Value::Null);
     assert!(
@@ -496,6 +497,7 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
         cell: "b".into(),
         tenure: Tenure(2),
         behind: None,
+        lacks: true,
     });
     let out = world.run_with("b", &json!({"code": "%%retry\nx"}), Value::Null);
     assert_eq!(out, [""; 0], "it waits to run again");
@@ -508,7 +510,12 @@ fn a_cell_lost_with_its_executor_stops_those_that_waited_behind_it() {
         let mut world = World::new(durably(settled(3)));
         for (cell, behind) in [("a", None), ("b", Some(Behind::Queued)), ("c", Some(Behind::New))] {
             let (cell, tenure) = (cell.into(), Tenure(2));
-            world.input(Input::HandedBefore { cell, tenure, behind });
+            world.input(Input::HandedBefore {
+                cell,
+                tenure,
+                behind,
+                lacks: true,
+            });
         }
         let out = world.run_with("a", &content, Value::Null);
         assert!(

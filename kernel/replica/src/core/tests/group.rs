@@ -278,6 +278,7 @@ fn handed_on(world: &World, cell: &str) -> World {
         cell: cell.into(),
         tenure: Tenure(1),
         behind: None,
+        lacks: false,
     });
     next
 }

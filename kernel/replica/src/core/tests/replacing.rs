@@ -138,3 +138,46 @@ fn a_cell_that_the_kernel_never_had_shows_the_restored_count() {
 
     assert_eq!(count_of_interrupted(&mut capturing()), 1, "a new kernel");
 }
+
+/// The next replica of a kernel whose cell `a` ended this way, with the store's word for it. The front `lacks` its end.
+fn taken_over(status: &str, lacks: bool) -> World {
+    let mut world = recorded(&[]);
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", status);
+    world.synced(1);
+    let mut state = world.core.durable.as_ref().unwrap().journal.state().clone();
+    let (tenure, executor) = (Tenure(2), Incarnation(1));
+    let index = state.applied().next();
+    state.apply(index, &Entry::Tenure { tenure, executor }).unwrap();
+    let mut next = World::new(durably(state));
+    next.input(Input::HandedBefore {
+        cell: "a".into(),
+        tenure: Tenure(1),
+        behind: None,
+        lacks,
+    });
+    next
+}
+
+#[test]
+fn an_answer_of_the_log_says_what_may_be_missing_where_the_front_lacks_the_cells_end() {
+    let missing =
+        "front: stream a gresshopper: the kernel's process or node was lost right after this cell had ended";
+    let error = "front: error a";
+    for (status, lacks, shown) in [
+        ("ok", false, vec![]),
+        ("ok", true, vec![missing]),
+        ("error", false, vec![]),
+        ("error", true, vec![missing, error]),
+    ] {
+        let out = taken_over(status, lacks).run("a", Value::Null);
+        let reply = format!("front: execute_reply a {status}");
+        let told = [
+            shown,
+            vec!["front: note answered a", &reply, "front: status a idle"],
+        ]
+        .concat();
+        assert_eq!(out, told, "{lacks}");
+    }
+}
