@@ -3,7 +3,7 @@
 //! second. A log that has grown long goes on in the tenure's next part, without what nothing needs. After a failure the
 //! store is tried again and again, since room may be made. Now and then a kernel collects the garbage of its user.
 
-use crate::core::{Durably, OnDisk, SyncNumber};
+use crate::core::{Durably, SyncNumber};
 use bytes::Bytes;
 use hop_log::{Form, RecordNumber, Settled, State};
 use hop_protocol::states::{self, OpenError};
@@ -55,7 +55,7 @@ pub(crate) enum StoreJob {
 #[derive(Debug)]
 pub(crate) enum StoreEvent {
     /// The log is on disk up to there.
-    Synced(OnDisk),
+    Synced(Settled),
     /// The order of this number is carried out.
     InSync(SyncNumber),
     /// The state beside the log is on disk.
@@ -317,7 +317,7 @@ impl Store {
         if log.is_long() {
             at = self.go_on_in_next_part(at)?;
         }
-        self.tell(StoreEvent::Synced(OnDisk {
+        self.tell(StoreEvent::Synced(Settled {
             tenure: self.tenure,
             part: self.part,
             upto,

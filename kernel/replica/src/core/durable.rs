@@ -2,7 +2,6 @@
 //! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
-use super::storing::SyncNumber;
 use super::{Core, Early, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
@@ -42,6 +41,10 @@ pub struct Durably {
     /// The report of a process that followed the log and therefore has the state already ([`super::following`]).
     pub restored: Option<Value>,
 }
+
+/// An [`super::Output::Sync`] by its number: the answer to an earlier one says nothing of later records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SyncNumber(pub u64);
 
 /// The conversation with the agent inside the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

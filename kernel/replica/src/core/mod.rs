@@ -60,9 +60,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub use check::Place;
-pub use durable::Durably;
+pub use durable::{Durably, SyncNumber};
 pub use memory::{Errand, ErrandEnd, Left, Returned};
-pub use storing::{OnDisk, SyncNumber};
 
 /// Silence after which a started kernel is given up.
 pub(crate) const START: Span = Span::from_secs(120);
@@ -121,8 +120,8 @@ pub enum Input {
     Errand(ErrandEnd),
     /// An entry of the log is committed.
     Applied { index: Index, entry: Entry },
-    /// The log in the tenure's folder is on disk up to there.
-    Synced(OnDisk),
+    /// The log in its tenure's folder is on disk up to there.
+    Synced(Settled),
     /// This [`Output::Sync`] is carried out: an [`Input::Synced`] has told what it wrote, if anything.
     InSync(SyncNumber),
     /// The oldest of the states on their way is on disk.

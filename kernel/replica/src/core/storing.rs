@@ -1,40 +1,15 @@
 //! News of the user's store: a tenure's folder is open, records and states are on disk, or nothing can be written.
 
-use super::durable::{Durable, Mending, Talk};
+use super::durable::{Durable, Mending, SyncNumber, Talk};
 use super::{Core, Output, wording};
-use hop_log::{CellNumber, Entry, RecordNumber, Settled};
+use hop_log::{CellNumber, Entry, Settled};
 use hop_protocol::message::Note;
 use hop_words::id::Tenure;
 use serde_json::Value;
 
-/// An [`Output::Sync`] by its number: the answer to an earlier one says nothing of later records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SyncNumber(pub u64);
-
-/// The log of a tenure's part as far as it is on disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OnDisk {
-    /// The tenure of the folder: the log may be in a later one meanwhile, and then refuses the news.
-    pub tenure: Tenure,
-    pub part: u32,
-    /// The last record.
-    pub upto: RecordNumber,
-    /// Valid bytes.
-    pub length: u64,
-    /// The last record's proof, in hexadecimal.
-    pub mac: String,
-}
-
 impl Core {
-    /// The log in the tenure's folder is on disk up to there.
-    pub(super) fn synced(&mut self, at: OnDisk) {
-        let settled = Settled {
-            tenure: at.tenure,
-            part: at.part,
-            upto: at.upto,
-            length: at.length,
-            mac: at.mac,
-        };
+    /// The log in a tenure's folder is on disk up to there. In a later tenure the log refuses the news.
+    pub(super) fn synced(&mut self, settled: Settled) {
         self.propose(Entry::Settled { settled });
         self.go_if_settled();
     }

@@ -139,7 +139,7 @@ impl World {
 
     pub(super) fn synced(&mut self, upto: u64) -> Vec<String> {
         let (length, mac) = (100, "11".into());
-        self.input(Input::Synced(OnDisk {
+        self.input(Input::Synced(Settled {
             tenure: self.core.tenure(),
             part: 0,
             upto: RecordNumber(upto),
@@ -813,7 +813,7 @@ fn a_state_in_a_tenures_later_part_is_where_the_kernel_goes_on() {
     world.whole("a");
     world.reply("a", "ok");
     let (upto, length, mac) = (RecordNumber(1), 50, "22".into());
-    let out = world.input(Input::Synced(OnDisk {
+    let out = world.input(Input::Synced(Settled {
         tenure: Tenure(1),
         part: 1,
         upto,

@@ -386,7 +386,7 @@ impl Others {
 }
 
 fn synced(tenure: Tenure, record: u64) -> Input {
-    Input::Synced(OnDisk {
+    Input::Synced(Settled {
         tenure,
         part: 0,
         upto: RecordNumber(record),

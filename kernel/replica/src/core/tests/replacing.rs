@@ -41,7 +41,7 @@ fn a_log_of_an_earlier_tenure_is_no_state_of_the_present_one() {
     let mut world = recorded(&["a"]);
     world.dies();
     world.reopened();
-    let late = Input::Synced(OnDisk {
+    let late = Input::Synced(Settled {
         tenure: Tenure(1),
         part: 0,
         upto: RecordNumber(1),
