@@ -4,7 +4,7 @@ use crate::core::{Mark, Wire};
 use crate::owner::{Ports, Start};
 use crate::rekey::Rekey;
 use anyhow::Result;
-use hop_protocol::jupyter::Channel;
+use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::retain::Retained;
 use hop_zmtp::{Admit, Endpoint, Event, Limits, Message, Receipt, Receipts, Server, ServerKind};
@@ -43,9 +43,10 @@ impl Sockets {
         mark.map(|mark| self.receipts.issue(mark.0))
     }
 
-    /// Another replica gets the requests from now on: nothing was sent to it yet.
+    /// Another replica gets the requests from now on: nothing was sent to it yet. Open requests are handed to it by the
+    /// core.
     pub(crate) fn new_stream(&mut self) {
-        self.kept = Retained::new(KEEP);
+        self.kept = handed_on(&self.kept);
         self.out = None;
         self.finished.clear();
     }
@@ -64,6 +65,29 @@ impl Sockets {
     pub(crate) fn waiting(&self) -> usize {
         self.shell.waiting() + self.control.waiting() + self.iopub.waiting()
     }
+}
+
+/// The messages of widgets that the replica before hasn't dealt with, in their order, for the next replica: nobody
+/// answers them, so the core doesn't know them.
+fn handed_on(before: &Retained<Item>) -> Retained<Item> {
+    let mut next = Retained::new(KEEP);
+    for item in before.items().filter(|item| is_of_widget(item)) {
+        next.push(item.clone());
+    }
+    next
+}
+
+fn is_of_widget(item: &Item) -> bool {
+    let Item::Jupyter {
+        channel: Channel::Shell,
+        message,
+        ..
+    } = item
+    else {
+        return false;
+    };
+    let header = Envelope::parse(message).and_then(|e| e.header());
+    header.is_ok_and(|h| matches!(h.msg_type.as_str(), "comm_open" | "comm_msg" | "comm_close"))
 }
 
 impl Wire for Sockets {
@@ -157,5 +181,47 @@ fn port(server: &Server) -> u16 {
     match server.local() {
         Endpoint::Tcp(addr) => addr.port(),
         Endpoint::Ipc(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use hop_protocol::jupyter::Author;
+    use hop_protocol::message::Note;
+    use hop_words::time::Timestamp;
+    use serde_json::json;
+
+    #[test]
+    fn the_next_replica_gets_the_widgets_messages_that_the_last_one_left() {
+        let mut client = Author::new(b"key", "client".into());
+        let mut of = |kind: &str, channel| {
+            let none = Bytes::from_static(b"{}");
+            let said = client.write(kind, &none, &json!({}), &json!({}), Timestamp(0));
+            Item::Jupyter {
+                channel,
+                identity: Bytes::from_static(b"me"),
+                message: said.message(),
+            }
+        };
+        let mut kept = Retained::new(KEEP);
+        let items = [
+            of("comm_open", Channel::Shell),
+            of("execute_request", Channel::Shell),
+            of("comm_msg", Channel::Shell),
+            of("comm_info_request", Channel::Shell),
+            of("shutdown_request", Channel::Control),
+            Item::Note(Note::Interrupt),
+            of("comm_close", Channel::Shell),
+        ];
+        for item in &items {
+            kept.push(item.clone());
+        }
+        kept.done(1..=1);
+        let next = handed_on(&kept);
+        next.sanity_check();
+        assert_eq!(next.items().collect::<Vec<_>>(), [&items[2], &items[6]]);
+        assert_eq!(next.after(0).map(|(seq, _)| seq), Some(1), "numbered anew");
     }
 }

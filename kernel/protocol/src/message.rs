@@ -102,6 +102,10 @@ pub enum Note {
         tenure: Tenure,
         #[serde(default)]
         behind: Option<Behind>,
+        /// No replica's word has come that nothing more comes of the request: the last outputs may be lost. Earlier
+        /// releases never say so.
+        #[serde(default)]
+        lacks: bool,
     },
     /// Answers [`Note::Begins`]: the cell may begin.
     MayBegin { cell: CellId },

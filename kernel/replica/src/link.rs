@@ -31,6 +31,8 @@ pub(crate) struct FrontLink {
     /// Earlier items that the front wants once more.
     again: BTreeSet<u64>,
     acks: Vec<u64>,
+    /// Frames for the kernel's shell among the taken ones. What the kernel isn't to have any more stays the front's.
+    shell_acks: Vec<u64>,
     /// Dropped items that were handed to a connection, with their bytes. The front may have taken them.
     doubtful: BTreeMap<u64, usize>,
     /// Messages and bytes that the front lacks, and was not told of.
@@ -54,6 +56,7 @@ impl FrontLink {
             sent: 0,
             again: BTreeSet::new(),
             acks: Vec::new(),
+            shell_acks: Vec::new(),
             doubtful: BTreeMap::new(),
             lost: (0, 0),
         }
@@ -90,6 +93,7 @@ impl FrontLink {
         if is_new {
             // A new front wants again the old front's frames in work.
             self.taken = Taken::default();
+            (self.acks, self.shell_acks) = (Vec::new(), Vec::new());
             self.kept.settle(taken, again);
             self.epoch = epoch;
         }
@@ -191,7 +195,13 @@ impl FrontLink {
     pub(crate) fn take(&mut self, frame: Frame) -> Option<Item> {
         match frame {
             Frame::Item(seq, item) if self.taken.take(seq) => {
-                self.acks.push(seq);
+                match &item {
+                    Item::Jupyter {
+                        channel: Channel::Shell,
+                        ..
+                    } => self.shell_acks.push(seq),
+                    _ => self.acks.push(seq),
+                }
                 Some(item)
             }
             Frame::Done(done) => {
@@ -205,8 +215,12 @@ impl FrontLink {
         }
     }
 
-    /// Acknowledges the frames taken since the last call.
-    pub(crate) fn acknowledge(&mut self) {
+    /// Acknowledges the frames taken since the last call. What comes for a kernel that `keeps_back` is not dealt with:
+    /// the front has it for the next replica.
+    pub(crate) fn acknowledge(&mut self, keeps_back: bool) {
+        if !keeps_back {
+            self.acks.append(&mut self.shell_acks);
+        }
         if !self.acks.is_empty()
             && let Some(out) = &self.out
         {
@@ -251,7 +265,17 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
         Note::Interrupt => Input::Interrupt,
         Note::End => Input::End,
         Note::Sleep { reason } => Input::Orphaned { reason },
-        Note::HandedBefore { cell, tenure, behind } => Input::HandedBefore { cell, tenure, behind },
+        Note::HandedBefore {
+            cell,
+            tenure,
+            behind,
+            lacks,
+        } => Input::HandedBefore {
+            cell,
+            tenure,
+            behind,
+            lacks,
+        },
         Note::MayBegin { cell } => Input::MayBegin { cell },
         Note::Grown {
             incarnation,
@@ -562,5 +586,35 @@ pub(crate) mod tests {
         );
         link.take(Frame::Done(vec![1..=1]));
         assert_eq!(ids(&link), ["waits".into(), second.as_str().into()]);
+    }
+
+    #[test]
+    fn what_comes_for_a_kernel_that_leaves_stays_the_fronts() {
+        let mut author = Author::new(b"key", "kernel".into());
+        let mut link = FrontLink::new();
+        let (outlet, mut front) = Front::connects();
+        link.up(1, 0, &[], outlet);
+        let mut acked = |link: &mut FrontLink, keeps_back| {
+            link.acknowledge(keeps_back);
+            match front.frames.try_recv() {
+                Ok(Frame::Done(ranges)) => ranges,
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => Vec::new(),
+            }
+        };
+        link.take(Frame::Item(1, replied(&mut author)));
+        assert_eq!(acked(&mut link, false), [1..=1]);
+        link.take(Frame::Item(2, replied(&mut author)));
+        link.take(Frame::Item(3, Item::Note(Note::Interrupt)));
+        assert_eq!(acked(&mut link, true), [3..=3]);
+        assert_eq!(acked(&mut link, true), []);
+        assert_eq!(acked(&mut link, false), [2..=2], "it stays after all");
+
+        link.take(Frame::Item(4, replied(&mut author)));
+        link.acknowledge(true);
+        let (outlet, mut front) = Front::connects();
+        link.up(2, 0, &[], outlet);
+        link.acknowledge(false);
+        assert!(front.frames.try_recv().is_err(), "another front numbers its own");
     }
 }

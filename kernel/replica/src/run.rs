@@ -174,7 +174,7 @@ impl Replica {
                     self.handle(Input::Terminated { grace }).await;
                 }
             }
-            self.link.acknowledge();
+            self.link.acknowledge(self.core.keeps_back());
         }
         Ok(())
     }
@@ -249,7 +249,7 @@ impl Replica {
                     behind,
                 });
             }
-            Output::Sync => self.store_job(StoreJob::Sync),
+            Output::Sync(number) => self.store_job(StoreJob::Sync(number)),
             Output::WriteState { state } => self.store_job(StoreJob::WriteState(state)),
             Output::OpenTenure { state } => self.store_job(StoreJob::OpenTenure(Box::new(state))),
             Output::Leave => self.leaving = true,
@@ -313,14 +313,14 @@ impl Replica {
     }
 
     async fn on_store(&mut self, event: StoreEvent) {
-        if matches!(event, StoreEvent::Opened | StoreEvent::Failed(_)) {
+        if matches!(event, StoreEvent::Opened(_) | StoreEvent::Failed(_)) {
             self.dial();
         }
         let input = match event {
             StoreEvent::Synced(at) => Input::Synced(at),
-            StoreEvent::InSync => Input::InSync,
+            StoreEvent::InSync(number) => Input::InSync(number),
             StoreEvent::Rested => Input::Rested,
-            StoreEvent::Opened => Input::TenureOpened,
+            StoreEvent::Opened(tenure) => Input::TenureOpened(tenure),
             // Another front has opened the next tenure: this replica is deposed.
             StoreEvent::Taken => {
                 tracing::warn!("another replica has taken this one's place");

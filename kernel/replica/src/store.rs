@@ -3,7 +3,7 @@
 //! second. A log that has grown long goes on in the tenure's next part, without what nothing needs. After a failure the
 //! store is tried again and again, since room may be made. Now and then a kernel collects the garbage of its user.
 
-use crate::core::{Durably, OnDisk};
+use crate::core::{Durably, SyncNumber};
 use bytes::Bytes;
 use hop_log::{Form, RecordNumber, Settled, State};
 use hop_protocol::states::{self, OpenError};
@@ -46,7 +46,7 @@ pub(crate) enum StoreJob {
         body: Bytes,
         behind: Option<Settled>,
     },
-    Sync,
+    Sync(SyncNumber),
     WriteState(Bytes),
     OpenTenure(Box<State>),
 }
@@ -55,13 +55,13 @@ pub(crate) enum StoreJob {
 #[derive(Debug)]
 pub(crate) enum StoreEvent {
     /// The log is on disk up to there.
-    Synced(OnDisk),
-    /// Nothing waited to be synced.
-    InSync,
+    Synced(Settled),
+    /// The order of this number is carried out.
+    InSync(SyncNumber),
     /// The state beside the log is on disk.
     Rested,
-    /// The next tenure's folder is there.
-    Opened,
+    /// This tenure's folder is there.
+    Opened(Tenure),
     /// Another front or replica has opened the next tenure.
     Taken,
     /// The store can't be written, for this reason. Records are dropped until [`StoreEvent::Mended`].
@@ -254,7 +254,11 @@ impl Store {
                 self.unsynced = Some(number);
                 Ok(())
             }
-            StoreJob::Sync => self.sync(),
+            StoreJob::Sync(number) => {
+                self.sync()?;
+                self.tell(StoreEvent::InSync(number));
+                Ok(())
+            }
             StoreJob::WriteState(state) => {
                 self.unrested += 1;
                 self.write_state(state)
@@ -306,7 +310,6 @@ impl Store {
 
     fn sync(&mut self) -> Result<(), StoreError> {
         let (Some(upto), Some(log)) = (self.unsynced.take(), &mut self.log) else {
-            self.tell(StoreEvent::InSync);
             return Ok(());
         };
         let mut at = log.commit()?;
@@ -314,7 +317,8 @@ impl Store {
         if log.is_long() {
             at = self.go_on_in_next_part(at)?;
         }
-        self.tell(StoreEvent::Synced(OnDisk {
+        self.tell(StoreEvent::Synced(Settled {
+            tenure: self.tenure,
             part: self.part,
             upto,
             length: at.length,
@@ -420,7 +424,7 @@ impl Store {
                 // The tenure's folder has a newer state.
                 self.unwritten = None;
                 self.rest();
-                self.tell(StoreEvent::Opened);
+                self.tell(StoreEvent::Opened(self.tenure));
                 if self.failed.take().is_some() {
                     self.tell(StoreEvent::Mended);
                 }
@@ -556,6 +560,8 @@ mod tests {
             let said = |event| match event {
                 StoreEvent::Synced(at) => format!("synced {} in {}", at.upto.0, at.part),
                 StoreEvent::Failed(_) => "failed".to_owned(),
+                StoreEvent::InSync(SyncNumber(number)) => format!("in sync {number}"),
+                StoreEvent::Opened(tenure) => format!("opened {tenure}"),
                 other => format!("{other:?}"),
             };
             events.map(said).collect()
@@ -590,18 +596,18 @@ mod tests {
     fn a_log_goes_on_in_the_next_part_once_replaced_content_outweighs_the_present() {
         let mut world = world();
         world.append(1, 300, None);
-        world.does(StoreJob::Sync);
-        assert_eq!(world.told(), ["synced 1 in 0"]);
+        world.does(StoreJob::Sync(SyncNumber(1)));
+        assert_eq!(world.told(), ["synced 1 in 0", "in sync 1"]);
         world.append(2, 300, None);
-        world.does(StoreJob::Sync);
-        assert_eq!(world.told(), ["synced 2 in 1"]);
+        world.does(StoreJob::Sync(SyncNumber(1)));
+        assert_eq!(world.told(), ["synced 2 in 1", "in sync 1"]);
         assert_eq!(world.parts(), ["1.0", "1.1"], "somebody may be reading the first");
         assert_eq!(states::newest(&world.store.kernel).unwrap(), Some(in_office()));
         world.append(3, 300, None);
-        world.does(StoreJob::Sync);
+        world.does(StoreJob::Sync(SyncNumber(1)));
         assert_eq!(
             (world.told(), world.records()),
-            (vec!["synced 3 in 1".to_owned()], 3)
+            (vec!["synced 3 in 1".to_owned(), "in sync 1".to_owned()], 3)
         );
 
         let replaced = world.store.replaced.as_mut().unwrap();
@@ -640,15 +646,18 @@ mod tests {
     fn a_failed_store_is_tried_again_and_the_log_goes_on_behind_what_is_whole() {
         let mut world = world();
         world.append(1, 0, None);
-        world.does(StoreJob::Sync);
+        world.does(StoreJob::Sync(SyncNumber(1)));
         let at = world.store.log.as_mut().unwrap().commit().unwrap();
         let hidden = world.tmp.path().join("away");
         std::fs::rename(&world.store.kernel, &hidden).unwrap();
         let state = in_office().encode();
         world.does(StoreJob::WriteState(state));
         world.append(2, 0, None);
-        world.does(StoreJob::Sync);
-        assert_eq!(world.told(), ["synced 1 in 0", "failed", "InSync"]);
+        world.does(StoreJob::Sync(SyncNumber(1)));
+        assert_eq!(
+            world.told(),
+            ["synced 1 in 0", "in sync 1", "failed", "in sync 1"]
+        );
         let patience = world.store.patience();
         assert!(patience > RETRY / 2 && patience <= RETRY);
 
@@ -666,10 +675,10 @@ mod tests {
         world.store.on_time().unwrap();
         assert_eq!(world.told(), ["Rested", "Mended"]);
         world.append(3, 0, Some(of(0, &at)));
-        world.does(StoreJob::Sync);
+        world.does(StoreJob::Sync(SyncNumber(1)));
         assert_eq!(
             (world.told(), world.records()),
-            (vec!["synced 3 in 1".to_owned()], 2)
+            (vec!["synced 3 in 1".to_owned(), "in sync 1".to_owned()], 2)
         );
     }
 
@@ -704,6 +713,6 @@ mod tests {
         );
         std::fs::remove_file(world.tmp.path().join("states")).unwrap();
         world.does(StoreJob::OpenTenure(Box::new(in_office())));
-        assert_eq!(world.told(), ["Opened", "Mended"]);
+        assert_eq!(world.told(), ["opened 1", "Mended"]);
     }
 }

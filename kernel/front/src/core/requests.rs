@@ -284,7 +284,13 @@ impl Open {
         if let Some(tenure) = tenure {
             let cell = self.id.clone();
             let behind = behind.map(|(how, _)| how);
-            wire.send(Item::Note(Note::HandedBefore { cell, tenure, behind }));
+            let lacks = self.idle == Idle::Due;
+            wire.send(Item::Note(Note::HandedBefore {
+                cell,
+                tenure,
+                behind,
+                lacks,
+            }));
         }
         let (channel, identity) = (self.channel, self.identity.clone());
         wire.send(Item::Jupyter {

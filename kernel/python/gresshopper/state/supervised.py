@@ -197,7 +197,13 @@ class Supervised:
             names.update(told.names)
             notices += [notice for notice in told.notices if notice not in notices]
             self._applied, number = number, number + 1
-        return {"record": self._applied, "names": sorted(names), "lost": lost, "notices": notices}
+        return {
+            "record": self._applied,
+            "names": sorted(names),
+            "lost": lost,
+            "notices": notices,
+            "execution_count": self._shell.execution_count,
+        }
 
     def _flush(self, call: Call) -> dict[str, Any]:
         of = self._of

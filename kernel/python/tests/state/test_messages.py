@@ -495,7 +495,8 @@ def test_a_standby_follows_and_is_elected(start: Callable[..., Kernel], tmp_path
             number += 1
             told = standby.ask("apply", {"record": said["record"]}, [text, body])
             names.update(told.pop("names"))
-            assert told == {"record": number, "lost": {}, "notices": []}
+            count = executor.replied["execution_count"] + 1
+            assert told == {"record": number, "lost": {}, "notices": [], "execution_count": count}
     assert {"a", "b", "c", "d"} <= names and "gone" not in names
     with pytest.raises(Refused, match="doesn't follow record") as refused:
         standby.ask("apply", {"record": number + 3}, executor.attachments()[-2:])

@@ -210,6 +210,17 @@ impl Core {
         self.stderr(header, wording::LAST_OUTPUTS_MAY_BE_MISSING);
     }
 
+    /// Shows the error of a reply from the log: the kernel's own word of it may be lost with the last outputs.
+    pub(super) fn show_error(&mut self, header: &Bytes, reply: &Message) {
+        let content = Envelope::parse(reply).map(|e| e.content).unwrap_or_default();
+        let content = serde_json::from_slice::<Value>(&content).unwrap_or_default();
+        if content["status"] == "error" {
+            let (ename, evalue, traceback) = (&content["ename"], &content["evalue"], &content["traceback"]);
+            let shown = json!({"ename": ename, "evalue": evalue, "traceback": traceback});
+            self.say(header, "error", &shown);
+        }
+    }
+
     /// Ends a cell for clients: nothing more of the cell comes. An earlier executor may have sent this end, but its
     /// link may have lost it.
     pub(super) fn idle(&mut self, header: &Bytes) {

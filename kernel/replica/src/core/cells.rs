@@ -310,8 +310,12 @@ impl Cells {
     /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of
     /// them.
     pub(super) fn not_begun(&self) -> Vec<CellId> {
-        let unsent = |c: &&Cell| matches!(c.stage, Stage::Held(..) | Stage::Seeking(..));
-        let waits = |c: &&Cell| unsent(c) && c.announced && !c.ran;
+        let waits = |c: &&Cell| match c.stage {
+            Stage::Held(..) | Stage::Seeking(..) => c.announced && !c.ran,
+            // The front isn't asked for it.
+            Stage::Early(_) => true,
+            Stage::Running(..) | Stage::Free => false,
+        };
         self.cells.iter().filter(waits).map(|c| c.id.clone()).collect()
     }
 
@@ -426,6 +430,12 @@ impl Cells {
             .iter()
             .filter(|c| matches!(c.stage, Stage::Running(..)));
         sent.next().map(|c| &c.id)
+    }
+
+    /// Whether the kernel has a cell: one of the order, or a subshell's.
+    pub(super) fn is_any_with_kernel(&self) -> bool {
+        let with_kernel = |c: &Cell| matches!(c.stage, Stage::Running(..) | Stage::Free);
+        self.cells.iter().any(with_kernel)
     }
 
     /// The cell whose lease is asked for.

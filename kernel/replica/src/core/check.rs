@@ -61,7 +61,7 @@ impl Core {
                 "no cell runs before the kernel is up"
             );
         }
-        if matches!(self.phase, Phase::Up) {
+        if matches!(self.phase, Phase::Up) && !self.keeps_back() {
             let early = |c: &super::cells::Cell| c.stage() == StageName::Early;
             assert!(
                 !self.cells.iter().any(early),
@@ -70,6 +70,7 @@ impl Core {
         }
         if let Some(durable) = &self.durable {
             durable.sanity_check();
+            assert!(durable.kept_back.is_empty() || self.keeps_back());
         }
     }
 

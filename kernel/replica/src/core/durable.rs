@@ -2,7 +2,7 @@
 //! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
-use super::{Core, wording};
+use super::{Core, Early, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Bound, MoveCause};
@@ -41,6 +41,10 @@ pub struct Durably {
     /// The report of a process that followed the log and therefore has the state already ([`super::following`]).
     pub restored: Option<Value>,
 }
+
+/// An [`super::Output::Sync`] by its number: the answer to an earlier one says nothing of later records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SyncNumber(pub u64);
 
 /// The conversation with the agent inside the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,15 +119,19 @@ pub(super) struct Durable {
     pub(super) lost: Vec<CellId>,
     pub(super) deaths: VecDeque<Timestamp>,
     pub(super) restore_deaths: u32,
-    /// The next tenure is opened once all records are on disk.
-    pub(super) reopens: bool,
-    /// States on their way to the store.
-    pub(super) resting: u32,
+    /// The last order to have all records on disk.
+    pub(super) last_sync: SyncNumber,
+    /// The next tenure is opened once this order is carried out.
+    pub(super) reopens: Option<SyncNumber>,
+    /// States on their way to the store, the oldest first: each with the last cell settled in it.
+    pub(super) resting: VecDeque<CellNumber>,
     /// Since when the group has taken nothing, although something is proposed.
     pub(super) commits_since: Option<Timestamp>,
     pub(super) bound: Vec<String>,
     pub(super) moving: Option<Move>,
     pub(super) leaving: Option<Leaving>,
+    /// What came for the kernel since the last capture was asked for.
+    pub(super) kept_back: Early,
     /// Failed captures since the last good one.
     pub(super) failed_captures: u32,
     /// Sentences for the user at the next cell.
@@ -219,12 +227,14 @@ impl Durable {
             lost: Vec::new(),
             deaths: VecDeque::new(),
             restore_deaths: 0,
-            reopens: false,
-            resting: 0,
+            last_sync: SyncNumber::default(),
+            reopens: None,
+            resting: VecDeque::new(),
             commits_since: None,
             bound: Vec::new(),
             moving: None,
             leaving: None,
+            kept_back: Early::new(),
             failed_captures: 0,
             notices: Vec::new(),
             broken: None,
@@ -277,7 +287,7 @@ impl Durable {
     /// Whether the store has everything from which the kernel goes on.
     pub(super) fn may_restore(&self) -> bool {
         let waits = self.opening
-            || self.reopens
+            || self.reopens.is_some()
             || self.journal.has_proposed_tenure()
             || !self.journal.state().restore().records.is_empty();
         !waits || self.broken.is_some()
@@ -285,6 +295,13 @@ impl Durable {
 
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.is_some()
+    }
+
+    /// The kernel doesn't leave after the capture that was asked for: its answer is none to a later question.
+    pub(super) fn forget_flush(&mut self) {
+        if let Talk::Flushing(_) = self.talk {
+            self.talk = Talk::Captures;
+        }
     }
 
     /// Whether the kernel leaves this replica for certain.

@@ -267,9 +267,7 @@ impl Core {
                 }
             }
             Effect::Settled { .. } => {
-                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
-                durable.resting += 1;
-                self.out.push(Output::WriteState { state: bytes });
+                self.write_state();
                 self.open_store_if_ready();
             }
             Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.deposed(),
@@ -282,12 +280,7 @@ impl Core {
                 self.lose_held_replies();
             }
             Effect::Left { executor: true } => self.deposed(),
-
-            Effect::Asleep => {
-                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
-                durable.resting += 1;
-                self.out.push(Output::WriteState { state: bytes });
-            }
+            Effect::Asleep => self.write_state(),
             Effect::Joined => self.standby_changed(entry),
             Effect::Recorded => self.send_durable(),
             Effect::Again | Effect::Left { .. } | Effect::Fresh | Effect::Heard => {}
@@ -386,7 +379,7 @@ impl Core {
                 answer,
                 has_effects,
             });
-            self.out.push(Output::Sync);
+            self.sync();
             // The record of a cell whose end was written ahead may be in the log before its reply is made.
             self.send_durable();
             return;
@@ -416,13 +409,13 @@ impl Core {
 
     // Requests of earlier tenures.
 
-    pub(super) fn handed_before(&mut self, cell: CellId, tenure: Tenure, behind: Option<Behind>) {
+    pub(super) fn handed_before(&mut self, cell: CellId, how: (Tenure, bool), behind: Option<Behind>) {
         if let Some(durable) = &mut self.durable {
             if behind.is_some() {
                 durable.behind.insert(cell.clone());
             }
             if behind != Some(Behind::New) {
-                durable.journal.was_handed(cell, tenure);
+                durable.journal.was_handed(cell, how);
             }
         }
     }
@@ -438,8 +431,9 @@ impl Core {
         // An error stops the cells in wait behind the failed cell, and no later ones.
         durable.stops &= behind;
         // Clients may use an id again: a later cell with an earlier cell's id is a new cell.
-        let first = durable.journal.first_handed(&cell);
-        let fate = first.map_or(Fate::Run, |first| durable.journal.state().fate(&cell, first));
+        let handed = durable.journal.first_handed(&cell);
+        let fate = handed.map_or(Fate::Run, |(first, _)| durable.journal.state().fate(&cell, first));
+        let lacks = handed.is_some_and(|(_, lacks)| lacks);
         if durable.stops && !matches!(fate, Fate::Answered(_)) {
             self.abort_request(&cell, identity.clone(), &envelope.header);
             return true;
@@ -454,8 +448,11 @@ impl Core {
                 match answer.end.clone() {
                     End::Ended { reply, .. } => {
                         let message = unpack(reply);
-                        if answers::is_ahead(&message) {
+                        if lacks || answers::is_ahead(&message) {
                             self.tell_may_be_missing(&envelope.header);
+                        }
+                        if lacks {
+                            self.show_error(&envelope.header, &message);
                         }
                         let (identity, count) = (identity.clone(), answers::count(&message));
                         let answer = Answering {

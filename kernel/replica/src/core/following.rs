@@ -64,6 +64,8 @@ struct Told {
     lost: Map<String, Value>,
     notices: Vec<Value>,
     unmovable: Value,
+    /// The number of the next cell, by the newest answer.
+    execution_count: Value,
 }
 
 /// A follower's view of its kernel.
@@ -307,6 +309,9 @@ impl Told {
         if said["unmovable"].is_array() {
             self.unmovable = said["unmovable"].clone();
         }
+        if said["execution_count"].is_i64() {
+            self.execution_count = said["execution_count"].clone();
+        }
     }
 
     fn into_value(self) -> Value {
@@ -314,7 +319,10 @@ impl Told {
             Value::Null => json!([]),
             said => said,
         };
-        json!({"lost": self.lost, "notices": self.notices, "unmovable": unmovable})
+        json!({
+            "lost": self.lost, "notices": self.notices, "unmovable": unmovable,
+            "execution_count": self.execution_count,
+        })
     }
 }
 
@@ -459,7 +467,9 @@ mod tests {
         let mut world = World::new(begun());
         assert_eq!(world.greet(), ["answer", "state.begin 1 3 "]);
         assert_eq!(world.answer(1, json!({})), ["state.restore 2 null text 2"]);
-        let said = json!({"names": ["a"], "lost": {"b": "why"}, "notices": ["n"], "unmovable": []});
+        let said = json!({
+            "names": ["a"], "lost": {"b": "why"}, "notices": ["n"], "unmovable": [], "execution_count": 5,
+        });
         assert_eq!(world.answer(2, said), ["follows"]);
         world
     }
@@ -474,10 +484,11 @@ mod tests {
         assert_eq!(world.answer(3, said), ["state.apply 4 4 text 4, text 5"]);
         let elected = tenure(&world.0.state, 2);
         assert_eq!(world.entry(elected), [""; 0], "its process lacks records");
-        let out = world.answer(4, json!({"record": 5, "names": [], "lost": {}, "notices": []}));
+        let said = json!({"record": 5, "names": [], "lost": {}, "notices": [], "execution_count": 8});
+        let out = world.answer(4, said);
         assert_eq!(
             out,
-            [r#"elected {"lost":{},"notices":["n","m"],"unmovable":[]}"#],
+            [r#"elected {"execution_count":8,"lost":{},"notices":["n","m"],"unmovable":[]}"#],
             "`b` has come back"
         );
         assert_eq!(world.record(), [""; 0], "it is the core's now");

@@ -237,7 +237,7 @@ impl Core {
         }
         if !carried.is_empty() {
             self.out.append(&mut carried);
-            self.out.push(Output::Sync);
+            self.sync();
         }
     }
 

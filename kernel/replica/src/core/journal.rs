@@ -37,8 +37,8 @@ pub(super) struct Journal {
     answering: HashMap<CellId, Answering>,
     /// Cells whose answer was written ahead of the kernel's reply.
     ahead: HashMap<CellId, Ahead>,
-    /// Requests that the front has handed out before, with the first tenure.
-    handed_before: HashMap<CellId, Tenure>,
+    /// Requests that the front has handed out before, with the first tenure; and whether it may lack outputs.
+    handed_before: HashMap<CellId, (Tenure, bool)>,
 }
 
 impl Journal {
@@ -216,13 +216,13 @@ impl Journal {
         }
     }
 
-    /// The front has handed out this request before, first under `tenure`.
-    pub(super) fn was_handed(&mut self, cell: CellId, tenure: Tenure) {
-        self.handed_before.insert(cell, tenure);
+    /// The front has handed out this request before: first under this tenure, and it may lack outputs.
+    pub(super) fn was_handed(&mut self, cell: CellId, how: (Tenure, bool)) {
+        self.handed_before.insert(cell, how);
     }
 
-    /// Forgets and returns the first tenure under which a request was handed out. `None`: this is the first time.
-    pub(super) fn first_handed(&mut self, cell: &CellId) -> Option<Tenure> {
+    /// Forgets and returns how a request was handed out. `None`: this is the first time.
+    pub(super) fn first_handed(&mut self, cell: &CellId) -> Option<(Tenure, bool)> {
         self.handed_before.remove(cell)
     }
 

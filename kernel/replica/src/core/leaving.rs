@@ -3,10 +3,13 @@
 
 use super::durable::{Durable, Farewell, Leaving, Talk};
 use super::{Core, Output, Phase};
+use bytes::Bytes;
 use hop_api::message::Request as ToHopd;
 use hop_log::Act;
+use hop_protocol::jupyter::Channel;
 use hop_protocol::message::Note;
 use hop_words::time::{Span, Timestamp};
+use hop_zmtp::Message;
 use serde_json::json;
 
 /// Time for the running cell of a kernel that hibernates, and then for the last capture. Fronts and provisioners wait
@@ -102,7 +105,7 @@ impl Core {
     /// Captures for the last time once no cell runs.
     pub(super) fn leave_if_idle(&mut self) {
         let now = self.now;
-        let idle = self.cells.running().is_none() && !self.runs_first();
+        let idle = !self.cells.is_any_with_kernel() && !self.runs_first();
         let Some(durable) = &mut self.durable else {
             return;
         };
@@ -117,6 +120,37 @@ impl Core {
         }
     }
 
+    /// Whether the last capture is asked for: no record would have what the kernel does from now on. What comes for it
+    /// is the next replica's.
+    pub fn keeps_back(&self) -> bool {
+        let last = |d: &Durable| {
+            let flushing = matches!(d.talk, Talk::Flushing(_));
+            d.leaving.as_ref().is_some_and(|l| l.flushed || flushing)
+        };
+        let durable = self.durable.as_ref();
+        durable.is_some_and(|d| last(d) || matches!(self.phase, Phase::Over))
+    }
+
+    pub(super) fn keep_back(&mut self, identity: Bytes, message: Message) {
+        if let Some(durable) = &mut self.durable {
+            durable.kept_back.push((Channel::Shell, identity, message));
+        }
+    }
+
+    /// The kernel stays after all, and gets what was kept back.
+    pub(super) fn let_go_of_kept_back(&mut self) {
+        if self.keeps_back() {
+            return;
+        }
+        let kept = self.durable.as_mut().map(|d| std::mem::take(&mut d.kept_back));
+        for (channel, identity, message) in kept.unwrap_or_default() {
+            self.request(channel, identity, message);
+        }
+        if matches!(self.phase, Phase::Up) {
+            self.send_early();
+        }
+    }
+
     pub(super) fn flushed(&mut self) {
         // A cell with a new lease runs first.
         let idle = !self.runs_first();
@@ -126,7 +160,7 @@ impl Core {
                 leaving.flushed = true;
             }
         }
-        self.out.push(Output::Sync);
+        self.sync();
         self.go_if_settled();
     }
 
@@ -141,7 +175,7 @@ impl Core {
         };
         let state = durable.journal.state();
         let committed = state.unsettled_records().len() == 0 && durable.journal.is_settled();
-        let settled = committed && durable.resting == 0;
+        let settled = committed && durable.resting.is_empty();
         if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep(_)) {
             self.act(Act::Hibernated);
         } else if settled || (durable.broken.is_some() && !matches!(leaving.farewell, Farewell::Move(_))) {

@@ -60,9 +60,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub use check::Place;
-pub use durable::Durably;
+pub use durable::{Durably, SyncNumber};
 pub use memory::{Errand, ErrandEnd, Left, Returned};
-pub use storing::OnDisk;
 
 /// Silence after which a started kernel is given up.
 pub(crate) const START: Span = Span::from_secs(120);
@@ -121,25 +120,26 @@ pub enum Input {
     Errand(ErrandEnd),
     /// An entry of the log is committed.
     Applied { index: Index, entry: Entry },
-    /// The log in the tenure's folder is on disk up to there.
-    Synced(OnDisk),
-    /// Nothing waits to be written to the log: the answer to [`Output::Sync`] where [`Input::Synced`] isn't.
-    InSync,
-    /// The state beside the log is on disk.
+    /// The log in its tenure's folder is on disk up to there.
+    Synced(Settled),
+    /// This [`Output::Sync`] is carried out: an [`Input::Synced`] has told what it wrote, if anything.
+    InSync(SyncNumber),
+    /// The oldest of the states on their way is on disk.
     Rested,
-    /// The folder of the next tenure is open.
-    TenureOpened,
+    /// The folder of this tenure is open.
+    TenureOpened(Tenure),
     /// The store can't be written, for this reason.
     StoreFailed(String),
     /// The store can be written again. It lacks records, so the next one must hold everything.
     StoreMended,
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard { cells: u64, losses: Tenure },
-    /// The front has handed out this request before, first under `tenure`.
+    /// The front has handed out this request before, first under `tenure`. It `lacks` the cell's last outputs, perhaps.
     HandedBefore {
         cell: CellId,
         tenure: Tenure,
         behind: Option<Behind>,
+        lacks: bool,
     },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
@@ -218,8 +218,8 @@ pub enum Output {
         body: Bytes,
         behind: Option<Settled>,
     },
-    /// Have the records on disk now, and not within a second: [`Input::Synced`] or [`Input::InSync`].
-    Sync,
+    /// Have the records on disk now, and not within a second: [`Input::InSync`], or [`Input::StoreFailed`].
+    Sync(SyncNumber),
     /// Replace the state beside the log: [`Input::Rested`].
     WriteState {
         state: Bytes,
@@ -373,13 +373,18 @@ impl Core {
             Input::Errand(end) => self.errand_ended(end),
             Input::Applied { index, entry } => self.applied(index, &entry),
             Input::Synced(at) => self.synced(at),
-            Input::InSync => self.in_sync(),
+            Input::InSync(number) => self.in_sync(number),
             Input::Rested => self.rested(),
-            Input::TenureOpened => self.tenure_opened(),
+            Input::TenureOpened(tenure) => self.tenure_opened(tenure),
             Input::StoreFailed(why) => self.store_failed(why),
             Input::StoreMended => self.store_mended(),
             Input::Heard { cells, losses } => self.heard(cells, losses),
-            Input::HandedBefore { cell, tenure, behind } => self.handed_before(cell, tenure, behind),
+            Input::HandedBefore {
+                cell,
+                tenure,
+                behind,
+                lacks,
+            } => self.handed_before(cell, (tenure, lacks), behind),
             Input::MayBegin { cell } => self.cells.permit(&cell),
             Input::MoveReady { incarnation } => self.move_ready(incarnation),
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),
@@ -398,6 +403,7 @@ impl Core {
             Input::Tick => self.tick(),
         }
         self.reconsider_leaving();
+        self.let_go_of_kept_back();
         self.advance();
         self.watch_commits();
         self.send_unlogged();
@@ -490,6 +496,9 @@ impl Core {
         if channel == Channel::Shell && self.announcement(&envelope, &header) {
             return;
         }
+        if channel == Channel::Shell && self.keeps_back() {
+            return self.keep_back(identity, message);
+        }
         let controls = matches!(channel, Channel::Control | Channel::Shell);
         if controls && header.msg_type == "interrupt_request" && self.interrupt_waiting() {
             return self.answer_interrupt(channel, identity, &envelope.header);
@@ -526,7 +535,7 @@ impl Core {
         let need = own.unwrap_or(&self.identity.launch.default_need);
         self.cells
             .arrive(identity, message, envelope, header, need, self.now);
-        if matches!(self.phase, Phase::Up | Phase::Over) {
+        if matches!(self.phase, Phase::Up | Phase::Over) && !self.keeps_back() {
             self.send_early();
         }
     }

@@ -148,6 +148,7 @@ impl Core {
         let leaves = |l: &Leaving| l.farewell == Farewell::Move(to);
         if known && durable.leaving.as_ref().is_some_and(leaves) {
             durable.leaving = None;
+            durable.forget_flush();
         }
         known
     }
@@ -187,10 +188,11 @@ impl Core {
         if !self.runs_first() {
             return;
         }
-        if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut())
-            && !leaving.in_haste
+        if let Some(durable) = &mut self.durable
+            && let Some(leaving) = durable.leaving.as_mut().filter(|l| !l.in_haste)
         {
             (leaving.flushed, leaving.until) = (false, None);
+            durable.forget_flush();
         }
     }
 }

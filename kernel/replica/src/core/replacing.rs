@@ -35,7 +35,7 @@ impl Core {
                 && !durable.is_leaving()
         };
         matches!(self.phase, Phase::Up)
-            && self.cells.running().is_none()
+            && !self.cells.is_any_with_kernel()
             && self.durable.as_ref().is_some_and(rests)
     }
 
@@ -67,7 +67,7 @@ impl Core {
         }
         durable.restore_deaths += u32::from(restoring);
         // A lost cell gives the reason itself. An unused process is not missed.
-        if self.cells.running().is_none() && !starting {
+        if !self.cells.is_any_with_kernel() && !starting {
             durable.notices.push(wording::process_is_new(&reason));
         }
         // The move goes on once the process is back: no cell runs before.
@@ -76,7 +76,6 @@ impl Core {
         }
         durable.talk = Talk::Silent { until: None };
         durable.restored = None;
-        durable.reopens = true;
         durable.captured.clear();
         self.forget_process();
         self.lose_running_cells(&reason);
@@ -86,7 +85,10 @@ impl Core {
         };
         self.say_restarting();
         self.out.push(Output::StartKernel);
-        self.out.push(Output::Sync);
+        let sync = self.sync();
+        if let Some(durable) = &mut self.durable {
+            durable.reopens = Some(sync);
+        }
     }
 
     /// The process is gone, with its GPU memory.

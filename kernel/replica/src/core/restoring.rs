@@ -24,6 +24,8 @@ struct Restored {
     lost: BTreeMap<String, String>,
     notices: Vec<String>,
     unmovable: Vec<String>,
+    /// The number of the next cell.
+    execution_count: Option<i64>,
 }
 
 impl Core {
@@ -170,6 +172,9 @@ impl Core {
     /// The user reads at the next cell which variables didn't come back, or came back otherwise.
     pub(super) fn tell_restored(&mut self, said: Value) {
         let restored: Restored = serde_json::from_value(said).unwrap_or_default();
+        if let Some(next) = restored.execution_count {
+            self.cells.count = next - 1;
+        }
         if let Some(durable) = &mut self.durable {
             let lost = restored.lost.iter().map(|(name, why)| format!("{name} ({why})"));
             let lost: Vec<String> = lost.collect();

@@ -1,63 +1,65 @@
 //! News of the user's store: a tenure's folder is open, records and states are on disk, or nothing can be written.
 
-use super::durable::{Durable, Mending, Talk};
-use super::{Core, wording};
-use hop_log::{CellNumber, Entry, RecordNumber, Settled};
+use super::durable::{Durable, Mending, SyncNumber, Talk};
+use super::{Core, Output, wording};
+use hop_log::{CellNumber, Entry, Settled};
 use hop_protocol::message::Note;
 use hop_words::id::Tenure;
 use serde_json::Value;
 
-/// The log of a tenure's part as far as it is on disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OnDisk {
-    pub part: u32,
-    /// The last record.
-    pub upto: RecordNumber,
-    /// Valid bytes.
-    pub length: u64,
-    /// The last record's proof, in hexadecimal.
-    pub mac: String,
-}
-
 impl Core {
-    /// The log in the tenure's folder is on disk up to there.
-    pub(super) fn synced(&mut self, at: OnDisk) {
-        let Some(durable) = &self.durable else {
-            return;
-        };
-        let tenure = durable.tenure();
-        let settled = Settled {
-            tenure,
-            part: at.part,
-            upto: at.upto,
-            length: at.length,
-            mac: at.mac,
-        };
+    /// The log in a tenure's folder is on disk up to there. In a later tenure the log refuses the news.
+    pub(super) fn synced(&mut self, settled: Settled) {
         self.propose(Entry::Settled { settled });
-        self.in_sync();
+        self.go_if_settled();
     }
 
-    /// All records that came are on disk: a dead kernel's next tenure misses none of them.
-    pub(super) fn in_sync(&mut self) {
+    /// Has the store write all records that came so far.
+    pub(super) fn sync(&mut self) -> SyncNumber {
+        let number = self.durable.as_mut().map_or(SyncNumber(0), |durable| {
+            durable.last_sync.0 += 1;
+            durable.last_sync
+        });
+        self.out.push(Output::Sync(number));
+        number
+    }
+
+    /// All records that came before this order are on disk.
+    pub(super) fn in_sync(&mut self, number: SyncNumber) {
+        if self.durable.as_ref().is_some_and(|d| d.reopens == Some(number)) {
+            self.reopen();
+        }
+        self.go_if_settled();
+    }
+
+    /// No record of a dead kernel is on its way to the disk: the next tenure misses none.
+    fn reopen(&mut self) {
         let reopens = self
             .durable
             .as_mut()
-            .is_some_and(|d| std::mem::take(&mut d.reopens) && !d.journal.has_proposed_tenure());
+            .is_some_and(|d| d.reopens.take().is_some() && !d.journal.has_proposed_tenure());
         if reopens {
             let tenure = Tenure(self.office().1.0 + 1);
             let executor = self.identity.incarnation;
             self.propose(Entry::Tenure { tenure, executor });
         }
-        self.go_if_settled();
     }
 
-    /// The state beside the log is on disk, up to a settled cell.
+    /// Puts the state beside the log.
+    pub(super) fn write_state(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            let state = durable.journal.state();
+            let bytes = hop_log::Form::encode(&state.at_rest());
+            durable.resting.push_back(state.settled_through());
+            self.out.push(Output::WriteState { state: bytes });
+        }
+    }
+
+    /// The first of the states on their way is beside the log on disk. A later one may have settled further cells.
     pub(super) fn rested(&mut self) {
-        let Some(durable) = &mut self.durable else {
+        let Some(through) = self.durable.as_mut().and_then(|d| d.resting.pop_front()) else {
             return;
         };
-        durable.resting = durable.resting.saturating_sub(1);
-        let through = durable.journal.state().settled_through();
         self.note(Note::Settled { through: through.0 });
         self.send_held(through);
         self.go_if_settled();
@@ -87,10 +89,10 @@ impl Core {
         }
     }
 
-    /// The tenure's folder is open, and takes all further captures.
-    pub(super) fn tenure_opened(&mut self) {
-        if let Some(durable) = &mut self.durable {
-            let (tenure, lost) = (durable.tenure(), std::mem::take(&mut durable.lost));
+    /// The tenure's folder is open, and takes all further captures. The next one may be under way already.
+    pub(super) fn tenure_opened(&mut self, tenure: Tenure) {
+        if let Some(durable) = self.durable.as_mut().filter(|d| d.tenure() == tenure) {
+            let lost = std::mem::take(&mut durable.lost);
             durable.opening = false;
             self.note(Note::Tenure { tenure, lost });
             self.register();
@@ -116,7 +118,9 @@ impl Core {
         if durable_stays(self.durable.as_ref()) {
             self.give_up_move("nothing can be written to its user's store");
         }
-        self.in_sync();
+        // It drops what it hasn't written.
+        self.reopen();
+        self.go_if_settled();
         self.open_store_if_ready();
     }
 }

@@ -50,10 +50,18 @@ impl Wire for Ear {
     fn send(&mut self, item: Item) {
         self.sent.push(match item {
             Item::Jupyter { message, .. } => code(&message),
-            Item::Note(Note::HandedBefore { tenure, behind, .. }) => match behind {
-                Some(how) => format!("{how:?} {tenure}"),
-                None => format!("before {tenure}"),
-            },
+            Item::Note(Note::HandedBefore {
+                tenure,
+                behind,
+                lacks,
+                ..
+            }) => {
+                let lacks = if lacks { "" } else { " whole" };
+                match behind {
+                    Some(how) => format!("{how:?} {tenure}{lacks}"),
+                    None => format!("before {tenure}{lacks}"),
+                }
+            }
             Item::Note(Note::MayBegin { .. }) => "may begin".to_owned(),
             Item::Note(note) => format!("{note:?}"),
         });
@@ -235,6 +243,26 @@ fn a_replica_that_comes_back_gets_what_it_lacks_and_nothing_twice() {
     }
     world.follows();
     assert_eq!(world.elects(3, false), ["new"]);
+}
+
+#[test]
+fn the_next_replica_hears_whether_the_front_lacks_a_cells_end() {
+    let mut world = World::new();
+    let (ended, runs) = (world.asks("ended"), world.asks("runs"));
+    for cell in [&ended, &runs] {
+        world.begins(cell);
+    }
+    world.sent();
+    let idle = world.client.status(&ended.header, "idle", &json!({}), Time(0));
+    world.comes(Item::Jupyter {
+        channel: Channel::Iopub,
+        identity: Bytes::new(),
+        message: idle,
+    });
+    let all = ["before 1 whole", "ended", "Queued 1", "runs"];
+    assert_eq!(world.elects(2, true), all);
+    world.follows();
+    assert_eq!(world.elects(3, false), all);
 }
 
 #[test]

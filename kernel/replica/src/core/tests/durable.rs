@@ -139,7 +139,8 @@ impl World {
 
     pub(super) fn synced(&mut self, upto: u64) -> Vec<String> {
         let (length, mac) = (100, "11".into());
-        self.input(Input::Synced(OnDisk {
+        self.input(Input::Synced(Settled {
+            tenure: self.core.tenure(),
             part: 0,
             upto: RecordNumber(upto),
             length,
@@ -147,11 +148,21 @@ impl World {
         }))
     }
 
+    /// The last order to have all records on disk is carried out.
+    pub(super) fn in_sync(&mut self) -> Vec<String> {
+        self.input(Input::InSync(self.sync))
+    }
+
+    /// The present tenure's folder is open.
+    pub(super) fn opened(&mut self) -> Vec<String> {
+        self.input(Input::TenureOpened(self.core.tenure()))
+    }
+
     /// After a death: nothing waits to be written, and the next tenure is open.
     pub(super) fn reopened(&mut self) {
-        let out = self.input(Input::InSync);
+        let out = self.in_sync();
         assert!(out[0].starts_with("open "), "{out:?}");
-        self.input(Input::TenureOpened);
+        self.opened();
     }
 
     /// After a death: the new process is heard and greets.
@@ -268,11 +279,9 @@ fn a_dead_kernel_comes_back_without_its_client_noticing() {
     );
     assert!(told.contains(&"start") && told.contains(&"sync"), "{told:?}");
     assert_eq!(world.run("d", Value::Null), [""; 0]);
-    assert_eq!(world.synced(1), ["write-state", "open 2"]);
-    assert_eq!(
-        world.input(Input::TenureOpened),
-        ["front: note tenure", "hopd: up"]
-    );
+    assert_eq!(world.synced(1), ["write-state"]);
+    assert_eq!(world.in_sync(), ["open 2"]);
+    assert_eq!(world.opened(), ["front: note tenure", "hopd: up"]);
     assert_eq!(world.heard_again(), ["agent: state.begin"]);
 }
 
@@ -286,9 +295,9 @@ fn records_are_on_disk_before_the_next_tenure() {
     let at = |what: &str| out.iter().position(|line| line == what);
     assert!(at("sync").is_some(), "{out:?}");
     assert_eq!(at("open 2"), None, "the last record isn't settled yet: {out:?}");
-    let out = world.synced(1);
-    assert_eq!(out, ["write-state", "open 2"]);
-    world.input(Input::TenureOpened);
+    assert_eq!(world.synced(1), ["write-state"]);
+    assert_eq!(world.in_sync(), ["open 2"]);
+    world.opened();
     world.heard_again();
     assert_eq!(world.answer(2, json!({})), ["agent: state.restore"]);
 }
@@ -313,8 +322,9 @@ fn a_reply_that_waits_for_the_store_does_not_leave_without_the_cells_effects() {
     }
     let mut out = world.dies();
     out.extend(world.synced(1));
+    out.extend(world.in_sync());
     out.extend(world.input(Input::Rested));
-    out.extend(world.input(Input::TenureOpened));
+    out.extend(world.opened());
     world.heard_again();
     world.run("c", Value::Null);
     out.extend(world.input(Input::Rested));
@@ -476,6 +486,7 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
         cell: "a".into(),
         tenure: Tenure(2),
         behind: None,
+        lacks: true,
     });
     let out = world.run("a", Value::Null);
     assert!(
@@ -486,6 +497,7 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
         cell: "b".into(),
         tenure: Tenure(2),
         behind: None,
+        lacks: true,
     });
     let out = world.run_with("b", &json!({"code": "%%retry\nx"}), Value::Null);
     assert_eq!(out, [""; 0], "it waits to run again");
@@ -498,7 +510,12 @@ fn a_cell_lost_with_its_executor_stops_those_that_waited_behind_it() {
         let mut world = World::new(durably(settled(3)));
         for (cell, behind) in [("a", None), ("b", Some(Behind::Queued)), ("c", Some(Behind::New))] {
             let (cell, tenure) = (cell.into(), Tenure(2));
-            world.input(Input::HandedBefore { cell, tenure, behind });
+            world.input(Input::HandedBefore {
+                cell,
+                tenure,
+                behind,
+                lacks: true,
+            });
         }
         let out = world.run_with("a", &content, Value::Null);
         assert!(
@@ -796,7 +813,8 @@ fn a_state_in_a_tenures_later_part_is_where_the_kernel_goes_on() {
     world.whole("a");
     world.reply("a", "ok");
     let (upto, length, mac) = (RecordNumber(1), 50, "22".into());
-    let out = world.input(Input::Synced(OnDisk {
+    let out = world.input(Input::Synced(Settled {
+        tenure: Tenure(1),
         part: 1,
         upto,
         length,

@@ -80,12 +80,12 @@ fn is_inline(entry: &Entry) -> bool {
 fn a_process_takes_cells_once_the_group_has_its_tenure() {
     let mut world = grown();
     world.dies();
-    assert_eq!(world.input(Input::InSync), [""; 0], "the tenure is proposed");
+    assert_eq!(world.in_sync(), [""; 0], "the tenure is proposed");
     assert_eq!(world.heard_again(), [""; 0], "the group is slow");
     assert_eq!(world.run("a", Value::Null), [""; 0], "it waits");
     assert_eq!(world.commit(), ["open 2"]);
     assert_eq!(
-        world.input(Input::TenureOpened),
+        world.opened(),
         ["front: note tenure", "hopd: up", "agent: state.begin"]
     );
 }
@@ -278,6 +278,7 @@ fn handed_on(world: &World, cell: &str) -> World {
         cell: cell.into(),
         tenure: Tenure(1),
         behind: None,
+        lacks: false,
     });
     next
 }
@@ -361,7 +362,7 @@ fn an_end_that_its_own_executors_next_tenure_overtakes_is_a_loss() {
     world.reply("a", "ok");
     let late = world.proposed.pop_front().unwrap();
     world.dies();
-    world.input(Input::InSync);
+    world.in_sync();
     world.commit();
     world.proposed.push_back(late);
     let out = world.commit();
@@ -392,7 +393,7 @@ fn a_new_executor_reads_what_the_log_has_and_the_store_lacks() {
     greet(&mut world);
     let out = world.input(Input::KernelUp { pid: 7 });
     assert_eq!(out, [""; 0], "nothing is read yet");
-    let out = world.input(Input::TenureOpened);
+    let out = world.opened();
     assert_eq!(
         out,
         ["front: note tenure", "hopd: up", "append 1", "append 2", "sync"]
@@ -406,7 +407,7 @@ fn a_seat_that_ends_hands_the_kernel_to_another_member() {
     let mut world = grown();
     assert_eq!(world.input(terminated()), ["agent: state.flush"]);
     assert_eq!(world.answer(2, json!({}))[0], "sync");
-    world.input(Input::InSync);
+    world.in_sync();
     let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(2));
     assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
     assert_eq!(world.proposed.len(), 1, "once");
@@ -419,7 +420,7 @@ fn a_move_to_a_member_is_an_election() {
     let out = world.asked_to_move(3, MoveCause::Waiting);
     assert_eq!(out, ["agent: state.flush"], "no seat is prepared");
     assert_eq!(world.answer(2, json!({}))[0], "sync");
-    world.input(Input::InSync);
+    world.in_sync();
     let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
     assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
     assert_eq!(world.proposed.len(), 1, "once");
@@ -544,7 +545,7 @@ fn a_process_that_has_followed_the_log_restores_nothing() {
     next.input(Input::Elected);
     let out = next.input(Input::KernelUp { pid: 7 });
     assert_eq!(out, [""; 0], "the tenure's folder isn't open");
-    let out = next.input(Input::TenureOpened);
+    let out = next.opened();
     assert!(
         out.contains(&"agent: state.begin".into()),
         "captures begin: {out:?}"
@@ -587,7 +588,7 @@ fn an_election_waits_for_what_is_on_its_way_to_the_log() {
         node: "n4".into(),
     });
     world.answer(2, json!({}));
-    assert_eq!(world.input(Input::InSync), [""; 0], "a member is about to join");
+    assert_eq!(world.in_sync(), [""; 0], "a member is about to join");
     let out = world.commit();
     assert_eq!(out.last().map(String::as_str), Some("leave"), "{out:?}");
 }

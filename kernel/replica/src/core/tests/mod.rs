@@ -7,6 +7,7 @@ mod notices;
 mod orders;
 mod parked;
 mod random;
+mod replacing;
 mod together;
 mod unlogged;
 
@@ -38,6 +39,8 @@ pub(super) struct World {
     /// What is proposed is committed at once; else it waits for [`World::commit`].
     pub(super) commits: bool,
     pub(super) proposed: VecDeque<Entry>,
+    /// The last order to have all records on disk.
+    pub(super) sync: SyncNumber,
 }
 
 impl World {
@@ -105,6 +108,7 @@ impl World {
             permits: false,
             commits: true,
             proposed: VecDeque::new(),
+            sync: SyncNumber::default(),
         }
     }
 
@@ -147,7 +151,12 @@ impl World {
                     Output::ToFront(Item::Note(Note::Begins { cell })) if self.permits => {
                         inputs.push_back(Input::MayBegin { cell: cell.clone() });
                     }
-                    output => all.push(told(output)),
+                    output => {
+                        if let Output::Sync(number) = output {
+                            self.sync = *number;
+                        }
+                        all.push(told(output));
+                    }
                 }
             }
         }
@@ -363,7 +372,7 @@ fn told(output: &Output) -> String {
             let behind = behind.as_ref().map(|s| format!(" behind {}", s.upto));
             format!("append {number}{}", behind.unwrap_or_default())
         }
-        Output::Sync => "sync".into(),
+        Output::Sync(_) => "sync".into(),
         Output::WriteState { .. } => "write-state".into(),
         Output::OpenTenure { state } => format!("open {}", state.tenure()),
         Output::Found { wanted, .. } => format!("found {wanted}"),

@@ -85,8 +85,7 @@ fn a_cell_that_is_granted_its_lease_runs_first() {
     assert_eq!(world.run("g", gpu()), ["hopd: submit g 1 gpus"]);
     assert_eq!(world.move_ready(2), ["agent: state.flush"]);
     assert_eq!(world.grant("g", 7, 1), ["kernel: execute_request g lease 7"]);
-    assert_eq!(world.answer(2, json!({})), ["sync"], "not yet");
-    assert_eq!(world.input(Input::InSync), [""; 0]);
+    assert_eq!(world.answer(2, json!({})), [""; 0], "it lacks the cell");
     world.whole("g");
     let out = world.reply("g", "ok");
     assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
@@ -160,8 +159,7 @@ fn what_cannot_be_saved_in_time_stays() {
     ];
     assert_eq!(out, expected);
     assert_eq!(world.move_ready(2), ["front: note move-off"], "too late");
-    assert_eq!(world.answer(2, json!({})), ["sync"]);
-    assert_eq!(world.input(Input::InSync), [""; 0]);
+    assert_eq!(world.answer(2, json!({})), [""; 0]);
     assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
 }
 
@@ -220,8 +218,105 @@ fn a_kernel_whose_server_goes_sleeps_instead_of_moving() {
     let reason = "its Jupyter server ends".into();
     let out = world.input(Input::Orphaned { reason });
     assert_eq!(out[0], "front: note move-off", "{out:?}");
-    let out = world.answer(2, json!({}));
-    assert_eq!(out, ["sync", "write-state"]);
+    assert_eq!(out.last().unwrap(), "agent: state.flush", "{out:?}");
+    assert_eq!(world.answer(2, json!({})), [""; 0], "it was for the move");
+    assert_eq!(world.answer(3, json!({})), ["sync", "write-state"]);
     let out = world.input(Input::Rested);
     assert!(out.contains(&"hopd: hibernated".into()), "{out:?}");
+}
+
+fn in_subshell(world: &mut World, cell: &str) -> Vec<String> {
+    let header = json!({"msg_id": cell, "msg_type": "execute_request", "subshell_id": "1"});
+    world.request_as(header, Channel::Shell, &json!({}), &json!({"code": ""}))
+}
+
+#[test]
+fn a_subshells_cell_ends_first_as_any_other() {
+    let mut world = moving();
+    assert_eq!(in_subshell(&mut world, "s"), ["kernel: execute_request s"]);
+    assert!(!world.core.rests(), "the cell would be lost");
+    assert_eq!(world.move_ready(2), [""; 0]);
+    assert_eq!(world.after(Span::from_secs(10_000)), [""; 0]);
+    let out = world.reply("s", "ok");
+    assert_eq!(out, ["front: execute_reply s ok", "agent: state.flush"]);
+}
+
+#[test]
+fn a_subshells_cell_that_dies_with_its_process_gives_the_reason_itself() {
+    let mut world = capturing();
+    in_subshell(&mut world, "s");
+    let out = world.dies();
+    assert!(
+        out.contains(&"front: execute_reply s error CellLost".into()),
+        "{out:?}"
+    );
+    world.reopened();
+    world.heard_again();
+    world.answer(2, json!({}));
+    assert_eq!(world.run("a", Value::Null), ["kernel: execute_request a"]);
+}
+
+fn widget(world: &mut World, id: &str) -> Vec<String> {
+    let content = json!({"comm_id": "w", "data": {"state": id}});
+    world.request(Channel::Shell, "comm_msg", id, &json!({}), &content)
+}
+
+#[test]
+fn what_comes_behind_the_last_capture_is_the_next_replicas() {
+    let mut world = moving();
+    assert_eq!(widget(&mut world, "5"), ["kernel: comm_msg  5"]);
+    assert!(!world.core.keeps_back());
+    assert_eq!(world.move_ready(2), ["agent: state.flush"]);
+    assert!(world.core.keeps_back());
+    assert_eq!(widget(&mut world, "6"), [""; 0], "no record would have it");
+    assert_eq!(in_subshell(&mut world, "s"), [""; 0]);
+    assert_eq!(
+        world.answer(2, json!({})),
+        [
+            "sync",
+            "front: note not-begun s",
+            "front: note moving",
+            "kill",
+            "leave"
+        ]
+    );
+    assert_eq!(widget(&mut world, "7"), [""; 0]);
+    assert!(world.core.keeps_back(), "the front hands it on");
+}
+
+#[test]
+fn a_kernel_that_stays_after_all_gets_what_was_kept_back() {
+    let mut world = moving();
+    world.move_ready(2);
+    for id in ["5", "6"] {
+        assert_eq!(widget(&mut world, id), [""; 0]);
+    }
+    in_subshell(&mut world, "s");
+    let out = world.after(Span::from_secs(20));
+    let expected = [
+        "front: note move-off",
+        "hopd: not moved 2 its state could not be saved in time",
+        "kernel: comm_msg  5",
+        "kernel: comm_msg  6",
+        "kernel: execute_request s",
+    ];
+    assert_eq!(out, expected);
+    assert!(!world.core.keeps_back());
+}
+
+/// What ran since is in no record of the earlier capture.
+#[test]
+fn the_answer_to_an_earlier_moves_capture_is_none_to_a_later_ones() {
+    let mut world = moving();
+    world.move_ready(2);
+    world.after(Span::from_secs(20));
+    world.run("a", Value::Null);
+    world.asked_to_move(3, MoveCause::Drain);
+    assert_eq!(world.move_ready(3), [""; 0], "a cell runs");
+    assert_eq!(world.answer(2, json!({})), [""; 0]);
+    assert!(!world.core.keeps_back());
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
+    assert_eq!(world.answer(3, json!({})), ["sync"]);
 }

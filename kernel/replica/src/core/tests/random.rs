@@ -115,6 +115,10 @@ struct Others {
     ended: BTreeSet<String>,
     /// Requests to the agent so far.
     requests: u64,
+    /// Orders to have all records on disk so far.
+    syncs: u64,
+    /// The tenure whose folder the store writes to.
+    tenure: Tenure,
     /// The last record that the store was given and hasn't synced.
     appended: Option<u64>,
     /// Answers of front, store and agent that are due.
@@ -184,11 +188,16 @@ impl Others {
                 }
                 ["append", record, ..] => self.appended = Some(record.parse().unwrap()),
                 ["sync"] => {
-                    let synced = self.appended.take().map_or(Input::InSync, synced);
-                    self.due.push_back(synced);
+                    self.syncs += 1;
+                    let synced = self.appended.take().map(|record| synced(self.tenure, record));
+                    self.due.extend(synced);
+                    self.due.push_back(Input::InSync(SyncNumber(self.syncs)));
                 }
                 ["write-state"] => self.due.push_back(Input::Rested),
-                ["open", _] => self.due.push_back(Input::TenureOpened),
+                ["open", tenure] => {
+                    self.tenure = Tenure(tenure.parse().unwrap());
+                    self.due.push_back(Input::TenureOpened(self.tenure));
+                }
                 ["start"] => {
                     self.kernel.clear();
                     self.ran.clear();
@@ -359,7 +368,7 @@ impl Others {
             Step::Wait { ms } => {
                 // The store writes what it has within a second.
                 let written = self.appended.take_if(|_| *ms >= 1_000);
-                self.due.extend(written.map(synced));
+                self.due.extend(written.map(|record| synced(self.tenure, record)));
                 world.after(Span::from_millis(*ms))
             }
             Step::Reply { .. } | Step::Begin | Step::End { .. } => return,
@@ -376,8 +385,9 @@ impl Others {
     }
 }
 
-fn synced(record: u64) -> Input {
-    Input::Synced(OnDisk {
+fn synced(tenure: Tenure, record: u64) -> Input {
+    Input::Synced(Settled {
+        tenure,
         part: 0,
         upto: RecordNumber(record),
         length: 100 * record,
@@ -434,6 +444,7 @@ proptest! {
                 let before_reply = kind == Kind::BeforeReply;
                 let mut world = World::new(given.map(|d| Durably { before_reply, ..d }));
                 others.due.extend([hello(), Input::KernelUp { pid: 7 }]);
+                others.tenure = world.core.tenure();
                 world.hopd(News::Up);
                 world
             }
@@ -441,6 +452,7 @@ proptest! {
                 others.requests = 1;
                 let mut world = super::group::grown();
                 world.permits = false;
+                (others.tenure, others.syncs) = (world.core.tenure(), world.sync.0);
                 world
             }
         };

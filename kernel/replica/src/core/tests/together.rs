@@ -128,7 +128,7 @@ fn a_process_that_dies_before_the_entry_is_committed_loses_both() {
     world.reply("a", "ok");
     let late = world.proposed.pop_front().unwrap();
     world.dies();
-    world.input(Input::InSync);
+    world.in_sync();
     let mut out = world.commit();
     world.proposed.push_back(late);
     out.extend(world.commit());

@@ -165,8 +165,12 @@ fn a_lost_cell_is_told_at_once_although_replies_wait_for_effects() {
     for id in 1..=3 {
         world.answer(id, json!({}));
     }
-    let (cell, tenure, behind) = ("a".into(), Tenure(2), None::<Behind>);
-    world.input(Input::HandedBefore { cell, tenure, behind });
+    world.input(Input::HandedBefore {
+        cell: "a".into(),
+        tenure: Tenure(2),
+        behind: None::<Behind>,
+        lacks: true,
+    });
     assert_eq!(replies(&world.run("a", Value::Null)), ["a error CellLost"]);
     assert!(world.core.rests());
 }
@@ -199,6 +203,8 @@ fn a_record_completes_its_cells_though_the_last_one_is_a_subshells() {
         "the subshell's reply isn't waited for"
     );
     world.synced(1);
+    assert!(!world.core.rests(), "its cell would be lost");
+    world.reply("s", "ok");
     assert!(world.core.rests());
 }
 

@@ -1,0 +1,183 @@
+//! The death of a kernel's process while the store writes: its answers are told apart.
+
+use super::durable::{capturing, durably, greet, state};
+use super::*;
+
+/// A kernel with a record for each of these cells on its way to the store.
+fn recorded(cells: &[&str]) -> World {
+    let mut world = capturing();
+    for cell in cells {
+        world.run(cell, Value::Null);
+        world.whole(cell);
+        assert!(world.reply(cell, "ok")[0].starts_with("append "));
+    }
+    world
+}
+
+fn settled(world: &World) -> Option<(Tenure, u64)> {
+    let durable = world.core.durable.as_ref().unwrap();
+    let settled = durable.journal.state().restore().settled;
+    settled.map(|s| (s.tenure, s.upto.0))
+}
+
+#[test]
+fn a_dead_kernel_goes_on_behind_its_last_record_though_an_earlier_one_comes_to_the_disk_first() {
+    let mut world = recorded(&["a", "b"]);
+    let out = world.dies();
+    assert!(out.contains(&"sync".into()), "{out:?}");
+    assert_eq!(world.synced(1), ["write-state"], "it was on its way before");
+    let before = SyncNumber(world.sync.0 - 1);
+    assert_eq!(world.input(Input::InSync(before)), [""; 0]);
+    assert_eq!(world.synced(2), ["write-state"]);
+    assert_eq!(world.in_sync(), ["open 2"]);
+    assert_eq!(world.opened(), ["front: note tenure", "hopd: up"]);
+    assert_eq!(settled(&world), Some((Tenure(1), 2)));
+    let journal = &world.core.durable.as_ref().unwrap().journal;
+    assert_eq!(journal.state().losses().len(), 0);
+}
+
+#[test]
+fn a_log_of_an_earlier_tenure_is_no_state_of_the_present_one() {
+    let mut world = recorded(&["a"]);
+    world.dies();
+    world.reopened();
+    let late = Input::Synced(Settled {
+        tenure: Tenure(1),
+        part: 0,
+        upto: RecordNumber(1),
+        length: 100,
+        mac: "11".into(),
+    });
+    assert_eq!(world.input(late), [""; 0]);
+    assert_eq!(settled(&world), None);
+}
+
+#[test]
+fn a_folder_of_an_earlier_tenure_is_not_the_present_ones() {
+    let mut world = recorded(&["a"]);
+    world.dies();
+    assert_eq!(world.in_sync(), ["open 2"]);
+    let killed = Exit {
+        reason: "killed by signal 9".into(),
+        killed: true,
+    };
+    assert!(world.input(Input::Exited(killed)).contains(&"sync".into()));
+    assert_eq!(world.input(Input::StoreFailed("why".into())), ["open 3"]);
+    assert_eq!(world.input(Input::TenureOpened(Tenure(2))), [""; 0]);
+    assert_eq!(world.opened(), ["front: note tenure", "hopd: up"]);
+}
+
+#[test]
+fn a_reply_that_waits_for_the_store_waits_for_the_state_that_has_its_cell() {
+    let mut world = World::new(durably(state(1)).map(|d| Durably {
+        before_reply: true,
+        ..d
+    }));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    world.permits = true;
+    for (record, cell) in [(1, "a"), (2, "b")] {
+        world.run(cell, Value::Null);
+        world.whole(cell);
+        world.reply(cell, "ok");
+        assert_eq!(world.synced(record), ["write-state"]);
+    }
+    for cell in ["a", "b"] {
+        let told = [
+            "front: note settled".to_owned(),
+            format!("front: note answered {cell}"),
+            format!("front: execute_reply {cell} ok"),
+        ];
+        assert_eq!(world.input(Input::Rested), told);
+    }
+    assert_eq!(world.input(Input::Rested), [""; 0]);
+}
+
+/// The execution count that the supervisor's own reply to a waiting cell shows.
+fn count_of_interrupted(world: &mut World) -> Value {
+    world.run("g", gpu());
+    let (core, now) = (&mut world.core, world.now);
+    let replies = core
+        .handle(Input::Interrupt, now)
+        .into_iter()
+        .filter_map(|out| match out {
+            Output::ToFront(Item::Jupyter {
+                channel: Channel::Shell,
+                message,
+                ..
+            }) => Some(message),
+            _ => None,
+        });
+    let [reply] = &replies.collect::<Vec<_>>()[..] else {
+        panic!("one reply");
+    };
+    let content = Envelope::parse(reply).unwrap().content;
+    serde_json::from_slice::<Value>(&content).unwrap()["execution_count"].clone()
+}
+
+/// As in one process: the number of the last cell that the kernel had.
+#[test]
+fn a_cell_that_the_kernel_never_had_shows_the_restored_count() {
+    let mut world = World::new(durably(super::durable::settled(2)));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    assert_eq!(
+        world.answer(2, json!({"execution_count": 57})),
+        ["agent: state.begin"]
+    );
+    world.answer(3, json!({}));
+    assert_eq!(count_of_interrupted(&mut world), 56);
+
+    let restored = Some(json!({"execution_count": 12}));
+    let mut follower = World::new(durably(super::durable::settled(2)).map(|d| Durably { restored, ..d }));
+    follower.input(Input::KernelUp { pid: 7 });
+    assert_eq!(follower.answer(1, json!({})), ["front: note kernel-up"]);
+    assert_eq!(count_of_interrupted(&mut follower), 11);
+
+    assert_eq!(count_of_interrupted(&mut capturing()), 1, "a new kernel");
+}
+
+/// The next replica of a kernel whose cell `a` ended this way, with the store's word for it. The front `lacks` its end.
+fn taken_over(status: &str, lacks: bool) -> World {
+    let mut world = recorded(&[]);
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", status);
+    world.synced(1);
+    let mut state = world.core.durable.as_ref().unwrap().journal.state().clone();
+    let (tenure, executor) = (Tenure(2), Incarnation(1));
+    let index = state.applied().next();
+    state.apply(index, &Entry::Tenure { tenure, executor }).unwrap();
+    let mut next = World::new(durably(state));
+    next.input(Input::HandedBefore {
+        cell: "a".into(),
+        tenure: Tenure(1),
+        behind: None,
+        lacks,
+    });
+    next
+}
+
+#[test]
+fn an_answer_of_the_log_says_what_may_be_missing_where_the_front_lacks_the_cells_end() {
+    let missing =
+        "front: stream a gresshopper: the kernel's process or node was lost right after this cell had ended";
+    let error = "front: error a";
+    for (status, lacks, shown) in [
+        ("ok", false, vec![]),
+        ("ok", true, vec![missing]),
+        ("error", false, vec![]),
+        ("error", true, vec![missing, error]),
+    ] {
+        let out = taken_over(status, lacks).run("a", Value::Null);
+        let reply = format!("front: execute_reply a {status}");
+        let told = [
+            shown,
+            vec!["front: note answered a", &reply, "front: status a idle"],
+        ]
+        .concat();
+        assert_eq!(out, told, "{lacks}");
+    }
+}
