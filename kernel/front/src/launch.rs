@@ -364,16 +364,18 @@ pub async fn follow(order: Order, incarnation: Incarnation, tenure: Tenure) -> R
     })
 }
 
-/// Finds seats for more replicas of the kernel, on further nodes; tries until every replica has a seat.
+/// Finds seats for more replicas of the kernel, on further nodes, those of `last` last; tries until every replica has a
+/// seat.
 pub async fn grow(
     order: Order,
     count: usize,
     first: Incarnation,
     taken: Vec<NodeName>,
+    last: Vec<NodeName>,
     told: mpsc::UnboundedSender<Note>,
 ) {
     let (mut left, mut first, mut taken, mut pause) = (count, first, taken, GROW_AGAIN.0);
-    let mut failed = Vec::new();
+    let mut failed = last;
     loop {
         match grow_by_one(&order, first, &taken, &mut failed).await {
             Ok(place) => {

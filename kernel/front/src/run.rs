@@ -754,8 +754,9 @@ impl Main {
             && hello.tenure > self.front.tenure()
     }
 
-    fn grow(&mut self, count: usize, first: Incarnation, nodes: Vec<NodeName>) {
-        let growth = launch::grow(self.order(), count, first, nodes, self.searches.grown.clone());
+    fn grow(&mut self, count: usize, first: Incarnation, nodes: Vec<NodeName>, last: Vec<NodeName>) {
+        let told = self.searches.grown.clone();
+        let growth = launch::grow(self.order(), count, first, nodes, last, told);
         if let Some(before) = self.searches.growing.replace(tokio::spawn(growth)) {
             before.abort();
         }
@@ -976,9 +977,12 @@ impl Main {
                     return self.acks.push(seq);
                 }
                 match &item {
-                    Item::Note(Note::Grow { count, first, nodes }) => {
-                        self.grow(*count, *first, nodes.clone());
-                    }
+                    Item::Note(Note::Grow {
+                        count,
+                        first,
+                        nodes,
+                        last,
+                    }) => self.grow(*count, *first, nodes.clone(), last.clone()),
                     Item::Note(Note::Members { count }) => self.life.has_members(*count),
                     Item::Note(Note::KernelUp { .. }) => self.hello.iter().for_each(say_up),
                     Item::Note(Note::Begins { cell }) => {

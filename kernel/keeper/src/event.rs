@@ -11,6 +11,8 @@ pub struct Need {
     pub replicas: usize,
     /// Members whose seats are gone: their nodes may have another seat.
     pub gone: BTreeSet<Incarnation>,
+    /// Members that can't go on, in seats that live.
+    pub failed: BTreeSet<Incarnation>,
 }
 
 /// Something that the keeper's host has to see to.

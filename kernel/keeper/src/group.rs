@@ -63,7 +63,7 @@ struct Memory {
     failed: bool,
     /// The deed under way.
     doing: Option<Doing>,
-    /// The last report of missing replicas: their number, the highest incarnation then, and the members gone.
+    /// The last report of missing replicas: their number, the highest incarnation then, and the members lost.
     told: Option<(usize, Incarnation, BTreeSet<Incarnation>)>,
 }
 
@@ -315,7 +315,8 @@ impl Group {
             }
             Deed::Grow(count) => {
                 let gone = self.members_in(&heard.gone);
-                let told = Some((count, state.highest_incarnation(), gone.clone()));
+                let failed = &self.failed(heard) - &gone;
+                let told = Some((count, state.highest_incarnation(), &gone | &failed));
                 if memory.told != told {
                     memory.told = told;
                     // Without a listening host, kernels run with fewer replicas.
@@ -323,6 +324,7 @@ impl Group {
                         group: self.name.clone(),
                         replicas: count,
                         gone,
+                        failed,
                     }));
                 }
                 None

@@ -328,7 +328,9 @@ async fn a_leader_whose_disk_is_full_is_followed_by_another_and_replaced() {
         next = host.state.as_ref().and_then(State::executor);
     }
     let next = &mut others[next.unwrap().0 as usize - 2];
-    assert_eq!(next.need(&[]).await.replicas, 1, "the seat is not gone");
+    let need = next.need(&[]).await;
+    assert_eq!(need.replicas, 1, "the seat is not gone");
+    assert_eq!(need.failed, [Incarnation(1)].into());
     next.cell("after").await;
     let fourth = host(dir.path(), 4).await;
     next.member.propose(join(4)).await.unwrap();

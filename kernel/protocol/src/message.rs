@@ -148,11 +148,13 @@ pub enum Note {
     /// The kernel's process died, and the replica goes on in this tenure. `lost` are answered cells without effects.
     Tenure { tenure: Tenure, lost: Vec<CellId> },
     /// The kernel's group lacks `count` replicas. New ones have numbers from `first` on, and sit on other nodes than
-    /// these.
+    /// these. The nodes of `last` have replicas that failed, and are the last choice.
     Grow {
         count: usize,
         first: Incarnation,
         nodes: Vec<NodeName>,
+        #[serde(default)]
+        last: Vec<NodeName>,
     },
     /// Number of voting members of the kernel's group: with three, the kernel survives the loss of one.
     Members { count: usize },

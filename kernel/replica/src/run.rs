@@ -302,6 +302,7 @@ impl Replica {
             FromSeat::Need(lack) => Input::Lacks {
                 replicas: lack.replicas,
                 gone: lack.gone,
+                failed: lack.failed,
             },
             FromSeat::Failed(why) => {
                 tracing::warn!(why, "the kernel stays with one replica");

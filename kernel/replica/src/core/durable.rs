@@ -174,8 +174,8 @@ pub(super) struct Unlogged {
 /// The kernel's group, as far as the executor knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Grouped {
-    /// One replica, and no group.
-    Alone,
+    /// One replica, and no group. After a failed founding, the next try is due then.
+    Alone { again: Option<Timestamp> },
     /// The group is being founded.
     Founding,
     /// A group exists, with these voters. Another member's vote counts once that member has the log.
@@ -205,7 +205,7 @@ impl Durable {
                     voters: BTreeSet::new(),
                 }
             } else {
-                Grouped::Alone
+                Grouped::Alone { again: None }
             },
             opening: false,
             folder: given.folder,
@@ -266,7 +266,11 @@ impl Durable {
         };
         let leaving = self.leaving.as_ref().and_then(|l| l.until);
         let elects = self.moving.as_ref().and_then(|m| m.elects_at);
-        [silent, leaving, elects, self.commits_due()]
+        let founds = match self.grouped {
+            Grouped::Alone { again } => again,
+            _ => None,
+        };
+        [silent, leaving, elects, founds, self.commits_due()]
             .into_iter()
             .flatten()
             .min()
@@ -339,6 +343,7 @@ impl Core {
     pub(super) fn durable_tick(&mut self) {
         let now = self.now;
         self.give_up_group();
+        self.found_again();
         self.elect_unprepared();
         let Some(durable) = &self.durable else {
             return;

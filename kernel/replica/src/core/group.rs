@@ -20,6 +20,11 @@ const TAIL_MAX: usize = hop_log::TAIL_MAX / 2;
 /// noticed after 8 s, and another leader is elected within two.
 const COMMITS_WITHIN: Span = Span::from_secs(15);
 
+/// The pause before a group that couldn't be founded is founded again: the disk of the log may have room by then.
+const FOUNDS_AGAIN: Span = Span::from_secs(60);
+/// The pause while entries are on their way.
+const SETTLES: Span = Span::from_secs(1);
+
 /// A wake-up this late means that the process was stopped meanwhile.
 const STOPPED: Span = Span::from_secs(5);
 
@@ -40,7 +45,7 @@ impl Core {
         let Some(durable) = self.durable.as_mut().filter(|_| can) else {
             return;
         };
-        if durable.grouped == Grouped::Alone && durable.captures() {
+        if matches!(durable.grouped, Grouped::Alone { .. }) && durable.captures() {
             durable.grouped = Grouped::Founding;
             let state = durable.journal.state().clone();
             self.out.push(Output::Found { wanted, state });
@@ -52,11 +57,29 @@ impl Core {
         self.identity.launch.replicas.count() > 1 && self.identity.has_keeper
     }
 
-    /// The kernel can't have a group, and stays with one replica.
+    /// The kernel can't have a group now, and stays with one replica for a while.
     pub(super) fn not_founded(&mut self) {
+        let again = Some(self.now + FOUNDS_AGAIN);
         if let Some(durable) = &mut self.durable {
-            durable.grouped = Grouped::Alone;
+            durable.grouped = Grouped::Alone { again };
         }
+    }
+
+    /// Founds the group after a failed attempt. The group begins with a state that has all of this replica's entries.
+    pub(super) fn found_again(&mut self) {
+        let (now, next) = (self.now, self.now + SETTLES);
+        let Some(durable) = &mut self.durable else { return };
+        let Grouped::Alone { again } = &mut durable.grouped else {
+            return;
+        };
+        if again.take_if(|at| *at <= now).is_none() || durable.leaving.is_some() {
+            return;
+        }
+        if durable.journal.proposed().next().is_some() {
+            *again = Some(next);
+            return;
+        }
+        self.found_group();
     }
 
     /// The group's state: the beginning of the log, or a state ahead of this seat's.
@@ -67,7 +90,7 @@ impl Core {
         };
         let executes = state.executor() == Some(me);
         durable.journal.adopt(state);
-        if let Grouped::Founding | Grouped::Alone = durable.grouped {
+        if let Grouped::Founding | Grouped::Alone { .. } = durable.grouped {
             durable.grouped = Grouped::Yes {
                 voters: BTreeSet::from([me]),
             };
@@ -105,7 +128,7 @@ impl Core {
         match &self.durable {
             Some(durable) => match &durable.grouped {
                 Grouped::Yes { voters } => voters.len(),
-                Grouped::Alone | Grouped::Founding | Grouped::GivenUp => 0,
+                Grouped::Alone { .. } | Grouped::Founding | Grouped::GivenUp => 0,
             },
             None => 0,
         }
@@ -135,8 +158,14 @@ impl Core {
             .collect()
     }
 
-    /// The group lacks members: the front finds seats for them, also on the nodes of members that are gone.
-    pub(super) fn lacks_members(&mut self, count: usize, gone: &BTreeSet<Incarnation>) {
+    /// The group lacks members: the front finds seats for them, also on the nodes of members that are gone. The nodes of
+    /// failed members are its last choice: their seats live, and another disk is better.
+    pub(super) fn lacks_members(
+        &mut self,
+        count: usize,
+        gone: &BTreeSet<Incarnation>,
+        failed: &BTreeSet<Incarnation>,
+    ) {
         let Some(durable) = &self.durable else {
             return;
         };
@@ -145,9 +174,15 @@ impl Core {
             .members()
             .iter()
             .filter(|(member, _)| !gone.contains(member));
-        let nodes: Vec<NodeName> = here.map(|(_, m)| m.node.clone()).collect();
+        let (last, here): (Vec<_>, Vec<_>) = here.partition(|(member, _)| failed.contains(member));
+        let nodes = |of: Vec<(_, &hop_log::Member)>| of.into_iter().map(|(_, m)| m.node.clone()).collect();
         let first = Incarnation(state.highest_incarnation().0 + 1);
-        self.note(Note::Grow { count, first, nodes });
+        self.note(Note::Grow {
+            count,
+            first,
+            nodes: nodes(here),
+            last: nodes(last),
+        });
     }
 
     /// The front has found a seat for a new member.
@@ -164,7 +199,11 @@ impl Core {
 
     /// The kernel is over: its group goes.
     pub(super) fn disband(&mut self) {
-        if self.durable.as_ref().is_some_and(|d| d.grouped != Grouped::Alone) {
+        if self
+            .durable
+            .as_ref()
+            .is_some_and(|d| !matches!(d.grouped, Grouped::Alone { .. }))
+        {
             self.out.push(Output::Disband);
         }
     }

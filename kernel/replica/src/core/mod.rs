@@ -167,6 +167,7 @@ pub enum Input {
     Lacks {
         replicas: usize,
         gone: BTreeSet<Incarnation>,
+        failed: BTreeSet<Incarnation>,
     },
     /// A new member has a seat.
     Grown {
@@ -394,7 +395,11 @@ impl Core {
             Input::GroupState(state) => self.group_state(*state),
             Input::NotFounded => self.not_founded(),
             Input::Voters(voters) => self.voters(voters),
-            Input::Lacks { replicas, gone } => self.lacks_members(replicas, &gone),
+            Input::Lacks {
+                replicas,
+                gone,
+                failed,
+            } => self.lacks_members(replicas, &gone, &failed),
             Input::Grown {
                 incarnation,
                 seat,

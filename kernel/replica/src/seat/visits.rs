@@ -24,7 +24,15 @@ impl Host {
                 group,
                 replicas,
                 gone,
-            }) => self.command(&group, Command::Need(Lack { replicas, gone })),
+                failed,
+            }) => {
+                let lack = Lack {
+                    replicas,
+                    gone,
+                    failed,
+                };
+                self.command(&group, Command::Need(lack));
+            }
             Event::Visited(visitor) => drop(tokio::spawn(door::lead(visitor))),
             Event::Closed { group } => self.command(&group, Command::Leave),
             Event::Leaderless { group } => {

@@ -46,11 +46,13 @@ pub(crate) enum ToSeat {
     Spare { number: u32 },
 }
 
-/// The group lacks so many members; the seats of `gone` are gone.
+/// The group lacks so many members; the seats of `gone` are gone, those of `failed` are there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Lack {
     pub(crate) replicas: usize,
     pub(crate) gone: BTreeSet<Incarnation>,
+    #[serde(default)]
+    pub(crate) failed: BTreeSet<Incarnation>,
 }
 
 /// The keeper's word to a replica.
@@ -306,6 +308,7 @@ mod tests {
         let lack = Lack {
             replicas: 2,
             gone: [Incarnation(2)].into(),
+            failed: [Incarnation(3)].into(),
         };
         let voters = FromSeat::Voters([1, 3].map(Incarnation).into());
         let called = FromSeat::Become(Called {
