@@ -368,7 +368,7 @@ impl Core {
                     .work
                     .arenas
                     .get(arena)
-                    .and_then(|a| a.classes.get(&c.need.gpus));
+                    .and_then(|a| a.classes.get(&crate::state::Size::of(&c.need, c.cpus)));
                 let waiter = class.and_then(|s| s.waiting.get(&(c.submitted, c.seq)));
                 let counted = waiter.is_some_and(|w| w.cell == i);
                 hold!(counted, "cell {} competes where nobody knows of it", c.id);

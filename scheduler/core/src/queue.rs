@@ -7,7 +7,8 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Account, Arena, Band, Cell, Kernel, Node, Pool, Rank, Shape, Timer, User};
+use crate::state::{Account, Arena, Band, Cell, Kernel, Pool, Rank, Shape, Size, Timer, User};
+use hop_words::id::LeaseId;
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
@@ -179,7 +180,7 @@ impl Core {
     /// Counts the overtaking cells from now on.
     pub(crate) fn enter_arenas(&mut self, cell: Idx<Cell>) {
         let c = &self.work.cells[cell];
-        let (kernel, gpus) = (c.kernel, c.need.gpus);
+        let (kernel, size) = (c.kernel, Size::of(&c.need, c.cpus));
         let k = &self.work.kernels[kernel];
         let arenas: Vec<Arena> = match self.may_roam(kernel) {
             true => vec![Arena::Pool(k.pool)],
@@ -197,17 +198,17 @@ impl Core {
                 continue;
             }
             let overtaking = self.work.arenas.entry(arena).or_default();
-            overtaking.enter(cell, gpus, place, most);
+            overtaking.enter(cell, size.clone(), place, most);
             self.work.cells[cell].arenas.push(arena);
         }
     }
 
     pub(crate) fn leave_arenas(&mut self, cell: Idx<Cell>) {
         let c = &mut self.work.cells[cell];
-        let (gpus, place) = (c.need.gpus, (c.submitted, c.seq));
+        let (size, place) = (Size::of(&c.need, c.cpus), (c.submitted, c.seq));
         for arena in std::mem::take(&mut c.arenas) {
             if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
-                overtaking.leave(gpus, place);
+                overtaking.leave(&size, place);
                 if overtaking.classes.is_empty() {
                     self.work.arenas.remove(&arena);
                 }
@@ -215,12 +216,20 @@ impl Core {
         }
     }
 
-    /// A later cell of `gpus` GPUs has got its lease on `node`: earlier cells still waiting were overtaken.
-    pub(crate) fn overtake(&mut self, gpus: u16, pool: Idx<Pool>, node: Idx<Node>) {
+    /// A cell of this size and this place by submission has got the lease: earlier cells still waiting were overtaken, if
+    /// they could have had the lease's GPUs with the cores that its pilot had free.
+    pub(crate) fn overtake(&mut self, id: LeaseId, size: &Size, place: (Timestamp, u64)) {
+        let lease = &self.work.leases[&id];
+        let (pool, p) = (lease.pool, &self.supply.pilots[lease.pilot]);
+        let cores = p.cpus_free().saturating_add(lease.cpus);
+        let group = lease.group.map(|g| &p.groups[g]);
+        let would_do = |waits: &Size| {
+            waits.shape.gpus == lease.gpus && waits.cpus <= cores && group.is_none_or(|g| waits.shape.fits(g))
+        };
         let mut due = Vec::new();
-        for arena in [Arena::Pool(pool), Arena::Node(node)] {
+        for arena in [Arena::Pool(pool), Arena::Node(p.node)] {
             if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
-                due.extend(overtaking.started(gpus));
+                due.extend(overtaking.started(size, place, &would_do));
             }
         }
         for cell in due {
