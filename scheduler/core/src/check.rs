@@ -218,6 +218,11 @@ impl Core {
     }
 
     fn check_cells(&self) -> Result<(), Insane> {
+        let runs = self.timers.iter().any(|(_, t)| *t == crate::state::Timer::Renew);
+        hold!(
+            runs == self.work.renewing && (runs || self.work.cells.is_empty()),
+            "cells wait, and their ranks are not renewed"
+        );
         for (i, _) in self.work.cells.iter() {
             self.check_cell(i)?;
         }

@@ -1,9 +1,11 @@
 //! The order of waiting cells, and when a cell is due.
 //!
 //! Cells go by fair share, class, deadline, and then by the past service of their kernels. The kernel with the least
-//! service goes first (least attained service): this needs no foreknowledge and serves short sessions soon. A cell is
-//! due after a wait of [`Config::due_after`](crate::Config), or after many overtakings. Due cells go before all others,
-//! the oldest first, and `hold.rs` keeps GPUs free for them.
+//! service goes first (least attained service): this needs no foreknowledge and serves short sessions soon. Ranks are
+//! renewed while cells wait.
+//!
+//! A cell is due after a wait of [`Config::due_after`](crate::Config), or after many overtakings. Due cells go before
+//! all others, the oldest first, and `hold.rs` keeps GPUs free for them.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -23,6 +25,8 @@ const DUE_RUNS: u64 = 10;
 const DUE_QUANTILE: f64 = 0.99;
 const DUE_SEEN: u32 = 200;
 const DUE_LEAST: Span = Span::from_secs(600);
+/// How often the ranks of waiting cells are renewed: service grows and fades meanwhile.
+const RENEW_EVERY: Span = Span::from_secs(60);
 /// Steps of service for each doubling.
 const COARSE: f64 = 0.5;
 const FINE: f64 = 4.0;
@@ -129,7 +133,23 @@ impl Core {
         changed
     }
 
-    /// The same for all cells. After a change of rank another cell may come first, even on nodes without any other
+    /// Renews the ranks of all waiting cells, and again after a while. Else a cell would keep the place by its user's use
+    /// at its submission, however much the user's other cells use meanwhile.
+    pub(crate) fn renew_ranks(&mut self) {
+        self.work.renewing = false;
+        self.rerank_all();
+        if !self.work.cells.is_empty() {
+            self.renew_later();
+        }
+    }
+
+    fn renew_later(&mut self) {
+        if !std::mem::replace(&mut self.work.renewing, true) {
+            self.at(self.now + RENEW_EVERY, Timer::Renew);
+        }
+    }
+
+    /// As [`Self::rerank`] for all cells. After a change of rank another cell may come first, even on nodes without any other
     /// change.
     pub(crate) fn rerank_all(&mut self) {
         let all: Vec<Idx<Cell>> = self.work.cells.iter().map(|(i, _)| i).collect();
@@ -155,6 +175,7 @@ impl Core {
         for r in &k.replicas {
             self.supply.nodes[r.node].queue.insert(entry);
         }
+        self.renew_later();
     }
 
     pub(crate) fn dequeue(&mut self, cell: Idx<Cell>) {

@@ -99,6 +99,8 @@ pub(crate) struct Work {
     pub demanding: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: the holds for these cells are looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
+    /// [`Timer::Renew`] runs.
+    pub renewing: bool,
     /// Counts of overtaken cells, by the nodes for which the cells compete.
     pub arenas: BTreeMap<Arena, Overtaking>,
     // Looked up, never iterated.
@@ -770,4 +772,5 @@ pub(crate) enum Timer {
     Alone(Idx<Kernel>),
     /// A cell whose kernel's new executor has not asked for it.
     Unasked(Idx<Cell>, u64),
+    Renew,
 }
