@@ -7,7 +7,7 @@ use crate::output::{Output, Record, StartLease};
 use crate::reason::{Reason, RefusedBecause};
 use crate::room::Spot;
 use crate::state::{
-    Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer, Told, Vain,
+    Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Size, Timer, Told, Vain,
 };
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
@@ -54,6 +54,7 @@ impl Core {
         let cpus = self.cpus_of(self.work.kernels[kernel].pool, &need);
         if let Some(lease) = self.lingering_for(kernel, &need, cpus) {
             let (since, wait) = (self.now, Span::ZERO);
+            let size = Size::of(&need, cpus);
             let running = Running {
                 cell: id,
                 need,
@@ -63,11 +64,9 @@ impl Core {
                 print,
                 ran: Span::ZERO,
             };
-            let l = &self.work.leases[&lease];
-            let (gpus, pool, node) = (l.gpus, l.pool, self.supply.pilots[l.pilot].node);
             self.grant_lingering(lease, running, wait, out);
             self.learn_price(self.work.kernels[kernel].pool, false);
-            return self.overtake(gpus, pool, node);
+            return self.overtake(lease, &size, (since, u64::MAX));
         }
         self.end_unfit_lingering(kernel, out);
         let cell = self.new_cell(kernel, id, need, cpus, class, print, self.now, None);
@@ -321,6 +320,7 @@ impl Core {
             .holder_before(self.supply.pilots[spot.pilot].node, cell)
             .is_some();
         let c = self.take_cell(cell);
+        let (size, place) = (Size::of(&c.need, c.cpus), (c.submitted, c.seq));
         let id = self.new_lease_id(out);
         let now = self.now;
         let pilot = &mut self.supply.pilots[spot.pilot];
@@ -366,7 +366,6 @@ impl Core {
             asked: ParkAsk::No,
             state: LeaseState::Starting { cell: Box::new(c) },
         };
-        let gpus = lease.gpus;
         self.count_held(&lease, true);
         self.work.leases.insert(id, lease);
         self.list_pilot(spot.pilot);
@@ -377,7 +376,7 @@ impl Core {
         self.announce_start(id, job, node, out);
         self.foresee_soon(pool);
         self.wear(spot.pilot, out);
-        self.overtake(gpus, pool, node);
+        self.overtake(id, &size, place);
     }
 
     fn announce_start(

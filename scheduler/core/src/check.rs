@@ -218,6 +218,11 @@ impl Core {
     }
 
     fn check_cells(&self) -> Result<(), Insane> {
+        let runs = self.timers.iter().any(|(_, t)| *t == crate::state::Timer::Renew);
+        hold!(
+            runs == self.work.renewing && (runs || self.work.cells.is_empty()),
+            "cells wait, and their ranks are not renewed"
+        );
         for (i, _) in self.work.cells.iter() {
             self.check_cell(i)?;
         }
@@ -368,7 +373,7 @@ impl Core {
                     .work
                     .arenas
                     .get(arena)
-                    .and_then(|a| a.classes.get(&c.need.gpus));
+                    .and_then(|a| a.classes.get(&crate::state::Size::of(&c.need, c.cpus)));
                 let waiter = class.and_then(|s| s.waiting.get(&(c.submitted, c.seq)));
                 let counted = waiter.is_some_and(|w| w.cell == i);
                 hold!(counted, "cell {} competes where nobody knows of it", c.id);

@@ -29,7 +29,7 @@ pub struct Config {
     /// A cell is due after waiting for this time. Due cells go before all others, first come first served, and nodes
     /// are held for them.
     pub due_after: Span,
-    /// A cell is also due after this many later starts of cells of the same shape.
+    /// A cell is also due after this many later starts of cells with as many GPUs, in places that would have done for it.
     pub due_overtaken: u32,
     /// How long the first due cell holds one node, before the number of held nodes doubles for the first time, and each
     /// next time.

@@ -161,6 +161,7 @@ impl Core {
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
                 Timer::Alone(kernel) => self.alone_due(kernel, out),
                 Timer::Unasked(cell, seq) => self.unasked_due(cell, seq, out),
+                Timer::Renew => self.renew_ranks(),
             }
         }
     }

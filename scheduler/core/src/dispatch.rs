@@ -7,7 +7,7 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
-use crate::state::{Cell, Node, PilotState, Pool, Rank, Shape};
+use crate::state::{Cell, Node, Pilot, PilotState, Pool, Rank, Shape};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 use std::collections::{BTreeMap, BTreeSet};
@@ -155,7 +155,9 @@ impl Core {
         if holder.is_some() && looked.nobody_to == holder {
             return None;
         }
-        let first = self.first_elsewhere(node, &|shape| self.has_room_for(node, shape), looked);
+        let cores = self.lending(node).map(Pilot::cpus_free).max().unwrap_or(0);
+        let wanted = |shape: &Shape| self.has_room_for(node, shape);
+        let first = self.first_elsewhere(node, cores, &wanted, looked);
         if let Some((pool, cell)) = holder
             && self.nobody_comes_to(pool, cell, looked)
         {
@@ -196,11 +198,12 @@ impl Core {
         None
     }
 
-    /// The first cell in the queue that waits elsewhere, has a wanted shape, and is better moved to the node than left
-    /// waiting.
+    /// The first cell in the queue that waits elsewhere, has a wanted shape, needs no more than these cores, and is
+    /// better moved to the node than left waiting.
     fn first_elsewhere(
         &self,
         node: Idx<Node>,
+        cores: u16,
         wanted: &dyn Fn(&Shape) -> bool,
         looked: &mut Looked,
     ) -> Option<(Rank, Idx<Cell>)> {
@@ -213,7 +216,10 @@ impl Core {
             .iter()
             .filter(|(shape, _)| shape.gpus > 0 && wanted(shape));
         let firsts = shapes.filter_map(|(_, waiting)| {
-            let mut near = waiting.iter().copied().take(LOOK_AT);
+            let near = waiting.iter().copied();
+            let mut near = near
+                .filter(|&(_, c)| self.work.cells[c].cpus <= cores)
+                .take(LOOK_AT);
             near.find(|&(_, c)| {
                 let better = || self.may_be_brought(c) && self.is_better_moved(c);
                 !self.sits_on(self.work.cells[c].kernel, node)
@@ -287,7 +293,8 @@ impl Core {
         let p = &self.supply.pilots[lease.pilot];
         let g = &p.groups[group];
         let wanted = |shape: &Shape| shape.fits(g) && g.free() + lease.gpus >= shape.gpus;
-        let first = self.first_elsewhere(p.node, &wanted, &mut Looked::default())?;
+        let cores = p.cpus_free().saturating_add(lease.cpus);
+        let first = self.first_elsewhere(p.node, cores, &wanted, &mut Looked::default())?;
         self.would_fit(id, first.1).then_some(first)
     }
 

@@ -570,10 +570,10 @@ impl Core {
             Some(Span(free.0.saturating_add(before)))
         });
         let free = spans.min()?;
-        match self.held_before(node, rank, need) {
-            // The holder gets the next free GPUs on the node first.
+        match self.held_before(node, rank, need, cpus) {
+            // The holder gets the next free GPUs and cores on the node first.
             Some(holder) => {
-                let first = self.node_free_in(node, &holder.need)?;
+                let first = self.node_free_in(node, holder)?;
                 Some(free.max(first + self.typical_run(pool, basis)))
             }
             None => Some(free),
@@ -581,9 +581,11 @@ impl Core {
     }
 
     /// The due cell of better rank with a hold on the node, if the hold delays a cell of this need.
-    fn held_before(&self, node: Idx<Node>, rank: Rank, need: &Need) -> Option<&Cell> {
+    fn held_before(&self, node: Idx<Node>, rank: Rank, need: &Need, cpus: u16) -> Option<&Cell> {
         let holder = &self.work.cells[self.supply.nodes[node].held_for?];
-        (need.gpus > 0 && holder.rank < rank).then_some(holder)
+        let both = holder.cpus.saturating_add(cpus);
+        let beside = || need.gpus == 0 && self.lending(node).any(|p| p.cpus_free() >= both);
+        (holder.rank < rank && !beside()).then_some(holder)
     }
 
     fn typical_run(&self, pool: Idx<Pool>, basis: Basis) -> Span {

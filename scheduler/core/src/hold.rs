@@ -1,6 +1,6 @@
 //! Nodes held for due cells: the safeguard against starvation.
 //!
-//! Of the due cells free to run anywhere in their pool, the first of each size holds a node: no start on this node may
+//! Of the due cells free to run anywhere in their pool, the first of each shape holds a node: no start on this node may
 //! delay the cell. Cells running on the node may never end, so the hold doubles in time: one node, two, four, finally
 //! every node. From then on the cell starts as soon as the cells of any one node end. Each start of a later cell of the
 //! same size widens the hold, too, and so limits such starts. A due cell whose kernel can't move, or has a cell parked
@@ -8,16 +8,17 @@
 //!
 //! On a held node a cell may still start if, by its kernel's past, the cell ends in time (backfill). Estimates may be
 //! wrong. So backfill ends once only cells that backfill are in the due cell's way, or a few of the size have
-//! overtaken.
+//! overtaken. A node has room for a due cell if one pilot there has both the GPUs and the cores, or could be started.
 
 use crate::core::Core;
 use crate::index::{Idx, Places};
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
-use crate::state::{Band, Cell, Hold, Kernel, LeaseState, Node, Pilot, PilotState, Pool, Rank, Timer};
-use hop_words::need::Need;
+use crate::state::{
+    Band, Cell, Group, Hold, Kernel, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank, Shape, Size,
+    Timer,
+};
 use hop_words::time::Span;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 /// The runs needed before a kernel's past is believed, the age of a hold from which kernels without such a past may
@@ -25,10 +26,48 @@ use std::collections::btree_map::Entry;
 const BACKFILL_PAST: u32 = 8;
 const BACKFILL_BY_PAST_FOR: Span = Span::from_secs(3600);
 const BACKFILL_QUANTILE: f64 = 0.9;
-/// Starts of later cells of a due cell's size after which no cell of this size may backfill.
+/// Starts of later cells with a due cell's number of GPUs after which none of them may backfill where the due cell
+/// could start.
 const BACKFILL_OVERTAKEN: u64 = 4;
 /// How often a hold doubles for each later cell of the due cell's size that starts.
 const DOUBLINGS: u64 = 2;
+
+/// GPUs that would do for a due cell, and cores.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    gpus: u16,
+    cpus: u16,
+}
+
+impl Room {
+    fn is_enough(self, due: &Cell) -> bool {
+        self.gpus >= due.need.gpus && self.cpus >= due.cpus
+    }
+}
+
+/// What is free on a node for a due cell, by where it could start.
+struct Rooms<'a> {
+    due: &'a Cell,
+    /// Each lending pilot with its room, and the leases that have not ended.
+    pilots: Vec<(&'a Pilot, Room, usize)>,
+    /// GPUs for a pilot yet to be started, with those of idle pilots, which give way.
+    bare: u16,
+}
+
+impl Rooms<'_> {
+    /// The lease of the pilot at this place ends.
+    fn end(&mut self, at: usize, lease: &Lease) {
+        let (p, room, left) = &mut self.pilots[at];
+        if lease.group.is_some_and(|g| p.groups[g].fits(&self.due.need)) {
+            room.gpus = room.gpus.saturating_add(lease.gpus);
+        }
+        room.cpus = room.cpus.saturating_add(lease.cpus);
+        *left -= 1;
+        if *left == 0 {
+            self.bare = self.bare.saturating_add(p.gpus());
+        }
+    }
+}
 
 impl Core {
     /// Whether the pilot's node is held for a due cell, and this cell would delay the due one.
@@ -37,11 +76,9 @@ impl Core {
             return false;
         };
         let (h, c) = (&self.work.cells[holder], &self.work.cells[cell]);
-        if c.need.gpus == 0 {
-            // Cores beyond those of the holder's GPUs are free for all.
-            return p.cpus_free() < c.cpus.saturating_add(h.cpus);
-        }
-        !self.is_over_in_time(c, h, p.node)
+        // Cores beyond the holder's are free for all.
+        let beside = c.need.gpus == 0 && p.cpus_free() >= c.cpus.saturating_add(h.cpus);
+        !beside && !self.is_over_in_time(c, h, p.node)
     }
 
     /// Whether a new pilot on the node would serve the cell: no cell before it holds the node, or the cell may
@@ -57,7 +94,7 @@ impl Core {
         // The dearest question comes last.
         let believed = self.is_believed(c.kernel) || self.is_old(holder);
         let may = believed && !self.backfill_is_in_the_way(holder, node);
-        if !may || self.has_overtaken_enough(c) {
+        if !may || self.has_overtaken_enough(c, Some(node)) {
             return false;
         }
         let k = &self.work.kernels[c.kernel];
@@ -65,27 +102,33 @@ impl Core {
         let takes = k
             .runs
             .remaining(others, PRIOR_WEIGHT, Span::ZERO, BACKFILL_QUANTILE);
-        let starts = self.node_free_in(node, &holder.need);
+        let starts = self.node_free_in(node, holder);
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
     }
 
     /// Whether the holder would have room on the node by now, were it not for the cells backfilling there. From then on
     /// no further cell backfills there: the holder waits only for the cells already running.
     fn backfill_is_in_the_way(&self, holder: &Cell, node: Idx<Node>) -> bool {
-        let lent = self.lending(node).map(|p| {
+        let mut rooms = self.rooms(node, holder);
+        for (at, p) in self.lending(node).enumerate() {
             let leases = p.leases.iter().map(|id| &self.work.leases[id]);
-            let backfill = leases.filter(|l| l.backfills).map(|l| l.gpus);
-            p.free_gpus() + backfill.sum::<u16>()
-        });
-        self.spare_gpus(node) + lent.sum::<u16>() >= holder.need.gpus
+            leases.filter(|l| l.backfills).for_each(|l| rooms.end(at, l));
+        }
+        self.are_enough(node, &rooms)
     }
 
-    /// Whether a due cell of this size has been overtaken too often for another backfill. The due cell may wait for its
-    /// own boot or move, and hold nothing.
-    fn has_overtaken_enough(&self, c: &Cell) -> bool {
+    /// Whether a due cell with as many GPUs has been overtaken too often for another backfill, of cells that the node
+    /// would do for. Without a node: of cells that any node for `c` would do for. The due cell may wait for its own boot
+    /// or move, and hold nothing.
+    fn has_overtaken_enough(&self, c: &Cell, node: Option<Idx<Node>>) -> bool {
         let shapes = &self.supply.pools[self.work.kernels[c.kernel].pool].shapes;
-        let of_size = shapes.iter().filter(|(shape, _)| shape.gpus == c.need.gpus);
-        let mut firsts = of_size.filter_map(|(_, waiting)| {
+        let own = Shape::of(&c.need);
+        let competes = |shape: &Shape| match node {
+            Some(node) => shape.gpus == own.gpus && self.has_fitting(node, shape),
+            None => shape.asks_no_more_than(&own),
+        };
+        let competing = shapes.iter().filter(|(shape, _)| competes(shape));
+        let mut firsts = competing.filter_map(|(_, waiting)| {
             let mut due = waiting
                 .iter()
                 .take_while(|(rank, _)| rank.band == Band::Due && *rank < c.rank);
@@ -108,7 +151,7 @@ impl Core {
     fn may_backfill(&self, c: &Cell) -> bool {
         let mut holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());
         let believed = self.is_believed(c.kernel) || holders.any(|&h| self.is_old(&self.work.cells[h]));
-        believed && !self.has_overtaken_enough(c)
+        believed && !self.has_overtaken_enough(c, None)
     }
 
     /// Whether the holder has held nodes for so long that kernels without a past may backfill, too, by the runs of
@@ -143,32 +186,61 @@ impl Core {
         (self.work.cells[holder].rank < self.work.cells[cell].rank).then_some(holder)
     }
 
-    /// The node's pilots that lend GPUs.
-    fn lending(&self, node: Idx<Node>) -> impl Iterator<Item = &Pilot> {
+    /// The node's pilots that lend.
+    pub(crate) fn lending(&self, node: Idx<Node>) -> impl Iterator<Item = &Pilot> {
         let pilots = self.supply.nodes[node].pilots.iter();
         let pilots = pilots.map(|p| &self.supply.pilots[*p]);
         pilots.filter(|p| p.state == PilotState::Up)
     }
 
-    /// Expected time until `need.gpus` GPUs are free on the node without any other start there. `None` means that the
-    /// node has too few.
-    pub(crate) fn node_free_in(&self, node: Idx<Node>, need: &Need) -> Option<Span> {
-        let mut free = self.spare_gpus(node);
-        let mut ends = Vec::new();
+    /// What is free on the node for the due cell.
+    fn rooms<'a>(&'a self, node: Idx<Node>, due: &'a Cell) -> Rooms<'a> {
+        let mut rooms = Rooms {
+            due,
+            pilots: Vec::new(),
+            bare: self.spare_gpus(node),
+        };
         for p in self.lending(node) {
-            free += p.free_gpus();
-            for id in &p.leases {
-                let lease = &self.work.leases[id];
-                ends.push((self.remaining(lease), lease.gpus));
+            let room = Room {
+                gpus: p.fitting(&due.need).map(Group::free).sum(),
+                cpus: p.cpus_free(),
+            };
+            if p.leases.is_empty() {
+                rooms.bare = rooms.bare.saturating_add(p.gpus());
             }
+            rooms.pilots.push((p, room, p.leases.len()));
         }
-        if free >= need.gpus {
+        rooms
+    }
+
+    fn are_enough(&self, node: Idx<Node>, rooms: &Rooms<'_>) -> bool {
+        let mut pilots = rooms.pilots.iter();
+        pilots.any(|(_, room, _)| room.is_enough(rooms.due))
+            || self.bare_is_enough(node, rooms.bare, rooms.due)
+    }
+
+    /// Whether a pilot with so many GPUs of the node, started anew, would have room for the due cell.
+    fn bare_is_enough(&self, node: Idx<Node>, gpus: u16, due: &Cell) -> bool {
+        let cpus = self.cpus_of_pilot(self.supply.nodes[node].pool, gpus);
+        Room { gpus, cpus }.is_enough(due)
+    }
+
+    /// Expected time until the node has room for the due cell without any other start there. `None` means that it never
+    /// has.
+    pub(crate) fn node_free_in(&self, node: Idx<Node>, due: &Cell) -> Option<Span> {
+        let mut rooms = self.rooms(node, due);
+        if self.are_enough(node, &rooms) {
             return Some(Span::ZERO);
         }
-        ends.sort_unstable();
-        ends.into_iter().find_map(|(span, gpus)| {
-            free += gpus;
-            (free >= need.gpus).then_some(span)
+        let mut ends = Vec::new();
+        for (at, p) in self.lending(node).enumerate() {
+            let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+            ends.extend(leases.map(|l| (self.remaining(l), at, l)));
+        }
+        ends.sort_by_key(|&(span, at, l)| (span, at, l.id));
+        ends.into_iter().find_map(|(span, at, lease)| {
+            rooms.end(at, lease);
+            self.are_enough(node, &rooms).then_some(span)
         })
     }
 
@@ -192,24 +264,36 @@ impl Core {
         }
     }
 
-    /// Of the due cells that may run anywhere in the pool, the first of each number of GPUs, in the queue's order.
+    /// Whether GPUs of the node would do, free or not.
+    fn has_fitting(&self, node: Idx<Node>, shape: &Shape) -> bool {
+        let n = &self.supply.nodes[node];
+        let mut groups = self.lending(node).flat_map(|p| &p.groups);
+        shape.takes(&n.gpu_type, n.gpu_mem_mib) || groups.any(|g| shape.fits(g))
+    }
+
+    /// Of the due cells that may run anywhere in the pool, the first of each shape, in the queue's order. A cell holds
+    /// nothing behind a holder that asks for no more: whatever becomes free goes to that one first.
     fn roaming_holders(&self, pool: Idx<Pool>) -> Vec<Idx<Cell>> {
         let p = &self.supply.pools[pool];
         if p.config.migrate.is_none() {
             return Vec::new();
         }
-        let mut first: BTreeMap<u16, (Rank, Idx<Cell>)> = BTreeMap::new();
+        let mut firsts: Vec<(Rank, Idx<Cell>, &Shape)> = Vec::new();
         for (shape, waiting) in &p.shapes {
             let mut due = waiting.iter().take_while(|(rank, _)| rank.band == Band::Due);
             let holds = |c: Idx<Cell>| self.may_hold(c) && self.may_roam(self.work.cells[c].kernel);
-            if let Some(&place) = due.find(|&&(_, c)| holds(c)) {
-                let best = first.entry(shape.gpus).or_insert(place);
-                *best = place.min(*best);
+            if let Some(&(rank, cell)) = due.find(|&&(_, c)| holds(c)) {
+                firsts.push((rank, cell, shape));
             }
         }
-        let mut first: Vec<(Rank, Idx<Cell>)> = first.into_values().collect();
-        first.sort_unstable();
-        first.into_iter().map(|(_, c)| c).collect()
+        firsts.sort_unstable();
+        let mut holders: Vec<(Idx<Cell>, &Shape)> = Vec::new();
+        for (_, cell, shape) in firsts {
+            if !holders.iter().any(|(_, first)| first.asks_no_more_than(shape)) {
+                holders.push((cell, shape));
+            }
+        }
+        holders.into_iter().map(|(cell, _)| cell).collect()
     }
 
     /// The due cells that can't run but where their kernels are, in the queue's order.
@@ -287,40 +371,39 @@ impl Core {
         let of_others = of_others.flat_map(|h| h.nodes.iter());
         let of_others = of_others.filter(|&n| self.supply.nodes[n].pool == k.pool);
         let free = pool.unheld.iter().chain(of_others);
-        let fits = free.filter(|&n| self.may_sit(n, &c.need, &[]) && self.has_ever(n, &c.need));
+        let fits = free.filter(|&n| self.may_sit(n, &c.need, &[]) && self.has_ever(n, c));
         let fits: Vec<Idx<Node>> = fits.collect();
         if fits.len() <= most - has {
             return fits;
         }
         let mut soonest: Vec<(Span, bool, Idx<Node>)> = fits
             .into_iter()
-            .filter_map(|n| Some((self.node_free_in(n, &c.need)?, k.home != Some(n), n)))
+            .filter_map(|n| Some((self.node_free_in(n, c)?, k.home != Some(n), n)))
             .collect();
         soonest.sort_unstable();
         let soonest = soonest.into_iter().take(most - has);
         soonest.map(|(.., n)| n).collect()
     }
 
-    /// Whether the node has as many GPUs as are needed, once all that runs there has ended: whether
+    /// Whether the node has room for the due cell, once all that runs there has ended: whether
     /// [`Self::node_free_in`] knows a time.
-    fn has_ever(&self, node: Idx<Node>, need: &Need) -> bool {
-        let mut gpus = 0;
-        for &p in &self.supply.nodes[node].pilots {
-            let p = &self.supply.pilots[p];
-            if let Some(listed) = p.listed {
-                gpus += p.used_gpus() + listed.free;
-            }
-            if gpus >= need.gpus {
+    fn has_ever(&self, node: Idx<Node>, due: &Cell) -> bool {
+        let mut bare = 0u16;
+        for p in self.lending(node) {
+            let gpus = p.fitting(&due.need).map(|g| g.used + g.free()).sum();
+            if (Room { gpus, cpus: p.cpus }).is_enough(due) {
                 return true;
             }
+            bare = bare.saturating_add(p.gpus());
         }
-        gpus + self.spare_gpus(node) >= need.gpus
+        self.bare_is_enough(node, bare.saturating_add(self.spare_gpus(node)), due)
     }
 
     /// How many later cells of its size have started since the cell is due.
     fn overtaken_since_due(&self, c: &Cell) -> u64 {
+        let size = Size::of(&c.need, c.cpus);
         let since = c.arenas.iter().filter_map(|arena| {
-            let class = self.work.arenas.get(arena)?.classes.get(&c.need.gpus)?;
+            let class = self.work.arenas.get(arena)?.classes.get(&size)?;
             Some(class.overtaken_since_due((c.submitted, c.seq)))
         });
         since.max().unwrap_or(0)

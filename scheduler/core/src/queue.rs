@@ -1,13 +1,16 @@
 //! The order of waiting cells, and when a cell is due.
 //!
 //! Cells go by fair share, class, deadline, and then by the past service of their kernels. The kernel with the least
-//! service goes first (least attained service): this needs no foreknowledge and serves short sessions soon. A cell is
-//! due after a wait of [`Config::due_after`](crate::Config), or after many overtakings. Due cells go before all others,
-//! the oldest first, and `hold.rs` keeps GPUs free for them.
+//! service goes first (least attained service): this needs no foreknowledge and serves short sessions soon. Ranks are
+//! renewed while cells wait.
+//!
+//! A cell is due after a wait of [`Config::due_after`](crate::Config), or after many overtakings. Due cells go before
+//! all others, the oldest first, and `hold.rs` keeps GPUs free for them.
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Account, Arena, Band, Cell, Kernel, Node, Pool, Rank, Shape, Timer, User};
+use crate::state::{Account, Arena, Band, Cell, Kernel, Pool, Rank, Shape, Size, Timer, User};
+use hop_words::id::LeaseId;
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
@@ -22,6 +25,8 @@ const DUE_RUNS: u64 = 10;
 const DUE_QUANTILE: f64 = 0.99;
 const DUE_SEEN: u32 = 200;
 const DUE_LEAST: Span = Span::from_secs(600);
+/// How often the ranks of waiting cells are renewed: service grows and fades meanwhile.
+const RENEW_EVERY: Span = Span::from_secs(60);
 /// Steps of service for each doubling.
 const COARSE: f64 = 0.5;
 const FINE: f64 = 4.0;
@@ -128,7 +133,23 @@ impl Core {
         changed
     }
 
-    /// The same for all cells. After a change of rank another cell may come first, even on nodes without any other
+    /// Renews the ranks of all waiting cells, and again after a while. Else a cell would keep the place by its user's use
+    /// at its submission, however much the user's other cells use meanwhile.
+    pub(crate) fn renew_ranks(&mut self) {
+        self.work.renewing = false;
+        self.rerank_all();
+        if !self.work.cells.is_empty() {
+            self.renew_later();
+        }
+    }
+
+    fn renew_later(&mut self) {
+        if !std::mem::replace(&mut self.work.renewing, true) {
+            self.at(self.now + RENEW_EVERY, Timer::Renew);
+        }
+    }
+
+    /// As [`Self::rerank`] for all cells. After a change of rank another cell may come first, even on nodes without any other
     /// change.
     pub(crate) fn rerank_all(&mut self) {
         let all: Vec<Idx<Cell>> = self.work.cells.iter().map(|(i, _)| i).collect();
@@ -154,6 +175,7 @@ impl Core {
         for r in &k.replicas {
             self.supply.nodes[r.node].queue.insert(entry);
         }
+        self.renew_later();
     }
 
     pub(crate) fn dequeue(&mut self, cell: Idx<Cell>) {
@@ -179,7 +201,7 @@ impl Core {
     /// Counts the overtaking cells from now on.
     pub(crate) fn enter_arenas(&mut self, cell: Idx<Cell>) {
         let c = &self.work.cells[cell];
-        let (kernel, gpus) = (c.kernel, c.need.gpus);
+        let (kernel, size) = (c.kernel, Size::of(&c.need, c.cpus));
         let k = &self.work.kernels[kernel];
         let arenas: Vec<Arena> = match self.may_roam(kernel) {
             true => vec![Arena::Pool(k.pool)],
@@ -197,17 +219,17 @@ impl Core {
                 continue;
             }
             let overtaking = self.work.arenas.entry(arena).or_default();
-            overtaking.enter(cell, gpus, place, most);
+            overtaking.enter(cell, size.clone(), place, most);
             self.work.cells[cell].arenas.push(arena);
         }
     }
 
     pub(crate) fn leave_arenas(&mut self, cell: Idx<Cell>) {
         let c = &mut self.work.cells[cell];
-        let (gpus, place) = (c.need.gpus, (c.submitted, c.seq));
+        let (size, place) = (Size::of(&c.need, c.cpus), (c.submitted, c.seq));
         for arena in std::mem::take(&mut c.arenas) {
             if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
-                overtaking.leave(gpus, place);
+                overtaking.leave(&size, place);
                 if overtaking.classes.is_empty() {
                     self.work.arenas.remove(&arena);
                 }
@@ -215,12 +237,20 @@ impl Core {
         }
     }
 
-    /// A later cell of `gpus` GPUs has got its lease on `node`: earlier cells still waiting were overtaken.
-    pub(crate) fn overtake(&mut self, gpus: u16, pool: Idx<Pool>, node: Idx<Node>) {
+    /// A cell of this size and this place by submission has got the lease: earlier cells still waiting were overtaken, if
+    /// they could have had the lease's GPUs with the cores that its pilot had free.
+    pub(crate) fn overtake(&mut self, id: LeaseId, size: &Size, place: (Timestamp, u64)) {
+        let lease = &self.work.leases[&id];
+        let (pool, p) = (lease.pool, &self.supply.pilots[lease.pilot]);
+        let cores = p.cpus_free().saturating_add(lease.cpus);
+        let group = lease.group.map(|g| &p.groups[g]);
+        let would_do = |waits: &Size| {
+            waits.shape.gpus == lease.gpus && waits.cpus <= cores && group.is_none_or(|g| waits.shape.fits(g))
+        };
         let mut due = Vec::new();
-        for arena in [Arena::Pool(pool), Arena::Node(node)] {
+        for arena in [Arena::Pool(pool), Arena::Node(p.node)] {
             if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
-                due.extend(overtaking.started(gpus));
+                due.extend(overtaking.started(size, place, &would_do));
             }
         }
         for cell in due {

@@ -240,6 +240,16 @@ impl Core {
         gpus.max(cpus.div_ceil(per_gpu)).clamp(1, whole)
     }
 
+    /// Most cores of a pilot on so many free GPUs.
+    pub(crate) fn cpus_of_pilot(&self, pool: Idx<Pool>, gpus: u16) -> u16 {
+        let config = &self.supply.pools[pool].config;
+        let whole = config.gpus_per_pilot.max(1);
+        match gpus < whole {
+            true => gpus.saturating_mul((config.cpus_per_pilot / whole).max(1)),
+            false => config.cpus_per_pilot.max(whole),
+        }
+    }
+
     /// Size of a pilot for this cell and for the likely next needs of its kernel.
     pub(crate) fn size_for(&self, cell: Idx<Cell>) -> u16 {
         let c = &self.work.cells[cell];

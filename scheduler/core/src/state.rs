@@ -1,10 +1,12 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
 mod overtaking;
+mod shape;
 mod standing;
 mod tickets;
 
 pub(crate) use overtaking::{Arena, Overtaking};
+pub(crate) use shape::{Shape, Size};
 pub(crate) use standing::Standing;
 pub(crate) use tickets::{Ticket, Tickets, Waiting};
 
@@ -100,6 +102,8 @@ pub(crate) struct Work {
     pub demanding: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: the holds for these cells are looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
+    /// [`Timer::Renew`] runs.
+    pub renewing: bool,
     /// Counts of overtaken cells, by the nodes for which the cells compete.
     pub arenas: BTreeMap<Arena, Overtaking>,
     // Looked up, never iterated.
@@ -158,29 +162,6 @@ pub(crate) struct Rank {
     pub seq: u64,
 }
 
-/// Needs for the same GPUs: cells of one shape compete with each other.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Shape {
-    pub gpus: u16,
-    pub gpu_type: Option<GpuType>,
-    pub gpu_mem_mib: u64,
-}
-
-impl Shape {
-    pub(crate) fn of(need: &Need) -> Self {
-        Self {
-            gpus: need.gpus,
-            gpu_type: need.gpu_type.clone(),
-            gpu_mem_mib: need.gpu_mem_mib,
-        }
-    }
-
-    pub(crate) fn fits(&self, group: &Group) -> bool {
-        let of_type = self.gpu_type.as_ref().is_none_or(|t| *t == group.gpu_type);
-        of_type && group.mem_mib >= self.gpu_mem_mib
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub config: PoolConfig,
@@ -220,7 +201,7 @@ pub(crate) struct Pool {
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
     pub tally: Tally,
-    /// Of the due cells that may run anywhere in the pool, the first of each size: nodes are held for them.
+    /// Of the due cells that may run anywhere in the pool, the first of each shape: nodes are held for them.
     pub holders: Vec<Idx<Cell>>,
     /// The nodes without a hold.
     pub unheld: Places<Node>,
@@ -408,6 +389,11 @@ impl Pilot {
         }
         let fits = |g: &usize| self.groups[*g].fits(need);
         (0..self.groups.len()).filter(fits).map(Some).collect()
+    }
+
+    /// Its GPUs that would do for this need.
+    pub(crate) fn fitting<'a>(&'a self, need: &'a Need) -> impl Iterator<Item = &'a Group> {
+        self.groups.iter().filter(|g| g.fits(need))
     }
 }
 
@@ -789,4 +775,5 @@ pub(crate) enum Timer {
     Alone(Idx<Kernel>),
     /// A cell whose kernel's new executor has not asked for it.
     Unasked(Idx<Cell>, u64),
+    Renew,
 }

@@ -259,3 +259,35 @@ fn the_journal_has_what_leases_used_and_the_driver_says_the_rest_again() {
     let row: Entry = serde_json::from_str(&row).unwrap();
     assert_eq!(waits(vec![row], now, None), ("2.0".into(), None));
 }
+
+/// Nobody says anything of shares: what Alice's cells use while others of hers wait puts those back by itself.
+#[test]
+fn use_while_cells_wait_puts_their_user_back() {
+    let mut w = World::new(1, config(), pool());
+    w.pilot("n0", 1, 8);
+    let bob = w.kernel("b", "bob", &["n0"], 1);
+    let (cell, _) = w.submit(&bob, Need::gpus(1));
+    w.settle();
+    w.pass(Span::from_secs(60));
+    w.end_cell(&bob, &cell);
+    w.settle();
+    let alices: Vec<KernelId> = (0..30)
+        .map(|i| w.kernel(&format!("a{i}"), "alice", &["n0"], 1))
+        .collect();
+    for kernel in &alices {
+        w.submit(kernel, Need::gpus(1));
+        w.settle();
+    }
+    w.submit(&bob, Need::gpus(1));
+    let mut hours = 0;
+    while w.waiting.iter().any(|(k, _)| *k == bob) {
+        hours += 1;
+        assert!(hours <= 2, "{:?}", w.core.waiting());
+        (0..60).for_each(|_| _ = w.pass(Span::from_secs(60)));
+        let (kernel, cell) = w.running.keys().next().expect("the GPU is taken").clone();
+        w.end_cell(&kernel, &cell);
+        w.settle();
+        w.pass(Span::from_secs(2));
+        w.settle();
+    }
+}

@@ -548,7 +548,8 @@ fn a_deadline_that_cannot_be_met_puts_off_none_that_can() {
     let mut w = World::new(1, Config::default(), pool);
     w.pilot("n0", 1, 8);
     let names = ["busy", "late", "soon", "later"];
-    let [busy, late, soon, later] = names.map(|name| w.kernel(name, name, &["n0"], 1));
+    // Of one user: the use of the one that runs counts alike for all.
+    let [busy, late, soon, later] = names.map(|name| w.kernel(name, "u", &["n0"], 1));
     let (running, _) = w.submit(&busy, Need::gpus(1));
     w.settle();
     submit_deadline(&mut w, &late, 60);

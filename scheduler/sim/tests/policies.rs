@@ -178,3 +178,24 @@ fn seconds_between_cells_keep_fewer_gpus_than_a_culler_and_nearly_all_start_at_o
     }
     assert!(ahead.iter().sum::<f64>() > 0.0, "{ahead:?}");
 }
+
+#[test]
+fn use_while_cells_wait_puts_their_user_back() {
+    let line = |session: &str, user: &str, submit: u64, run: u64| {
+        format!(r#"{{"session":"{session}","user":"{user}","submit":{submit},"run":{run},"gpus":1}}"#)
+    };
+    // Bob has used a minute, and comes back after thirty of Alice's cells, of an hour each.
+    let mut lines = vec![line("bob", "bob", 200, 60), line("bob", "bob", 1000, 60)];
+    lines.extend((0..30).map(|i| line(&format!("alice{i:02}"), "alice", 600 + i, 3600)));
+    let trace = Trace::parse("t", &lines.join("\n"), 1).expect("the lines are cells");
+    let cluster = Cluster::parse("nodes = 1\ngpus_per_node = 1").expect("a cluster");
+    let r = hop_sim::policy::run_checked(&trace, &cluster, 1);
+    let bob = trace
+        .sessions
+        .iter()
+        .position(|s| s.user == "bob")
+        .expect("he is there");
+    let second = r.cells.iter().find(|c| c.session as usize == bob && c.cell == 1);
+    let hours = second.expect("it ran").delay().as_secs_f64() / 3600.0;
+    assert!(hours < 2.1, "{hours} hours");
+}

@@ -1,7 +1,7 @@
 //! Counts of the later cells that overtake a waiting one, and the number from which the waiting cell is due. `queue.rs`
 //! reports each arrival, start and departure of a cell.
 
-use super::{Cell, Node, Pool};
+use super::{Cell, Node, Pool, Size};
 use crate::index::Idx;
 use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,14 +13,14 @@ pub(crate) enum Arena {
     Node(Idx<Node>),
 }
 
-/// Counts, for the cells of an arena, of later cells of their size that overtook them. Cells of other sizes mostly
-/// start rightly, on GPUs that wouldn't do.
+/// Counts, for the cells of an arena, of later cells that overtook them: of those with as many GPUs, in a place that
+/// would have done. Other cells mostly start rightly, on GPUs that wouldn't do.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaking {
-    pub classes: BTreeMap<u16, SizeClass>,
+    pub classes: BTreeMap<Size, SizeClass>,
 }
 
-/// The waiting cells of one number of GPUs in an arena.
+/// The waiting cells of one size in an arena.
 #[derive(Debug, Default)]
 pub(crate) struct SizeClass {
     /// In the order of their submission.
@@ -41,35 +41,51 @@ pub(crate) struct Waiter {
     pub ahead: u64,
     /// Starts after which the cell is due, the starts of the cells ahead not counted. `None` means due by age alone.
     pub due_at: Option<u64>,
+    /// Later cells of other sizes that started in a place that would have done.
+    pub by_others: u64,
 }
 
 impl Overtaking {
-    /// Adds a waiting cell with a need of `gpus`, at this place by submission. The cell is due `most` later cells from
-    /// now; `None` means due by age alone.
-    pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, place: (Timestamp, u64), most: Option<u32>) {
-        let class = self.classes.entry(gpus).or_default();
+    /// Adds a waiting cell of this size, at this place by submission. The cell is due `most` later cells from now; `None`
+    /// means due by age alone.
+    pub(crate) fn enter(&mut self, cell: Idx<Cell>, size: Size, place: (Timestamp, u64), most: Option<u32>) {
+        let class = self.classes.entry(size).or_default();
         let due_at = most.map(|most| class.passed + u64::from(most));
         class.enter(cell, place, due_at);
     }
 
     /// The cell waits no longer.
-    pub(crate) fn leave(&mut self, gpus: u16, place: (Timestamp, u64)) {
-        let Some(class) = self.classes.get_mut(&gpus) else {
+    pub(crate) fn leave(&mut self, size: &Size, place: (Timestamp, u64)) {
+        let Some(class) = self.classes.get_mut(size) else {
             return;
         };
         class.leave(place);
         if class.waiting.is_empty() {
-            self.classes.remove(&gpus);
+            self.classes.remove(size);
         }
     }
 
-    /// A cell of so many GPUs starts. Returns the cells that are due from now on.
-    pub(crate) fn started(&mut self, gpus: u16) -> Vec<Idx<Cell>> {
-        let Some(class) = self.classes.get_mut(&gpus) else {
-            return Vec::new();
-        };
-        class.passed += 1;
-        class.pop_due()
+    /// A cell of this size and this place by submission starts where cells of the sizes `would_do` would have, too.
+    /// Returns the cells that are due from now on.
+    pub(crate) fn started(
+        &mut self,
+        size: &Size,
+        place: (Timestamp, u64),
+        would_do: &dyn Fn(&Size) -> bool,
+    ) -> Vec<Idx<Cell>> {
+        let mut due = Vec::new();
+        for (waits, class) in &mut self.classes {
+            if waits == size {
+                class.passed += 1;
+            } else if would_do(waits) {
+                let earlier = class.waiting.range_mut(..place);
+                earlier.for_each(|(_, w)| w.by_others += 1);
+            } else {
+                continue;
+            }
+            due.extend(class.pop_due());
+        }
+        due
     }
 }
 
@@ -96,7 +112,13 @@ impl SizeClass {
             self.pending.insert(place);
         }
         let ahead = before as u64;
-        self.waiting.insert(place, Waiter { cell, ahead, due_at });
+        let waiter = Waiter {
+            cell,
+            ahead,
+            due_at,
+            by_others: 0,
+        };
+        self.waiting.insert(place, waiter);
     }
 
     fn leave(&mut self, place: (Timestamp, u64)) {
@@ -152,6 +174,6 @@ impl SizeClass {
 impl Waiter {
     /// The same, given the number `before` of earlier cells of its size still in wait. `None` means not due by number.
     fn overtaken_since_due(&self, passed: u64, before: u64) -> Option<u64> {
-        (passed + before).checked_sub(self.due_at? + self.ahead)
+        (passed + before + self.by_others).checked_sub(self.due_at? + self.ahead)
     }
 }

@@ -14,7 +14,7 @@ use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
     PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, Submit, WaitingCell,
 };
-use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName, Tenure};
+use hop_words::id::{CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, Tenure};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -58,6 +58,7 @@ impl Rng {
 pub struct Agent {
     pub node: NodeName,
     pub gpus: u16,
+    pub gpu_type: GpuType,
     pub cpus: u16,
     /// Leases ordered and not started.
     pub starting: BTreeMap<LeaseId, StartLease>,
@@ -320,11 +321,17 @@ impl World {
 
     /// A pilot comes up, and what follows from that.
     pub fn pilot_up(&mut self, node: &str, gpus: u16, cpus: u16) -> (JobId, Vec<Output>) {
+        self.pilot_of(node, "fake", gpus, cpus)
+    }
+
+    /// The same with GPUs of this type.
+    pub fn pilot_of(&mut self, node: &str, gpu_type: &str, gpus: u16, cpus: u16) -> (JobId, Vec<Output>) {
         self.next_job += 1;
         let job = JobId(self.next_job);
         let agent = Agent {
             node: node.into(),
             gpus,
+            gpu_type: gpu_type.into(),
             cpus,
             starting: BTreeMap::new(),
             live: BTreeMap::new(),
@@ -352,7 +359,7 @@ impl World {
         agent.ending.clear();
         let slot = |i| GpuSlot {
             index: GpuIndex(i),
-            gpu_type: "fake".into(),
+            gpu_type: agent.gpu_type.clone(),
             mem_mib: 1024,
             blocked: agent.blocked.contains(&GpuIndex(i)).then(|| "broken".to_owned()),
         };
