@@ -6,6 +6,7 @@ use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
 use hop_slurm::Version;
 use hop_words::id::UserName;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The oldest series on which leases were tried.
@@ -29,6 +30,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     found.push(version(slurm));
     found.extend(settings(slurm, facts.config.as_ref().ok()));
     found.extend(plugin(&facts.plugin, slurm, facts));
+    found.extend(unread_gres(slurm));
     if let Ok(config) = &facts.config {
         found.extend(accounts(slurm, config));
         found.extend(
@@ -356,6 +358,21 @@ fn arguments(line: &[String], facts: &Facts, plugstack: &Path) -> Finding {
         );
     }
     Finding::ok("plugstack", plugstack.display().to_string())
+}
+
+/// Each GRES of Slurm's that can't be read, with the first node that has it.
+fn unread_gres(slurm: &SlurmSeen) -> Vec<Finding> {
+    let mut unread = BTreeMap::new();
+    for node in &slurm.nodes {
+        for gres in &node.gres_unread {
+            unread.entry(gres).or_insert(&node.name);
+        }
+    }
+    let says = |(gres, node)| format!("{gres:?} of {node} can't be read, and counts for nothing");
+    unread
+        .into_iter()
+        .map(|row| Finding::unknown("gres", says(row)))
+        .collect()
 }
 
 fn accounts(slurm: &SlurmSeen, config: &Config) -> Vec<Finding> {

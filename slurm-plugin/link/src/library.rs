@@ -344,6 +344,7 @@ unsafe fn read_node(node: &sys::node_info_t, partitions: &[Partition]) -> Node {
         mem_mib: node.real_memory,
         mem_allocated_mib,
         gres: gres(t(node.gres)),
+        gres_unread: Gres::unread(&t(node.gres).unwrap_or_default()),
         gres_used: gres(t(node.gres_used)),
         features: words(t(node.features_act)),
         partitions: partitions
@@ -541,7 +542,7 @@ fn names(list: Option<String>) -> Vec<NodeName> {
 }
 
 fn gres(list: Option<String>) -> Vec<Gres> {
-    Gres::parse_list(&list.unwrap_or_default()).unwrap_or_default()
+    Gres::parse_list(&list.unwrap_or_default())
 }
 
 fn words(list: Option<String>) -> Vec<String> {

@@ -19,6 +19,9 @@ pub struct Node {
     pub mem_allocated_mib: u64,
     /// Configured, all types.
     pub gres: Vec<Gres>,
+    /// Configured items that can't be read, and so count for nothing.
+    #[serde(default)]
+    pub gres_unread: Vec<String>,
     /// In use, with `IDX`.
     pub gres_used: Vec<Gres>,
     pub features: Vec<String>,
@@ -87,8 +90,9 @@ fn parse_node(line: &str) -> Result<Node, ParseError> {
         cpus_allocated: number("CPUAlloc", value("CPUAlloc")?)?,
         mem_mib: number("RealMemory", value("RealMemory")?)?,
         mem_allocated_mib: number("AllocMem", value("AllocMem")?)?,
-        gres: Gres::parse_list(value("Gres")?)?,
-        gres_used: Gres::parse_list(value_of(line, "GresUsed").unwrap_or_default())?,
+        gres: Gres::parse_list(value("Gres")?),
+        gres_unread: Gres::unread(value("Gres")?),
+        gres_used: Gres::parse_list(value_of(line, "GresUsed").unwrap_or_default()),
         features: words(optional("ActiveFeatures")),
         partitions: words(optional("Partitions")),
         version: optional("Version"),
@@ -169,6 +173,18 @@ mod tests {
                 .iter()
                 .all(|node| node.state.is_usable() && node.reason.is_none())
         );
+    }
+
+    #[test]
+    fn a_gres_that_cannot_be_read_costs_no_node() {
+        let recorded = include_str!("../tests/recorded/24.11/nodes.txt");
+        let odd = recorded.replace(" Gres=gpu:2", " Gres=gpu:3090:4,odd:a:b:c:1");
+        assert_ne!(recorded, odd);
+        let (before, after) = (parse_nodes(recorded).unwrap(), parse_nodes(&odd).unwrap());
+        assert_eq!(before.len(), after.len());
+        assert!(before.iter().all(|node| node.gres_unread.is_empty()));
+        let changed = after.iter().find(|node| gpus(&node.gres) == 4).unwrap();
+        assert_eq!(changed.gres_unread, ["odd:a:b:c:1"]);
     }
 
     #[test]

@@ -73,7 +73,8 @@ fn slurm() -> SlurmSeen {
             cpus_allocated: 0,
             mem_mib: 1000,
             mem_allocated_mib: 0,
-            gres: Gres::parse_list("gpu:2").unwrap(),
+            gres: Gres::parse_list("gpu:2"),
+            gres_unread: Vec::new(),
             gres_used: Vec::new(),
             features: Vec::new(),
             partitions: vec!["notebook".into()],
@@ -309,6 +310,22 @@ fn each_broken_set_up_is_named_with_its_mend() {
         // A partition that isn't there is missed by pool and seats alike.
         assert!(failed.len() <= 2, "{check}: {says}: {failed:#?}");
     }
+}
+
+#[test]
+fn a_gres_that_cannot_be_read_is_told_and_nothing_else_fails() {
+    let mut facts = right();
+    slurm_of(&mut facts).nodes[0].gres_unread = vec!["odd:a:b:1".into()];
+    let found = of_host(&facts);
+    assert_eq!(failed(&found), Vec::<&Finding>::new());
+    let told: Vec<&Finding> = found
+        .iter()
+        .filter(|row| row.result == Outcome::Unknown)
+        .collect();
+    assert!(
+        told.len() == 1 && told[0].says.contains("\"odd:a:b:1\" of n1"),
+        "{told:#?}"
+    );
 }
 
 #[test]
