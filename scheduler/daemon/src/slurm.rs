@@ -145,6 +145,7 @@ impl SlurmSide {
             nodes: Some(1),
             ntasks: Some(1),
             cpus_per_task: Some(pool.cpus_for(gpus).into()),
+            mem_mib: (pool.mem_mib > 0).then_some(pool.mem_mib),
             gres,
             time_limit_min: (pool.time_limit_min > 0).then_some(pool.time_limit_min),
             workdir: Some("/".into()),
@@ -605,6 +606,7 @@ mod tests {
         assert_eq!(spec.gres, [Gres::parse("gpu:2").unwrap()]);
         assert_eq!(spec.nodelist, [NodeName::from("n1")]);
         assert!(!spec.requeue && spec.time_limit_min.is_none());
+        assert_eq!(spec.mem_mib, Some(1024), "seats need the rest of the node's");
         assert!(spec.script.starts_with("#!/bin/sh\n"));
         let small = PilotRequest {
             partition: Some("burst".into()),
@@ -621,6 +623,22 @@ mod tests {
             spec.script
                 .contains("'/opt/gresshopper/bin/hop-agent' run --pool 'main'")
         );
+    }
+
+    #[test]
+    fn a_pilots_memory_is_the_pools_and_0_leaves_it_to_slurm() {
+        let mut side = side();
+        let request = PilotRequest {
+            pool: "main".into(),
+            partition: None,
+            node: None,
+            gpus: Some(1),
+        };
+        for (mem_mib, asked) in [(512, Some(512)), (0, None)] {
+            side.config.pool.get_mut(&"main".into()).unwrap().mem_mib = mem_mib;
+            let spec = side.pilot_spec(5, &request, vec![], true).unwrap();
+            assert_eq!(spec.mem_mib, asked);
+        }
     }
 
     fn node(name: &str, gres: &str, version: Option<&str>) -> Node {
