@@ -135,7 +135,7 @@ fn api_number(lib: &Path, version: u32) -> Result<u32, String> {
 }
 
 /// Constants written as expressions by the headers of some series: bindgen does not evaluate expressions in macros.
-const CONSTANTS: [&str; 33] = [
+const CONSTANTS: [&str; 34] = [
     "SHOW_ALL",
     "SHOW_DETAIL",
     "SHOW_MIXED",
@@ -143,6 +143,7 @@ const CONSTANTS: [&str; 33] = [
     "PARTITION_DOWN",
     "PARTITION_DRAIN",
     "PART_FLAG_DEFAULT",
+    "PART_FLAG_EXCLUSIVE_USER",
     "PREEMPT_MODE_SUSPEND",
     "PREEMPT_MODE_REQUEUE",
     "PREEMPT_MODE_CANCEL",

@@ -6,7 +6,7 @@ use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
 use hop_slurm::Version;
 use hop_words::id::UserName;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The oldest series on which leases were tried.
@@ -39,7 +39,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
                 .iter()
                 .flat_map(|(name, pool)| partition(name.as_str(), pool, slurm)),
         );
-        found.push(seat_partition(slurm, config));
+        found.extend(seat_partition(slurm, config));
         found.extend(node(facts));
         found.extend(hopd_state(facts, config));
         found.extend(hopd(facts));
@@ -508,16 +508,56 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
     found
 }
 
-fn seat_partition(slurm: &SlurmSeen, config: &Config) -> Finding {
+/// Whether users' seats can be on the pilots' nodes.
+fn seat_partition(slurm: &SlurmSeen, config: &Config) -> Vec<Finding> {
     let name = &config.seat.partition;
-    match slurm.partitions.iter().any(|partition| partition.name == *name) {
-        true => Finding::ok("seats", format!("{name} for kernels' seats")),
-        false => Finding::failed(
+    let find = |name: &String| slurm.partitions.iter().find(|partition| partition.name == *name);
+    let Some(seats) = find(name) else {
+        return vec![Finding::failed(
             "seats",
             format!("Slurm has no partition {name}, where kernels' seats are to run"),
             "Name one in gresshopper.toml: [seat] partition.",
-        ),
+        )];
+    };
+    let mut found = Vec::new();
+    let pools = config.pool.values().map(|pool| &pool.partition);
+    let bursts = config
+        .pool
+        .values()
+        .flat_map(|pool| &pool.burst)
+        .map(|b| &b.partition);
+    let names: BTreeSet<&String> = pools.chain(bursts).chain([name]).collect();
+    for partition in names.into_iter().filter_map(find) {
+        if let Some(setting) = partition.gives_whole_nodes() {
+            found.push(Finding::failed(
+                "seats",
+                format!(
+                    "partition {} has {setting}: no user's seat can be beside a pilot",
+                    partition.name
+                ),
+                "Use partitions without it for pools and seats.",
+            ));
+        }
     }
+    for (pool_name, pool) in &config.pool {
+        let Some(own) = find(&pool.partition).filter(|own| !own.nodes.is_empty()) else {
+            continue;
+        };
+        if !seats.nodes.iter().any(|node| own.nodes.contains(node)) {
+            found.push(Finding::failed(
+                "seats",
+                format!(
+                    "partition {name} of the seats has no node of {}: kernels can't reach the GPUs of pool {pool_name}",
+                    own.name
+                ),
+                "Name a partition with the pool's nodes in gresshopper.toml: [seat] partition.",
+            ));
+        }
+    }
+    if found.is_empty() {
+        found.push(Finding::ok("seats", format!("{name} for kernels' seats")));
+    }
+    found
 }
 
 fn node(facts: &Facts) -> Vec<Finding> {

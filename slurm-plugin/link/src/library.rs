@@ -411,6 +411,7 @@ unsafe fn read_partition(partition: &sys::partition_info_t) -> Partition {
         max_time: limit(partition.max_time),
         default_time: limit(partition.default_time),
         oversubscribe: oversubscribe(partition.max_share),
+        exclusive_user: u32::from(partition.flags) & sys::HOP_PART_FLAG_EXCLUSIVE_USER != 0,
         preempt_mode: preempt_mode(partition.preempt_mode),
         admits: Admits {
             accounts: t(partition.allow_accounts).map(|list| words(Some(list))),

@@ -42,6 +42,9 @@ pub struct Partition {
     pub default_time: TimeLimit,
     /// `NO`, `EXCLUSIVE`, `FORCE:4`, ...
     pub oversubscribe: String,
+    /// Its nodes are one user's at a time (`ExclusiveUser`).
+    #[serde(default)]
+    pub exclusive_user: bool,
     /// `OFF`, `REQUEUE`, `SUSPEND`, ...: the possible fate of its jobs.
     pub preempt_mode: String,
     #[serde(default)]
@@ -68,6 +71,15 @@ impl Partition {
         self.preempt_mode.contains("SUSPEND")
             || self.preempt_mode.contains("GANG")
             || self.oversubscribe.starts_with("FORCE:")
+    }
+
+    /// The setting by which nobody else's job can be beside a job of the partition's: no seat beside a pilot.
+    pub fn gives_whole_nodes(&self) -> Option<&'static str> {
+        match (self.oversubscribe.as_str(), self.exclusive_user) {
+            ("EXCLUSIVE", _) => Some("OverSubscribe=EXCLUSIVE"),
+            (_, true) => Some("ExclusiveUser=YES"),
+            _ => None,
+        }
     }
 }
 
@@ -122,6 +134,7 @@ fn parse_partition(line: &str) -> Result<Partition, ParseError> {
         max_time: TimeLimit::parse(value("MaxTime")?)?,
         default_time: TimeLimit::parse(value("DefaultTime")?)?,
         oversubscribe: value("OverSubscribe")?.to_owned(),
+        exclusive_user: value_of(line, "ExclusiveUser") == Some("YES"),
         preempt_mode: value("PreemptMode")?.to_owned(),
         admits: Admits {
             accounts: allowed("AllowAccounts"),
@@ -220,5 +233,14 @@ mod tests {
             (&[NodeName::from("c2b1")][..], TimeLimit::Unlimited)
         );
         assert!(!notebook.may_suspend() && notebook.admits == Admits::default());
+        assert_eq!(notebook.gives_whole_nodes(), None);
+        let text = include_str!("../tests/recorded/24.11/partitions.txt");
+        for (from, to) in [
+            ("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE"),
+            ("ExclusiveUser=NO", "ExclusiveUser=YES"),
+        ] {
+            let changed = parse_partitions(&text.replace(from, to)).unwrap();
+            assert_eq!(changed[0].gives_whole_nodes(), Some(to));
+        }
     }
 }

@@ -61,6 +61,7 @@ fn slurm() -> SlurmSeen {
             max_time: TimeLimit::Unlimited,
             default_time: TimeLimit::Unset,
             oversubscribe: "NO".into(),
+            exclusive_user: false,
             preempt_mode: "OFF".into(),
             admits: Admits::default(),
             qos: None,
@@ -166,7 +167,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 42] = [
+const BROKEN: [(&str, &str, Break); 45] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -264,6 +265,18 @@ const BROKEN: [(&str, &str, Break); 42] = [
     }),
     ("seats", "no partition cpu", |f| {
         config(f).seat.partition = "cpu".into()
+    }),
+    ("seats", "notebook has OverSubscribe=EXCLUSIVE", |f| {
+        slurm_of(f).partitions[0].oversubscribe = "EXCLUSIVE".into()
+    }),
+    ("seats", "notebook has ExclusiveUser=YES", |f| {
+        slurm_of(f).partitions[0].exclusive_user = true
+    }),
+    ("seats", "cpu of the seats has no node of notebook", |f| {
+        let mut cpu = slurm_of(f).partitions[0].clone();
+        (cpu.name, cpu.nodes) = ("cpu".into(), vec!["c1".into()]);
+        slurm_of(f).partitions.push(cpu);
+        config(f).seat.partition = "cpu".into();
     }),
     ("gres", "/dev/b, which n1 doesn't have", |f| {
         f.node.as_mut().unwrap().devices.as_mut().unwrap()[1].1 = false;
