@@ -188,7 +188,7 @@ fn bindings(include: &Path, out: &Path) -> Result<(), String> {
         .clang_arg(format!("-I{}", include.display()))
         .allowlist_function(
             "slurm_(init|fini|api_version|strerror|allocate_resources|init_job_desc_msg|free_resource_allocation_response_msg\
-             |load_jobs|load_job|free_job_info_msg|load_node|free_node_info_msg|load_partitions|free_partition_info_msg|get_select_nodeinfo|kill_job|kill_job_step)",
+             |load_jobs|load_job|free_job_info_msg|load_node|free_node_info_msg|load_partitions|free_partition_info_msg|get_select_nodeinfo|load_ctl_conf|free_ctl_conf|kill_job|kill_job_step)",
         )
         .allowlist_var("SLURM_VERSION_NUMBER|HOP_.*")
         .allowlist_type("job_states|node_states|select_nodedata_type")
