@@ -602,6 +602,13 @@ fn devices(node: &NodeSeen) -> Finding {
             "Load the driver (nvidia-smi makes the device files), or mend gres.conf.",
         );
     }
+    if node.several_files {
+        return Finding::failed(
+            "gres",
+            format!("gres.conf gives each GPU several files (MIG) on {name}: such GPUs can't be lent"),
+            "Keep nodes with MultipleFiles out of the pools' partitions, or switch MIG off there.",
+        );
+    }
     let named = devices.len() as u64;
     match !node.autodetect && named < node.gpus {
         true => Finding::failed(

@@ -139,6 +139,7 @@ fn right() -> Facts {
                 .map(|path| (PathBuf::from(path), true))
                 .to_vec()),
             autodetect: false,
+            several_files: false,
             state_dir: seen(900, 0o755, true),
         }),
         asked_node: None,
@@ -167,7 +168,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 45] = [
+const BROKEN: [(&str, &str, Break); 46] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -277,6 +278,9 @@ const BROKEN: [(&str, &str, Break); 45] = [
         (cpu.name, cpu.nodes) = ("cpu".into(), vec!["c1".into()]);
         slurm_of(f).partitions.push(cpu);
         config(f).seat.partition = "cpu".into();
+    }),
+    ("gres", "gives each GPU several files (MIG)", |f| {
+        f.node.as_mut().unwrap().several_files = true
     }),
     ("gres", "/dev/b, which n1 doesn't have", |f| {
         f.node.as_mut().unwrap().devices.as_mut().unwrap()[1].1 = false;
