@@ -4,7 +4,7 @@ use super::Finding;
 use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
-use hop_slurm::Version;
+use hop_slurm::{Partition, Version};
 use hop_words::id::UserName;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -499,6 +499,7 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
             "Set Gres=gpu:N for the nodes in slurm.conf, or lower gpus_per_pilot.",
         ));
     }
+    found.extend(whole_cores(name, pool, partition, slurm));
     if found.is_empty() {
         found.push(Finding::ok(
             "partition",
@@ -506,6 +507,32 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
         ));
     }
     found
+}
+
+/// A step has whole cores: where a core has several CPUs, each lease's CPUs are rounded up.
+fn whole_cores(name: &str, pool: &Pool, partition: &Partition, slurm: &SlurmSeen) -> Option<Finding> {
+    let there = slurm
+        .nodes
+        .iter()
+        .filter(|node| partition.nodes.contains(&node.name));
+    let threads = there.map(|node| node.threads_per_core).max()?.max(1);
+    let rounded = |cpus: u16| u32::from(cpus.div_ceil(threads)) * u32::from(threads);
+    let gpus = u32::from(pool.gpus_per_pilot);
+    let (taken, all) = (gpus * rounded(pool.cpus_for(1)), rounded(pool.cpus_per_pilot));
+    (taken > all).then(|| {
+        Finding::failed(
+            "partition",
+            format!(
+                "cores of {} have {threads} CPUs, and Slurm gives a lease whole cores: \
+                 {gpus} leases of one GPU take {taken} CPUs, and a pilot has {all}",
+                partition.name
+            ),
+            format!(
+                "Set cpus_per_pilot of pool {name} to {taken}, or to another multiple of {}.",
+                gpus * u32::from(threads)
+            ),
+        )
+    })
 }
 
 /// Whether users' seats can be on the pilots' nodes.

@@ -676,6 +676,7 @@ mod tests {
             reason: None,
             cpus: 16,
             cpus_allocated: 0,
+            threads_per_core: 1,
             mem_mib: 0,
             mem_allocated_mib: 0,
             gres: Gres::parse_list(gres),

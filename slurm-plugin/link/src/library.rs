@@ -353,6 +353,7 @@ unsafe fn read_node(node: &sys::node_info_t, partitions: &[Partition]) -> Node {
         reason: t(node.reason),
         cpus: node.cpus.into(),
         cpus_allocated,
+        threads_per_core: node.threads,
         mem_mib: node.real_memory,
         mem_allocated_mib,
         gres: gres(t(node.gres)),

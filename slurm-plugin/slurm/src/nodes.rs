@@ -15,6 +15,9 @@ pub struct Node {
     pub reason: Option<String>,
     pub cpus: u32,
     pub cpus_allocated: u32,
+    /// CPUs of a core (`ThreadsPerCore`).
+    #[serde(default = "one")]
+    pub threads_per_core: u16,
     pub mem_mib: u64,
     pub mem_allocated_mib: u64,
     /// Configured, all types.
@@ -83,6 +86,10 @@ impl Partition {
     }
 }
 
+fn one() -> u16 {
+    1
+}
+
 pub(crate) fn parse_nodes(output: &str) -> Result<Vec<Node>, ParseError> {
     output
         .lines()
@@ -100,6 +107,7 @@ fn parse_node(line: &str) -> Result<Node, ParseError> {
         reason: optional("Reason"),
         cpus: number("CPUTot", value("CPUTot")?)?,
         cpus_allocated: number("CPUAlloc", value("CPUAlloc")?)?,
+        threads_per_core: value_of(line, "ThreadsPerCore").map_or(Ok(1), |n| number("ThreadsPerCore", n))?,
         mem_mib: number("RealMemory", value("RealMemory")?)?,
         mem_allocated_mib: number("AllocMem", value("AllocMem")?)?,
         gres: Gres::parse_list(value("Gres")?),
@@ -203,6 +211,7 @@ mod tests {
     #[test]
     fn nodes_of_24_11() {
         let nodes = parse_nodes(include_str!("../tests/recorded/24.11/nodes.txt")).unwrap();
+        assert!(nodes.iter().all(|node| node.threads_per_core == 1));
         let cloud = nodes.iter().find(|node| node.name == "c2b1".into()).unwrap();
         assert!(cloud.state.is_powered_down() && !cloud.state.is_usable() && cloud.version.is_none());
         assert!(

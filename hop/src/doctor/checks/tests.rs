@@ -72,6 +72,7 @@ fn slurm() -> SlurmSeen {
             reason: None,
             cpus: 8,
             cpus_allocated: 0,
+            threads_per_core: 1,
             mem_mib: 1000,
             mem_allocated_mib: 0,
             gres: Gres::parse_list("gpu:2"),
@@ -168,7 +169,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 46] = [
+const BROKEN: [(&str, &str, Break); 47] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -264,6 +265,15 @@ const BROKEN: [(&str, &str, Break); 46] = [
     ("partition", "no node of notebook has more than 0", |f| {
         slurm_of(f).nodes[0].gres.clear()
     }),
+    (
+        "partition",
+        "2 leases of one GPU take 12 CPUs, and a pilot has 10",
+        |f| {
+            slurm_of(f).nodes[0].threads_per_core = 2;
+            let pool = config(f).pool.values_mut().next().unwrap();
+            pool.cpus_per_pilot = 10;
+        },
+    ),
     ("seats", "no partition cpu", |f| {
         config(f).seat.partition = "cpu".into()
     }),
@@ -304,6 +314,13 @@ const BROKEN: [(&str, &str, Break); 46] = [
 
 fn failed(found: &[Finding]) -> Vec<&Finding> {
     found.iter().filter(|row| row.result == Outcome::Failed).collect()
+}
+
+#[test]
+fn leases_of_whole_cores_that_fit_are_right() {
+    let mut facts = right();
+    slurm_of(&mut facts).nodes[0].threads_per_core = 2;
+    assert_eq!(failed(&of_host(&facts)), Vec::<&Finding>::new());
 }
 
 #[test]
