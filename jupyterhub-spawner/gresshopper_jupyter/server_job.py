@@ -83,12 +83,32 @@ def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
     return f'#!{shell}\n{prologue}\nexec "{python}" -m gresshopper_jupyter.server_job run "{env_file}"\n'
 
 
+#: Variables that would change what Slurm's commands do.
+SLURMS_OWN = (
+    "SLURM_",
+    "SLURMD_",
+    "SBATCH_",
+    "SRUN_",
+    "SALLOC_",
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SACCTMGR_",
+    "SCANCEL_",
+    "SCONTROL_",
+    "SSHARE_",
+    "SPANK_",
+)
+
+
+def without_slurms_own() -> dict[str, str]:
+    """Our environment without leftover Slurm settings of another job or an admin's shell."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(SLURMS_OWN) or k == "SLURM_CONF"}
+
+
 def clean_environment() -> dict[str, str]:
-    """Our environment without leftover Slurm settings of another job or an admin's shell, and without the folders on
-    the hub's PATH closed to this user.
-    """
-    drop = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "SLURM_CONF"}
+    """The same, without the folders on the hub's PATH closed to this user."""
+    kept = without_slurms_own()
     if "PATH" in kept:
         kept["PATH"] = ":".join(p for p in kept["PATH"].split(":") if p and os.access(p, os.X_OK)) or os.defpath
     return kept

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .server_job import ENDED
+from .server_job import ENDED, without_slurms_own
 
 COMMAND_TIMEOUT_S = 30.0
 #: Most bytes that a command run as a user may write, on standard output and standard error: the user may have it write
@@ -144,7 +144,7 @@ async def run(
     patience_s: float | None = None,
 ) -> str:
     """Run a command, as `user` if named, and return its standard output. A user's command may write
-    `OUT_MOST` bytes at most.
+    `OUT_MOST` bytes at most. Without `env` its environment is ours, less any settings for Slurm's commands.
 
     As root we become the user ourselves; otherwise `prefix` (sudo, say) must do it.
     """
@@ -174,7 +174,7 @@ async def run(
         transport, _ = await asyncio.get_running_loop().subprocess_exec(
             lambda: command,
             *full,
-            env=dict(env) if env is not None else None,
+            env=dict(env) if env is not None else without_slurms_own(),
             cwd="/",
             # A group of its own, to be ended as a whole.
             start_new_session=True,

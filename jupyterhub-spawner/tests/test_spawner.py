@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SERVER, alive, launcher, wait_for
+from conftest import ROOT, SERVER, alive, launcher, wait_for
 from gresshopper_jupyter import server_job, slurm
 from gresshopper_jupyter.failures import Failure
 from gresshopper_jupyter.offer import Book, Partition, Site
@@ -56,6 +56,21 @@ async def test_nobodys_comment_passes_for_another_users_job(monkeypatch: pytest.
     monkeypatch.setattr(slurm, "run", run)
     job = await slurm.JobTable("jupyter").get("12", 0)
     assert job == Job("12", "RUNNING", "None", "N/A", "n1")
+
+
+async def test_no_setting_in_the_hubs_environment_changes_slurms_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SQUEUE_USERS, say, running servers would be missing in the answer."""
+    rust = (ROOT / "slurm-plugin/slurm/src/run.rs").read_text()
+    listed = re.search(r"SLURMS_OWN: .*? = \[(.*?)\];", rust, re.DOTALL)
+    assert listed is not None
+    assert tuple(re.findall(r'"(\w+)"', listed[1])) == server_job.SLURMS_OWN, "hopd's commands are asked alike"
+    for name in ("SQUEUE_USERS", "SINFO_FORMAT", "SACCTMGR_X", "SCONTROL_ALL", "SCANCEL_STATE", "SLURM_CLUSTERS"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/etc/x/slurm.conf")
+    for user in (None, ME):
+        names = {line.partition("=")[0] for line in (await slurm.run(["env"], user=user)).splitlines()}
+        assert {name for name in names if name.startswith(server_job.SLURMS_OWN)} == {"SLURM_CONF"}
+        assert "PATH" in names
 
 
 def test_the_spawn_page_says_why_a_job_waits() -> None:

@@ -135,7 +135,7 @@ fn api_number(lib: &Path, version: u32) -> Result<u32, String> {
 }
 
 /// Constants written as expressions by the headers of some series: bindgen does not evaluate expressions in macros.
-const CONSTANTS: [&str; 33] = [
+const CONSTANTS: [&str; 34] = [
     "SHOW_ALL",
     "SHOW_DETAIL",
     "SHOW_MIXED",
@@ -143,6 +143,7 @@ const CONSTANTS: [&str; 33] = [
     "PARTITION_DOWN",
     "PARTITION_DRAIN",
     "PART_FLAG_DEFAULT",
+    "PART_FLAG_EXCLUSIVE_USER",
     "PREEMPT_MODE_SUSPEND",
     "PREEMPT_MODE_REQUEUE",
     "PREEMPT_MODE_CANCEL",
@@ -187,7 +188,7 @@ fn bindings(include: &Path, out: &Path) -> Result<(), String> {
         .clang_arg(format!("-I{}", include.display()))
         .allowlist_function(
             "slurm_(init|fini|api_version|strerror|allocate_resources|init_job_desc_msg|free_resource_allocation_response_msg\
-             |load_jobs|load_job|free_job_info_msg|load_node|free_node_info_msg|load_partitions|free_partition_info_msg|get_select_nodeinfo|kill_job|kill_job_step)",
+             |load_jobs|load_job|free_job_info_msg|load_node|free_node_info_msg|load_partitions|free_partition_info_msg|get_select_nodeinfo|load_ctl_conf|free_ctl_conf|kill_job|kill_job_step)",
         )
         .allowlist_var("SLURM_VERSION_NUMBER|HOP_.*")
         .allowlist_type("job_states|node_states|select_nodedata_type")

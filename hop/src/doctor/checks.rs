@@ -4,8 +4,9 @@ use super::Finding;
 use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
-use hop_slurm::Version;
+use hop_slurm::{Partition, Version};
 use hop_words::id::UserName;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The oldest series on which leases were tried.
@@ -29,6 +30,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     found.push(version(slurm));
     found.extend(settings(slurm, facts.config.as_ref().ok()));
     found.extend(plugin(&facts.plugin, slurm, facts));
+    found.extend(unread_gres(slurm));
     if let Ok(config) = &facts.config {
         found.extend(accounts(slurm, config));
         found.extend(
@@ -37,7 +39,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
                 .iter()
                 .flat_map(|(name, pool)| partition(name.as_str(), pool, slurm)),
         );
-        found.push(seat_partition(slurm, config));
+        found.extend(seat_partition(slurm, config));
         found.extend(node(facts));
         found.extend(hopd_state(facts, config));
         found.extend(hopd(facts));
@@ -358,6 +360,21 @@ fn arguments(line: &[String], facts: &Facts, plugstack: &Path) -> Finding {
     Finding::ok("plugstack", plugstack.display().to_string())
 }
 
+/// Each GRES of Slurm's that can't be read, with the first node that has it.
+fn unread_gres(slurm: &SlurmSeen) -> Vec<Finding> {
+    let mut unread = BTreeMap::new();
+    for node in &slurm.nodes {
+        for gres in &node.gres_unread {
+            unread.entry(gres).or_insert(&node.name);
+        }
+    }
+    let says = |(gres, node)| format!("{gres:?} of {node} can't be read, and counts for nothing");
+    unread
+        .into_iter()
+        .map(|row| Finding::unknown("gres", says(row)))
+        .collect()
+}
+
 fn accounts(slurm: &SlurmSeen, config: &Config) -> Vec<Finding> {
     let user = &config.service_user;
     let storage = slurm
@@ -482,6 +499,7 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
             "Set Gres=gpu:N for the nodes in slurm.conf, or lower gpus_per_pilot.",
         ));
     }
+    found.extend(whole_cores(name, pool, partition, slurm));
     if found.is_empty() {
         found.push(Finding::ok(
             "partition",
@@ -491,16 +509,82 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
     found
 }
 
-fn seat_partition(slurm: &SlurmSeen, config: &Config) -> Finding {
+/// A step has whole cores: where a core has several CPUs, each lease's CPUs are rounded up.
+fn whole_cores(name: &str, pool: &Pool, partition: &Partition, slurm: &SlurmSeen) -> Option<Finding> {
+    let there = slurm
+        .nodes
+        .iter()
+        .filter(|node| partition.nodes.contains(&node.name));
+    let threads = there.map(|node| node.threads_per_core).max()?.max(1);
+    let rounded = |cpus: u16| u32::from(cpus.div_ceil(threads)) * u32::from(threads);
+    let gpus = u32::from(pool.gpus_per_pilot);
+    let (taken, all) = (gpus * rounded(pool.cpus_for(1)), rounded(pool.cpus_per_pilot));
+    (taken > all).then(|| {
+        Finding::failed(
+            "partition",
+            format!(
+                "cores of {} have {threads} CPUs, and Slurm gives a lease whole cores: \
+                 {gpus} leases of one GPU take {taken} CPUs, and a pilot has {all}",
+                partition.name
+            ),
+            format!(
+                "Set cpus_per_pilot of pool {name} to {taken}, or to another multiple of {}.",
+                gpus * u32::from(threads)
+            ),
+        )
+    })
+}
+
+/// Whether users' seats can be on the pilots' nodes.
+fn seat_partition(slurm: &SlurmSeen, config: &Config) -> Vec<Finding> {
     let name = &config.seat.partition;
-    match slurm.partitions.iter().any(|partition| partition.name == *name) {
-        true => Finding::ok("seats", format!("{name} for kernels' seats")),
-        false => Finding::failed(
+    let find = |name: &String| slurm.partitions.iter().find(|partition| partition.name == *name);
+    let Some(seats) = find(name) else {
+        return vec![Finding::failed(
             "seats",
             format!("Slurm has no partition {name}, where kernels' seats are to run"),
             "Name one in gresshopper.toml: [seat] partition.",
-        ),
+        )];
+    };
+    let mut found = Vec::new();
+    let pools = config.pool.values().map(|pool| &pool.partition);
+    let bursts = config
+        .pool
+        .values()
+        .flat_map(|pool| &pool.burst)
+        .map(|b| &b.partition);
+    let names: BTreeSet<&String> = pools.chain(bursts).chain([name]).collect();
+    for partition in names.into_iter().filter_map(find) {
+        if let Some(setting) = partition.gives_whole_nodes() {
+            found.push(Finding::failed(
+                "seats",
+                format!(
+                    "partition {} has {setting}: no user's seat can be beside a pilot",
+                    partition.name
+                ),
+                "Use partitions without it for pools and seats.",
+            ));
+        }
     }
+    for (pool_name, pool) in &config.pool {
+        let Some(own) = find(&pool.partition).filter(|own| !own.nodes.is_empty()) else {
+            continue;
+        };
+        if !seats.nodes.iter().any(|node| own.nodes.contains(node)) {
+            found.push(Finding::failed(
+                "seats",
+                format!(
+                    "partition {name} of the seats has no node of {}: kernels can't reach the GPUs of pool {pool_name}",
+                    own.name
+                ),
+                "Name a partition with the pool's nodes in gresshopper.toml: [seat] partition.",
+            ));
+        }
+    }
+    if found.is_empty() {
+        found.push(Finding::ok("seats", format!("{name} for kernels' seats")));
+    }
+    found
 }
 
 fn node(facts: &Facts) -> Vec<Finding> {
@@ -543,6 +627,13 @@ fn devices(node: &NodeSeen) -> Finding {
             "gres",
             format!("gres.conf names {}, which {name} doesn't have", lost.join(", ")),
             "Load the driver (nvidia-smi makes the device files), or mend gres.conf.",
+        );
+    }
+    if node.several_files {
+        return Finding::failed(
+            "gres",
+            format!("gres.conf gives each GPU several files (MIG) on {name}: such GPUs can't be lent"),
+            "Keep nodes with MultipleFiles out of the pools' partitions, or switch MIG off there.",
         );
     }
     let named = devices.len() as u64;

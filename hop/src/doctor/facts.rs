@@ -105,6 +105,8 @@ pub(crate) struct NodeSeen {
     /// gres.conf's device files, and whether each is there.
     pub(crate) devices: Result<Vec<(PathBuf, bool)>, String>,
     pub(crate) autodetect: bool,
+    /// gres.conf gives each GPU several device files (`MultipleFiles`).
+    pub(crate) several_files: bool,
     pub(crate) state_dir: Option<Seen>,
 }
 
@@ -372,6 +374,7 @@ fn node_of(
     Some(NodeSeen {
         gpus: hop_slurm::gres::gpus(&known.gres),
         autodetect: gres.as_ref().is_ok_and(|gres| gres.autodetect),
+        several_files: gres.as_ref().is_ok_and(|gres| gres.several_files),
         devices: gres.map(|gres| {
             gres.gpus
                 .into_iter()

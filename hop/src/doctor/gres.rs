@@ -14,6 +14,8 @@ pub(crate) struct NodeGres {
     pub(crate) gpus: Vec<PathBuf>,
     /// `AutoDetect` is on for the node: what no line names is found by Slurm itself.
     pub(crate) autodetect: bool,
+    /// A GPU has several files (`MultipleFiles`), as instances of MIG have.
+    pub(crate) several_files: bool,
 }
 
 /// Why gres.conf could not be read.
@@ -132,6 +134,7 @@ fn take_line(line: &str, node: &str, gres: &mut NodeGres) -> Result<(), HostList
     };
     let files = hostlist::expand(files)?.into_iter().map(PathBuf::from);
     if value("Name").is_some_and(|name| name.eq_ignore_ascii_case("gpu")) {
+        gres.several_files |= value("MultipleFiles").is_some();
         gres.gpus.extend(files);
     }
     Ok(())
@@ -147,6 +150,7 @@ AutoDetect=off   # all by hand
 NodeName=n1 Name=gpu Type=a100 File=/dev/fake1[0-1]
 nodename=n[2-3] name=GPU \\
     file=/dev/fake20,/dev/fake21
+NodeName=n5 Name=gpu Type=1g.5gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21
 NodeName=n1 Name = nic File =	/dev/nic0
 Include more.conf
 Name=bandwidth Count=4G
@@ -176,8 +180,10 @@ Name=bandwidth Count=4G
             NodeGres {
                 gpus: paths(&["/dev/fake10", "/dev/fake11", "/dev/common"]),
                 autodetect: false,
+                several_files: false,
             }
         );
+        assert!(of("n5").several_files && !of("n3").several_files);
         assert_eq!(
             of("n3").gpus,
             paths(&["/dev/fake20", "/dev/fake21", "/dev/common"])

@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn each_gpu_has_the_type_that_slurm_says_of_it() {
-        let said = Gres::parse_list("gpu:h100:2(IDX:2-3),gpu:a100:1(IDX:0),shard:4(IDX:1)").unwrap();
+        let said = Gres::parse_list("gpu:h100:2(IDX:2-3),gpu:a100:1(IDX:0),shard:4(IDX:1)");
         let gpus = typed(&said);
         assert_eq!(
             gpus,
@@ -127,7 +127,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            typed(&Gres::parse_list("gpu:2(IDX:0-1)").unwrap())[1],
+            typed(&Gres::parse_list("gpu:2(IDX:0-1)"))[1],
             (GpuIndex(1), "".into())
         );
     }

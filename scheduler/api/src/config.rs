@@ -131,6 +131,10 @@ pub struct Pool {
     pub gpus_per_pilot: u16,
     /// All cores of a pilot, including its GPUs' share.
     pub cpus_per_pilot: u16,
+    /// Memory of a pilot in MiB, for the agent and what runs for each lease; 0: Slurm's default. Kernels have their
+    /// seats' memory.
+    #[serde(default = "default_mem_mib")]
+    pub mem_mib: u64,
     pub min_pilots: u32,
     pub max_pilots: u32,
     /// Slurm time limit of a pilot in minutes; 0: the partition's.
@@ -195,6 +199,10 @@ impl Pool {
         };
         self.replicas.unwrap_or_else(usual)
     }
+}
+
+fn default_mem_mib() -> u64 {
+    1024
 }
 
 fn default_rotate_before_s() -> u32 {

@@ -506,6 +506,7 @@ mod tests {
             max_time: hop_slurm::span::TimeLimit::Unlimited,
             default_time: hop_slurm::span::TimeLimit::Unlimited,
             oversubscribe: "NO".into(),
+            exclusive_user: false,
             preempt_mode: "OFF".into(),
             admits: hop_slurm::Admits::default(),
             qos: Some("part".into()),

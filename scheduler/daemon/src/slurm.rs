@@ -145,6 +145,7 @@ impl SlurmSide {
             nodes: Some(1),
             ntasks: Some(1),
             cpus_per_task: Some(pool.cpus_for(gpus).into()),
+            mem_mib: (pool.mem_mib > 0).then_some(pool.mem_mib),
             gres,
             time_limit_min: (pool.time_limit_min > 0).then_some(pool.time_limit_min),
             workdir: Some("/".into()),
@@ -515,17 +516,9 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
     let Some(partition) = partition else {
         return Some(format!("Slurm has no partition {}", pool.partition));
     };
-    // A pilot is replaced this long before its end, and must be of use until then.
-    let minutes = match (pool.time_limit_min, partition.max_time) {
-        (0, TimeLimit::At(span)) => Some(span.0 / 60_000_000),
-        (0, _) => None,
-        (minutes, _) => Some(minutes.into()),
-    };
-    if let Some(minutes) = minutes.filter(|m| m * 60 < 2 * u64::from(pool.rotate_before_s)) {
-        return Some(format!(
-            "its pilots end after {minutes} min and are to be replaced {} s before: lower rotate_before_s",
-            pool.rotate_before_s
-        ));
+    let of_no_use = ends_too_soon(pool, partition).or_else(|| leaves_no_seat(partition));
+    if of_no_use.is_some() {
+        return of_no_use;
     }
     if pool.isolation == Isolation::None {
         return None;
@@ -545,6 +538,42 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
         ));
     }
     None
+}
+
+/// Why the pool's pilots would be of no use by their time limit, or never start.
+fn ends_too_soon(pool: &Pool, partition: &Partition) -> Option<String> {
+    let minutes = |limit: TimeLimit| limit.span().map(|span| span.0 / 60_000_000);
+    let (most, name) = (minutes(partition.max_time), &partition.name);
+    let (minutes, mend) = match (pool.time_limit_min, partition.default_time) {
+        (0, TimeLimit::Unset) => (most?, "lower rotate_before_s".to_owned()),
+        // sbatch without --time.
+        (0, default) => {
+            let mend = format!("set time_limit_min, since partition {name} has a DefaultTime");
+            (minutes(default)?, mend)
+        }
+        (minutes, _) => (minutes.into(), "lower rotate_before_s".to_owned()),
+    };
+    if let Some(most) = most.filter(|most| minutes > *most) {
+        return Some(format!(
+            "its pilots' time limit is {minutes} min, and MaxTime of partition {name} is {most} min: \
+             Slurm starts none; lower time_limit_min"
+        ));
+    }
+    // A pilot is replaced this long before its end, and must be of use until then.
+    (minutes * 60 < 2 * u64::from(pool.rotate_before_s)).then(|| {
+        format!(
+            "its pilots end after {minutes} min and are to be replaced {} s before: {mend}",
+            pool.rotate_before_s
+        )
+    })
+}
+
+/// Why no user's seat could be on a pilot's node.
+fn leaves_no_seat(partition: &Partition) -> Option<String> {
+    let (name, setting) = (&partition.name, partition.gives_whole_nodes()?);
+    Some(format!(
+        "partition {name} has {setting}: no user's seat can be beside a pilot; use a partition without it"
+    ))
 }
 
 /// The end of a running job with a time limit.
@@ -605,6 +634,7 @@ mod tests {
         assert_eq!(spec.gres, [Gres::parse("gpu:2").unwrap()]);
         assert_eq!(spec.nodelist, [NodeName::from("n1")]);
         assert!(!spec.requeue && spec.time_limit_min.is_none());
+        assert_eq!(spec.mem_mib, Some(1024), "seats need the rest of the node's");
         assert!(spec.script.starts_with("#!/bin/sh\n"));
         let small = PilotRequest {
             partition: Some("burst".into()),
@@ -623,6 +653,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_pilots_memory_is_the_pools_and_0_leaves_it_to_slurm() {
+        let mut side = side();
+        let request = PilotRequest {
+            pool: "main".into(),
+            partition: None,
+            node: None,
+            gpus: Some(1),
+        };
+        for (mem_mib, asked) in [(512, Some(512)), (0, None)] {
+            side.config.pool.get_mut(&"main".into()).unwrap().mem_mib = mem_mib;
+            let spec = side.pilot_spec(5, &request, vec![], true).unwrap();
+            assert_eq!(spec.mem_mib, asked);
+        }
+    }
+
     fn node(name: &str, gres: &str, version: Option<&str>) -> Node {
         Node {
             name: name.into(),
@@ -630,9 +676,11 @@ mod tests {
             reason: None,
             cpus: 16,
             cpus_allocated: 0,
+            threads_per_core: 1,
             mem_mib: 0,
             mem_allocated_mib: 0,
-            gres: Gres::parse_list(gres).unwrap(),
+            gres: Gres::parse_list(gres),
+            gres_unread: vec![],
             gres_used: vec![],
             features: vec![],
             partitions: vec!["p".into()],
@@ -719,8 +767,9 @@ mod tests {
             nodes: vec![],
             is_default: false,
             max_time: TimeLimit::Unlimited,
-            default_time: TimeLimit::Unlimited,
+            default_time: TimeLimit::Unset,
             oversubscribe: "NO".into(),
+            exclusive_user: false,
             preempt_mode: preempt.into(),
             admits: hop_slurm::Admits::default(),
             qos: None,
@@ -744,9 +793,64 @@ mod tests {
         assert!(refusal(&aloud, None, true).unwrap().contains("no partition p"));
         let short = Pool {
             time_limit_min: 10,
-            ..aloud
+            ..aloud.clone()
         };
         let why = refusal(&short, Some(&partition("OFF")), true).unwrap();
         assert!(why.contains("lower rotate_before_s"), "{why}");
+        let whole = Partition {
+            oversubscribe: "EXCLUSIVE".into(),
+            ..partition("OFF")
+        };
+        let why = refusal(&aloud, Some(&whole), true).unwrap();
+        assert!(why.contains("OverSubscribe=EXCLUSIVE: no user's seat"), "{why}");
+        let users = Partition {
+            exclusive_user: true,
+            ..partition("OFF")
+        };
+        let why = refusal(&aloud, Some(&users), true).unwrap();
+        assert!(why.contains("ExclusiveUser=YES: no user's seat"), "{why}");
+    }
+
+    #[test]
+    fn pools_whose_pilots_end_too_soon_or_never_start_are_refused() {
+        let side = side();
+        let pool = side.config.pool[&"main".into()].clone();
+        let limited = |default_time, max_time| Partition {
+            default_time,
+            max_time,
+            ..partition("OFF")
+        };
+        let minutes = |minutes: u64| TimeLimit::At(Span::from_secs(60 * minutes));
+        let of = |limit: u32, there: &Partition| {
+            let pool = Pool {
+                time_limit_min: limit,
+                ..pool.clone()
+            };
+            refusal(&pool, Some(there), true)
+        };
+        let (unset, endless) = (TimeLimit::Unset, TimeLimit::Unlimited);
+        // A pilot without --time has the partition's DefaultTime, else its MaxTime.
+        for there in [limited(minutes(10), endless), limited(minutes(10), minutes(1440))] {
+            let why = of(0, &there).unwrap();
+            assert!(
+                why.contains("end after 10 min") && why.contains("set time_limit_min"),
+                "{why}"
+            );
+            assert_eq!(of(1440, &there), None);
+        }
+        let why = of(0, &limited(unset, minutes(10))).unwrap();
+        assert!(why.contains("end after 10 min"), "{why}");
+        for there in [
+            limited(unset, endless),
+            limited(endless, endless),
+            limited(minutes(60), endless),
+        ] {
+            assert_eq!(of(0, &there), None);
+        }
+        let why = of(1441, &limited(minutes(60), minutes(1440))).unwrap();
+        assert!(
+            why.contains("1441 min") && why.contains("MaxTime of partition p is 1440 min"),
+            "{why}"
+        );
     }
 }

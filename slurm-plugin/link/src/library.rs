@@ -125,20 +125,32 @@ impl Library {
         let mut message = ptr::null_mut();
         // SAFETY: as in `jobs`.
         check(unsafe { sys::slurm_load_partitions(since, &mut message, sys::HOP_SHOW_ALL as u16) })?;
-        // SAFETY: as in `jobs`.
-        let (time, partitions) = unsafe {
-            let records = slice((*message).partition_array, (*message).record_count as usize);
-            (
-                (*message).last_update,
-                records
-                    .iter()
-                    .map(|partition| read_partition(partition))
-                    .collect(),
-            )
-        };
+        let answer = self.cluster_preempt_mode().map(|cluster| {
+            // SAFETY: as in `jobs`.
+            let (time, partitions) = unsafe {
+                let records = slice((*message).partition_array, (*message).record_count as usize);
+                let read = records.iter().map(|partition| read_partition(partition, cluster));
+                ((*message).last_update, read.collect())
+            };
+            Answer::Partitions { time, partitions }
+        });
         // SAFETY: nothing of the message is kept.
         unsafe { sys::slurm_free_partition_info_msg(message) };
-        Ok(Answer::Partitions { time, partitions })
+        answer
+    }
+
+    /// slurm.conf's `PreemptMode`, which holds for partitions without their own.
+    fn cluster_preempt_mode(&self) -> Result<u16, Wrong> {
+        let mut settings = ptr::null_mut();
+        // SAFETY: as in `jobs`.
+        check(unsafe { sys::slurm_load_ctl_conf(0, &mut settings) })?;
+        // SAFETY: on success the pointer is to the whole settings, freed at once.
+        let mode = unsafe {
+            let mode = (*settings).preempt_mode;
+            sys::slurm_free_ctl_conf(settings);
+            mode
+        };
+        Ok(mode)
     }
 
     fn allocate(&self, ask: &Ask) -> Result<Answer, Wrong> {
@@ -341,9 +353,11 @@ unsafe fn read_node(node: &sys::node_info_t, partitions: &[Partition]) -> Node {
         reason: t(node.reason),
         cpus: node.cpus.into(),
         cpus_allocated,
+        threads_per_core: node.threads,
         mem_mib: node.real_memory,
         mem_allocated_mib,
         gres: gres(t(node.gres)),
+        gres_unread: Gres::unread(&t(node.gres).unwrap_or_default()),
         gres_used: gres(t(node.gres_used)),
         features: words(t(node.features_act)),
         partitions: partitions
@@ -393,7 +407,7 @@ unsafe fn allocated(node: &sys::node_info_t) -> (u32, u64) {
 
 /// # Safety
 /// `partition` is a whole record of libslurm's.
-unsafe fn read_partition(partition: &sys::partition_info_t) -> Partition {
+unsafe fn read_partition(partition: &sys::partition_info_t, cluster_preempt_mode: u16) -> Partition {
     // SAFETY: the strings of a whole record are null or C strings.
     let t = |pointer| unsafe { text(pointer) };
     let state = match u32::from(partition.state_up) {
@@ -410,7 +424,8 @@ unsafe fn read_partition(partition: &sys::partition_info_t) -> Partition {
         max_time: limit(partition.max_time),
         default_time: limit(partition.default_time),
         oversubscribe: oversubscribe(partition.max_share),
-        preempt_mode: preempt_mode(partition.preempt_mode),
+        exclusive_user: u32::from(partition.flags) & sys::HOP_PART_FLAG_EXCLUSIVE_USER != 0,
+        preempt_mode: preempt_mode(partition.preempt_mode, cluster_preempt_mode),
         admits: Admits {
             accounts: t(partition.allow_accounts).map(|list| words(Some(list))),
             not_accounts: words(t(partition.deny_accounts)),
@@ -433,18 +448,24 @@ fn oversubscribe(max_share: u16) -> String {
     }
 }
 
-fn preempt_mode(mode: u16) -> String {
-    let mode = u32::from(mode);
-    let base = match mode & !sys::HOP_PREEMPT_MODE_GANG {
-        sys::HOP_PREEMPT_MODE_SUSPEND => "SUSPEND",
-        sys::HOP_PREEMPT_MODE_REQUEUE => "REQUEUE",
-        sys::HOP_PREEMPT_MODE_CANCEL => "CANCEL",
-        _ => "OFF",
+/// As `scontrol` writes it: a partition without its own mode has the cluster's.
+fn preempt_mode(mode: u16, cluster: u16) -> String {
+    const NO_VAL16: u16 = 0xfffe;
+    let mode = u32::from(if mode == NO_VAL16 { cluster } else { mode });
+    let has = |bit: u32| mode & bit != 0;
+    // Beside one of these there may be the bit of WITHIN.
+    let base = if has(sys::HOP_PREEMPT_MODE_SUSPEND) {
+        "SUSPEND"
+    } else if has(sys::HOP_PREEMPT_MODE_REQUEUE) {
+        "REQUEUE"
+    } else if has(sys::HOP_PREEMPT_MODE_CANCEL) {
+        "CANCEL"
+    } else {
+        "OFF"
     };
-    match mode & sys::HOP_PREEMPT_MODE_GANG {
-        // NO_VAL16, the cluster's own value, has this bit too.
-        bits if bits != 0 && mode != 0xfffe => format!("GANG,{base}"),
-        _ => base.to_owned(),
+    match has(sys::HOP_PREEMPT_MODE_GANG) {
+        true => format!("GANG,{base}"),
+        false => base.to_owned(),
     }
 }
 
@@ -541,7 +562,7 @@ fn names(list: Option<String>) -> Vec<NodeName> {
 }
 
 fn gres(list: Option<String>) -> Vec<Gres> {
-    Gres::parse_list(&list.unwrap_or_default()).unwrap_or_default()
+    Gres::parse_list(&list.unwrap_or_default())
 }
 
 fn words(list: Option<String>) -> Vec<String> {
@@ -560,5 +581,27 @@ fn limit(minutes: u32) -> TimeLimit {
         u32::MAX => TimeLimit::Unlimited,
         0xffff_fffe => TimeLimit::Unset,
         minutes => TimeLimit::At(Span::from_secs(u64::from(minutes) * 60)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partition_without_a_mode_of_its_own_has_the_clusters() {
+        let number = |bits: u32| u16::try_from(bits).unwrap();
+        let gang = number(sys::HOP_PREEMPT_MODE_SUSPEND | sys::HOP_PREEMPT_MODE_GANG);
+        let within = number(sys::HOP_PREEMPT_MODE_SUSPEND) | 0x4000;
+        for (own, cluster, said) in [
+            (0xfffe, gang, "GANG,SUSPEND"),
+            (0xfffe, within, "SUSPEND"),
+            (0xfffe, 0, "OFF"),
+            (0, gang, "OFF"),
+            (number(sys::HOP_PREEMPT_MODE_CANCEL), gang, "CANCEL"),
+            (gang, number(sys::HOP_PREEMPT_MODE_REQUEUE), "GANG,SUSPEND"),
+        ] {
+            assert_eq!(preempt_mode(own, cluster), said, "{own:#x} {cluster:#x}");
+        }
     }
 }

@@ -34,12 +34,16 @@ impl Gres {
         })
     }
 
-    /// Reads a list as `scontrol` and `squeue` write them; empty, `N/A` and `(null)` are the empty list.
-    pub fn parse_list(text: &str) -> Result<Vec<Self>, GresError> {
-        if matches!(text, "" | "N/A" | "(null)" | "none" | "gres:none" | "gres/none") {
-            return Ok(Vec::new());
-        }
-        split_outside_parens(text).into_iter().map(Self::parse).collect()
+    /// Reads a list as `scontrol` and `squeue` write them; empty, `N/A` and `(null)` are the empty list. An item that
+    /// can't be read is left out: [`Gres::unread`] has it.
+    pub fn parse_list(text: &str) -> Vec<Self> {
+        items(text).filter_map(Self::read).collect()
+    }
+
+    /// The items of a list that can't be read.
+    pub fn unread(text: &str) -> Vec<String> {
+        let unread = items(text).filter(|item| Self::read(item).is_none());
+        unread.map(str::to_owned).collect()
     }
 
     fn read(text: &str) -> Option<Self> {
@@ -59,22 +63,25 @@ impl Gres {
             Some(list) => Some(read_index(list)?),
             None => None,
         };
-        let mut words = plain.split(':');
-        let name = words.next().filter(|name| is_word(name))?.to_owned();
-        let (kind, count) = match (words.next(), words.next(), words.next()) {
-            (None, _, _) => (None, index.as_ref().map_or(1, |index| index.len() as u64)),
-            (Some(word), None, _) => match read_count(word) {
+        // slurm.conf's `no_consume` says that jobs don't use the GRES up.
+        let words: Vec<&str> = plain.split(':').filter(|word| *word != "no_consume").collect();
+        let (name, rest) = words.split_first().filter(|(name, _)| is_word(name))?;
+        let (kind, count) = match *rest {
+            [] => (None, index.as_ref().map_or(1, |index| index.len() as u64)),
+            [word] => match read_count(word) {
                 Some(count) => (None, count),
+                None if word.bytes().all(|b| b.is_ascii_digit()) => return None,
                 None => (Some(word), 1),
             },
-            (Some(kind), Some(count), None) => (Some(kind), read_count(count)?),
+            // Types may be numbers, as of `gpu:3090:4`.
+            [kind, count] => (Some(kind), read_count(count)?),
             _ => return None,
         };
-        if kind.is_some_and(|kind| !is_word(kind) || kind.bytes().all(|b| b.is_ascii_digit())) {
+        if kind.is_some_and(|kind| !is_word(kind)) {
             return None;
         }
         Some(Self {
-            name,
+            name: (*name).to_owned(),
             kind: kind.map(str::to_owned),
             count,
             index,
@@ -161,13 +168,14 @@ pub fn write_index(index: &[GpuIndex]) -> String {
 
 /// A count with Slurm's binary suffixes.
 fn read_count(text: &str) -> Option<u64> {
-    let number = text.trim_end_matches(['K', 'k', 'M', 'm', 'G', 'g', 'T', 't']);
+    let number = text.trim_end_matches(['K', 'k', 'M', 'm', 'G', 'g', 'T', 't', 'P', 'p']);
     let factor: u64 = match &text[number.len()..] {
         "" => 1,
         "K" | "k" => 1 << 10,
         "M" | "m" => 1 << 20,
         "G" | "g" => 1 << 30,
         "T" | "t" => 1 << 40,
+        "P" | "p" => 1 << 50,
         _ => return None,
     };
     if number.is_empty() || !number.bytes().all(|b| b.is_ascii_digit()) {
@@ -181,6 +189,13 @@ fn is_word(text: &str) -> bool {
         && text
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "_-.+/".contains(c))
+}
+
+/// The items of a list; Slurm has several words for none.
+fn items(text: &str) -> impl Iterator<Item = &str> {
+    let is_empty = matches!(text, "" | "N/A" | "(null)" | "none" | "gres:none" | "gres/none");
+    let items = (!is_empty).then(|| split_outside_parens(text));
+    items.into_iter().flatten()
 }
 
 fn split_outside_parens(text: &str) -> Vec<&str> {
@@ -304,14 +319,32 @@ mod tests {
             ("gres:gpu:1", gres("gpu", None, 1, None)),
             ("gres/gpu:h100:1", gres("gpu", Some("h100"), 1, None)),
             ("craynetwork:4K", gres("craynetwork", None, 4096, None)),
+            ("gpu:3090:4", gres("gpu", Some("3090"), 4, None)),
+            ("gpu:2080:8(S:0-1)", gres("gpu", Some("2080"), 8, None)),
+            ("gpu:3090:2(IDX:0,3)", gres("gpu", Some("3090"), 2, Some(&[0, 3]))),
+            ("gres/gpu:3090:1", gres("gpu", Some("3090"), 1, None)),
+            (
+                "bandwidth:lustre:no_consume:4G",
+                gres("bandwidth", Some("lustre"), 4 << 30, None),
+            ),
+            ("bandwidth:no_consume:2P", gres("bandwidth", None, 2 << 50, None)),
+            ("license:no_consume", gres("license", None, 1, None)),
         ];
         for (text, expected) in cases {
             assert_eq!(Gres::parse(text).unwrap(), expected, "{text}");
         }
-        let list = Gres::parse_list("gpu:h100:2(IDX:0-1),gpu:v100:1(IDX:3),shard:4(0/4,0/4)").unwrap();
+        let list = Gres::parse_list("gpu:h100:2(IDX:0-1),gpu:v100:1(IDX:3),shard:4(0/4,0/4)");
         assert_eq!((list.len(), gpus(&list)), (3, 3));
         assert_eq!(gpu_index(&list), [GpuIndex(0), GpuIndex(1), GpuIndex(3)]);
-        assert!(Gres::parse_list("(null)").unwrap().is_empty());
+        assert!(Gres::parse_list("(null)").is_empty() && Gres::unread("(null)").is_empty());
+    }
+
+    #[test]
+    fn an_item_that_cannot_be_read_costs_itself_alone_and_is_told() {
+        let text = "gpu:3090:4,odd:a:b:c:1,gpu:a100:x,nic:2";
+        let expected = [gres("gpu", Some("3090"), 4, None), gres("nic", None, 2, None)];
+        assert_eq!(Gres::parse_list(text), expected);
+        assert_eq!(Gres::unread(text), ["odd:a:b:c:1", "gpu:a100:x"]);
     }
 
     #[test]
@@ -343,7 +376,7 @@ mod tests {
     proptest! {
         #[test]
         fn gres_reads_back_as_written(
-            name in "[a-z]{1,6}", kind in proptest::option::of("[a-z][a-z0-9_-]{0,8}[a-z]"),
+            name in "[a-z]{1,6}", kind in proptest::option::of("[a-z0-9]|[a-z0-9][a-z0-9_-]{0,8}[a-z0-9]"),
             count in 0_u64..100_000, index in proptest::option::of(proptest::collection::btree_set(0_u16..64, 0..9))
         ) {
             let index = index.map(|i| i.into_iter().map(GpuIndex).collect());
@@ -359,7 +392,8 @@ mod tests {
 
         #[test]
         fn no_text_panics(text in ".{0,40}") {
-            let _ = Gres::parse_list(&text);
+            let (read, unread) = (Gres::parse_list(&text), Gres::unread(&text));
+            prop_assert_eq!(read.len() + unread.len(), items(&text).count());
             let _ = Tres::parse(&text);
         }
     }

@@ -2,9 +2,10 @@
 
 use crate::link::Link;
 use crate::run::{RunAs, Runner};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::process::Command;
 
@@ -40,6 +41,8 @@ impl Default for Settings {
 pub struct Slurm {
     pub(crate) runner: Arc<Runner>,
     pub(crate) link: Option<Link>,
+    /// GRES that can't be read, as logged.
+    pub(crate) told: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Slurm {
@@ -53,6 +56,7 @@ impl Slurm {
                 timeout: settings.timeout,
             }),
             link: None,
+            told: Arc::default(),
         }
     }
 
@@ -64,6 +68,7 @@ impl Slurm {
                 ..(*self.runner).clone()
             }),
             link: None,
+            told: self.told.clone(),
         }
     }
 

@@ -155,7 +155,7 @@ fn parse_job(fields: &[&str]) -> Result<Job, ParseError> {
         reason: some_text(reason),
         nodes: node_names(nodes)?,
         cpus: number("cpus", cpus)?,
-        gres: Gres::parse_list(gres)?,
+        gres: Gres::parse_list(gres),
         submitted: parse_time(submitted),
         start: parse_time(start),
         end: parse_time(end),
@@ -232,7 +232,7 @@ fn parse_gres_line(line: &str) -> Result<JobGres, ParseError> {
         nodes: node_names(value("Nodes")?)?,
         cpus: value("CPU_IDs")?.to_owned(),
         mem_mib: number("Mem", value("Mem")?)?,
-        gres: Gres::parse_list(value("GRES").unwrap_or_default())?,
+        gres: Gres::parse_list(value("GRES").unwrap_or_default()),
     })
 }
 

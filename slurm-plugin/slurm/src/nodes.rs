@@ -15,10 +15,16 @@ pub struct Node {
     pub reason: Option<String>,
     pub cpus: u32,
     pub cpus_allocated: u32,
+    /// CPUs of a core (`ThreadsPerCore`).
+    #[serde(default = "one")]
+    pub threads_per_core: u16,
     pub mem_mib: u64,
     pub mem_allocated_mib: u64,
     /// Configured, all types.
     pub gres: Vec<Gres>,
+    /// Configured items that can't be read, and so count for nothing.
+    #[serde(default)]
+    pub gres_unread: Vec<String>,
     /// In use, with `IDX`.
     pub gres_used: Vec<Gres>,
     pub features: Vec<String>,
@@ -39,6 +45,9 @@ pub struct Partition {
     pub default_time: TimeLimit,
     /// `NO`, `EXCLUSIVE`, `FORCE:4`, ...
     pub oversubscribe: String,
+    /// Its nodes are one user's at a time (`ExclusiveUser`).
+    #[serde(default)]
+    pub exclusive_user: bool,
     /// `OFF`, `REQUEUE`, `SUSPEND`, ...: the possible fate of its jobs.
     pub preempt_mode: String,
     #[serde(default)]
@@ -66,6 +75,19 @@ impl Partition {
             || self.preempt_mode.contains("GANG")
             || self.oversubscribe.starts_with("FORCE:")
     }
+
+    /// The setting by which nobody else's job can be beside a job of the partition's: no seat beside a pilot.
+    pub fn gives_whole_nodes(&self) -> Option<&'static str> {
+        match (self.oversubscribe.as_str(), self.exclusive_user) {
+            ("EXCLUSIVE", _) => Some("OverSubscribe=EXCLUSIVE"),
+            (_, true) => Some("ExclusiveUser=YES"),
+            _ => None,
+        }
+    }
+}
+
+fn one() -> u16 {
+    1
 }
 
 pub(crate) fn parse_nodes(output: &str) -> Result<Vec<Node>, ParseError> {
@@ -85,10 +107,12 @@ fn parse_node(line: &str) -> Result<Node, ParseError> {
         reason: optional("Reason"),
         cpus: number("CPUTot", value("CPUTot")?)?,
         cpus_allocated: number("CPUAlloc", value("CPUAlloc")?)?,
+        threads_per_core: value_of(line, "ThreadsPerCore").map_or(Ok(1), |n| number("ThreadsPerCore", n))?,
         mem_mib: number("RealMemory", value("RealMemory")?)?,
         mem_allocated_mib: number("AllocMem", value("AllocMem")?)?,
-        gres: Gres::parse_list(value("Gres")?)?,
-        gres_used: Gres::parse_list(value_of(line, "GresUsed").unwrap_or_default())?,
+        gres: Gres::parse_list(value("Gres")?),
+        gres_unread: Gres::unread(value("Gres")?),
+        gres_used: Gres::parse_list(value_of(line, "GresUsed").unwrap_or_default()),
         features: words(optional("ActiveFeatures")),
         partitions: words(optional("Partitions")),
         version: optional("Version"),
@@ -118,6 +142,7 @@ fn parse_partition(line: &str) -> Result<Partition, ParseError> {
         max_time: TimeLimit::parse(value("MaxTime")?)?,
         default_time: TimeLimit::parse(value("DefaultTime")?)?,
         oversubscribe: value("OverSubscribe")?.to_owned(),
+        exclusive_user: value_of(line, "ExclusiveUser") == Some("YES"),
         preempt_mode: value("PreemptMode")?.to_owned(),
         admits: Admits {
             accounts: allowed("AllowAccounts"),
@@ -172,8 +197,21 @@ mod tests {
     }
 
     #[test]
+    fn a_gres_that_cannot_be_read_costs_no_node() {
+        let recorded = include_str!("../tests/recorded/24.11/nodes.txt");
+        let odd = recorded.replace(" Gres=gpu:2", " Gres=gpu:3090:4,odd:a:b:c:1");
+        assert_ne!(recorded, odd);
+        let (before, after) = (parse_nodes(recorded).unwrap(), parse_nodes(&odd).unwrap());
+        assert_eq!(before.len(), after.len());
+        assert!(before.iter().all(|node| node.gres_unread.is_empty()));
+        let changed = after.iter().find(|node| gpus(&node.gres) == 4).unwrap();
+        assert_eq!(changed.gres_unread, ["odd:a:b:c:1"]);
+    }
+
+    #[test]
     fn nodes_of_24_11() {
         let nodes = parse_nodes(include_str!("../tests/recorded/24.11/nodes.txt")).unwrap();
+        assert!(nodes.iter().all(|node| node.threads_per_core == 1));
         let cloud = nodes.iter().find(|node| node.name == "c2b1".into()).unwrap();
         assert!(cloud.state.is_powered_down() && !cloud.state.is_usable() && cloud.version.is_none());
         assert!(
@@ -204,5 +242,14 @@ mod tests {
             (&[NodeName::from("c2b1")][..], TimeLimit::Unlimited)
         );
         assert!(!notebook.may_suspend() && notebook.admits == Admits::default());
+        assert_eq!(notebook.gives_whole_nodes(), None);
+        let text = include_str!("../tests/recorded/24.11/partitions.txt");
+        for (from, to) in [
+            ("OverSubscribe=NO", "OverSubscribe=EXCLUSIVE"),
+            ("ExclusiveUser=NO", "ExclusiveUser=YES"),
+        ] {
+            let changed = parse_partitions(&text.replace(from, to)).unwrap();
+            assert_eq!(changed[0].gives_whole_nodes(), Some(to));
+        }
     }
 }

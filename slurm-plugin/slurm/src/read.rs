@@ -7,6 +7,7 @@ use crate::nodes::{self, Node, Partition};
 use crate::record::{Marks, ParseError};
 use crate::run::{Call, QueryError};
 use hop_words::id::JobId;
+use std::sync::PoisonError;
 
 impl Slurm {
     /// The jobs that `filter` lets through. An id that Slurm has forgotten is not an error.
@@ -82,10 +83,26 @@ impl Slurm {
         if let Some(link) = &self.link
             && let Some(nodes) = link.nodes().await
         {
+            self.tell_unread(&nodes);
             return Ok(nodes.to_vec());
         }
         let call = Call::new("scontrol", ["--details", "--oneliner", "--all", "show", "nodes"]);
-        self.runner.query(&call, nodes::parse_nodes).await
+        let nodes = self.runner.query(&call, nodes::parse_nodes).await?;
+        self.tell_unread(&nodes);
+        Ok(nodes)
+    }
+
+    /// Logs each GRES that can't be read, once. A job can ask for no other than the nodes'.
+    fn tell_unread(&self, nodes: &[Node]) {
+        let unread = nodes
+            .iter()
+            .flat_map(|node| node.gres_unread.iter().map(move |gres| (node, gres)));
+        for (node, gres) in unread {
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.insert(gres.clone()) {
+                tracing::warn!(node = %node.name, gres, "a GRES of Slurm's can't be read, and counts for nothing");
+            }
+        }
     }
 
     /// All partitions, hidden ones too.

@@ -61,6 +61,7 @@ fn slurm() -> SlurmSeen {
             max_time: TimeLimit::Unlimited,
             default_time: TimeLimit::Unset,
             oversubscribe: "NO".into(),
+            exclusive_user: false,
             preempt_mode: "OFF".into(),
             admits: Admits::default(),
             qos: None,
@@ -71,9 +72,11 @@ fn slurm() -> SlurmSeen {
             reason: None,
             cpus: 8,
             cpus_allocated: 0,
+            threads_per_core: 1,
             mem_mib: 1000,
             mem_allocated_mib: 0,
-            gres: Gres::parse_list("gpu:2").unwrap(),
+            gres: Gres::parse_list("gpu:2"),
+            gres_unread: Vec::new(),
             gres_used: Vec::new(),
             features: Vec::new(),
             partitions: vec!["notebook".into()],
@@ -137,6 +140,7 @@ fn right() -> Facts {
                 .map(|path| (PathBuf::from(path), true))
                 .to_vec()),
             autodetect: false,
+            several_files: false,
             state_dir: seen(900, 0o755, true),
         }),
         asked_node: None,
@@ -165,7 +169,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 42] = [
+const BROKEN: [(&str, &str, Break); 47] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -261,8 +265,32 @@ const BROKEN: [(&str, &str, Break); 42] = [
     ("partition", "no node of notebook has more than 0", |f| {
         slurm_of(f).nodes[0].gres.clear()
     }),
+    (
+        "partition",
+        "2 leases of one GPU take 12 CPUs, and a pilot has 10",
+        |f| {
+            slurm_of(f).nodes[0].threads_per_core = 2;
+            let pool = config(f).pool.values_mut().next().unwrap();
+            pool.cpus_per_pilot = 10;
+        },
+    ),
     ("seats", "no partition cpu", |f| {
         config(f).seat.partition = "cpu".into()
+    }),
+    ("seats", "notebook has OverSubscribe=EXCLUSIVE", |f| {
+        slurm_of(f).partitions[0].oversubscribe = "EXCLUSIVE".into()
+    }),
+    ("seats", "notebook has ExclusiveUser=YES", |f| {
+        slurm_of(f).partitions[0].exclusive_user = true
+    }),
+    ("seats", "cpu of the seats has no node of notebook", |f| {
+        let mut cpu = slurm_of(f).partitions[0].clone();
+        (cpu.name, cpu.nodes) = ("cpu".into(), vec!["c1".into()]);
+        slurm_of(f).partitions.push(cpu);
+        config(f).seat.partition = "cpu".into();
+    }),
+    ("gres", "gives each GPU several files (MIG)", |f| {
+        f.node.as_mut().unwrap().several_files = true
     }),
     ("gres", "/dev/b, which n1 doesn't have", |f| {
         f.node.as_mut().unwrap().devices.as_mut().unwrap()[1].1 = false;
@@ -289,6 +317,13 @@ fn failed(found: &[Finding]) -> Vec<&Finding> {
 }
 
 #[test]
+fn leases_of_whole_cores_that_fit_are_right() {
+    let mut facts = right();
+    slurm_of(&mut facts).nodes[0].threads_per_core = 2;
+    assert_eq!(failed(&of_host(&facts)), Vec::<&Finding>::new());
+}
+
+#[test]
 fn where_all_is_right_nothing_is_named() {
     assert_eq!(failed(&of_host(&right())), Vec::<&Finding>::new());
     assert_eq!(failed(&of_node(&right())), Vec::<&Finding>::new());
@@ -309,6 +344,22 @@ fn each_broken_set_up_is_named_with_its_mend() {
         // A partition that isn't there is missed by pool and seats alike.
         assert!(failed.len() <= 2, "{check}: {says}: {failed:#?}");
     }
+}
+
+#[test]
+fn a_gres_that_cannot_be_read_is_told_and_nothing_else_fails() {
+    let mut facts = right();
+    slurm_of(&mut facts).nodes[0].gres_unread = vec!["odd:a:b:1".into()];
+    let found = of_host(&facts);
+    assert_eq!(failed(&found), Vec::<&Finding>::new());
+    let told: Vec<&Finding> = found
+        .iter()
+        .filter(|row| row.result == Outcome::Unknown)
+        .collect();
+    assert!(
+        told.len() == 1 && told[0].says.contains("\"odd:a:b:1\" of n1"),
+        "{told:#?}"
+    );
 }
 
 #[test]
