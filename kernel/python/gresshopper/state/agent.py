@@ -115,6 +115,8 @@ class Agent:
         self._audit_from = 0.0
         #: When the last cell ended, and whether an audit is planned.
         self._ended, self._resting = 0.0, False
+        #: The planned capture in think time; others that the loop still holds are superseded.
+        self._intended: object = None
         #: No capture is tried before, for lack of room; none in think time before, after the last failure.
         self._crowded_until = self._idle_from = 0.0
         self._failures = 0
@@ -283,9 +285,16 @@ class Agent:
         self._allowance.took(ended, ended - started, outcome.status == "whole")
         self.between += ended - started
 
-    def _later(self) -> None:
-        """Capture in think time: a cell cheaper than its capture isn't delayed."""
-        self._after_seconds(THINK, self._idle)
+    def _later(self, seconds: float = THINK) -> None:
+        """Capture in think time: a cell cheaper than its capture isn't delayed. One attempt is planned at a time: a second
+        would begin right after the first, which a request broke off, and before that request's turn.
+        """
+        self._intended = intended = object()
+        self._after_seconds(seconds, functools.partial(self._idle_if, intended))
+
+    def _idle_if(self, intended: object) -> None:
+        if intended is self._intended:
+            self._idle()
 
     @staticmethod
     def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
@@ -299,8 +308,10 @@ class Agent:
         if self._cells:
             return
         started = time.perf_counter()
-        if self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
-            self._after_seconds(max(THINK, self._idle_from - started), self._idle)
+        if hurry.is_asked(self.shell):
+            self._later()
+        elif self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
+            self._later(max(THINK, self._idle_from - started))
         elif self.later:
             with self._as_in_a_cell():
                 self.later.some()
@@ -322,8 +333,8 @@ class Agent:
         if self._cells or self._waiting or self._audited == self._seq:
             return
         rested = max(self._audit_from, self._ended + REST)
-        if started < rested:
-            self._rest_in(rested - started)
+        if started < rested or hurry.is_asked(self.shell):
+            self._rest_in(max(rested - started, THINK))
             return
         try:
             with hurry.bound(self.capture.session, hurry.UntilAsked(self.shell)):

@@ -42,6 +42,8 @@ _DISK = 0.02
 _LEARNT = 0.001
 #: Seconds for which stored content stays though no record names it, of the hour that collections of garbage give.
 _FRESH = 20 * 60.0
+#: Objects that a search for those of several groups looks at between two checks for time.
+_PIECE = 1 << 16
 #: Tells an object by its address. Each call of `id` is told to those who listen to Python's audit events, us among them.
 _place_of = object.__hash__
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
@@ -675,20 +677,28 @@ class Capture:
         table = self._table
         if len(ids) > len(table):
             ordered = ids
-            for at, uid in table.items():
+            for at, uid in self.checking(table.items()):
                 if uid not in skip and uid not in found and uid in self.units:
                     i = bisect.bisect_left(ordered, at)
                     if i < len(ordered) and ordered[i] == at:
                         found.add(uid)
         else:
-            for at in ids:
+            for at in self.checking(ids):
                 uid = table.get(at, 0)
                 if uid and uid not in skip and uid in self.units:
                     found.add(uid)
         for uid in self._large - skip:
+            self.session.check()
             if _intersect(self.units[uid].ids, ids):
                 found.add(uid)
         return found
+
+    def checking(self, found: Iterable[Any]) -> Iterable[Any]:
+        """These, with a look at the time between pieces of them: millions take seconds."""
+        left = iter(found)
+        while piece := list(itertools.islice(left, _PIECE)):
+            self.session.check()
+            yield from piece
 
     def adopt(self, entries: Iterable[Mapping[str, Any]], process: Mapping[str, bytes]) -> None:
         """Go on from a saved state, now in the namespace: its units keep their numbers, and count as unchanged. Their
@@ -920,7 +930,7 @@ class _Round:
 
         seen: dict[int, int] = {}
         for i, block in enumerate(blocks):
-            for at in block.dump.ids:
+            for at in self.capture.checking(block.dump.ids):
                 j = seen.setdefault(at, i)
                 if j != i:
                     parent[find(i)] = find(j)

@@ -78,6 +78,24 @@ def test_a_large_group_asks_often(tmp_path: Path) -> None:
     assert 10_000 - patience.left > 30
 
 
+def test_looking_for_what_many_objects_share_asks_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run("big = [[] for i in range(300_000)]; small = [1]")
+    patience, asked = After(10_000), []
+    merge = capture._Round._merge
+
+    def counted(work: Any) -> Any:
+        before = patience.left
+        found = merge(work)
+        asked.append(before - patience.left)
+        return found
+
+    monkeypatch.setattr(capture._Round, "_merge", counted)
+    with hurry.bound(kernel.capture.session, patience):
+        kernel.capture.run(None)
+    assert asked[-1] >= 4
+
+
 def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     kernel = Kernel(tmp_path)
