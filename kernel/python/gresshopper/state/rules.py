@@ -34,7 +34,7 @@ from . import adapters, iterators, names, native, recipes, settings, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
-from .session import MAIN, STREAMS, NotYet, Overlap, Session, importable
+from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable
 from .setorder import Order
 from .writing import Writing
 
@@ -60,12 +60,15 @@ class Rules(Writing):
         """Begin a dump."""
         super().prepare(session, owned, bad)
         self.ordinary = _ordinary()
+        self.endless = frozenset(session.endless)
         self.plainly: set[type] = set()  # ordinary types whose instances need no other look in this dump
 
     # The order matters: cheap and frequent kinds first.
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         t = type(obj)
+        if self.endless and not self.endless.isdisjoint(t.__mro__):
+            return self.lose(obj, ENDLESS)
         if t in self.plainly:
             return NotImplemented
         if t in self.ordinary and id(obj) not in _SINGLETONS and id(obj) not in self.bad:
@@ -129,7 +132,7 @@ class Rules(Writing):
                 elif t.__dictoffset__ != 0:
                     _LEAVING.add(t)
         elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
-            self.suspects.append(obj)
+            self._suspect(obj)
         plain, itself = self._made(t)
         reduced = self._attributes(obj) if plain else self.with_left_out(obj, t)
         if reduced is NotImplemented and itself:
@@ -137,6 +140,10 @@ class Rules(Writing):
         if reduced is not NotImplemented:
             return _bare(reduced) if itself else reduced
         return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _suspect(self, obj: Any) -> None:
+        self.session.check()  # its own code may take long, and write little
+        self.suspects.append(obj)
 
     def _by_place(self, obj: Any) -> tuple[Any, ...]:
         where = _SINGLETONS[id(obj)][1]

@@ -78,6 +78,15 @@ def test_a_large_group_asks_often(tmp_path: Path) -> None:
     assert 10_000 - patience.left > 30
 
 
+def test_a_class_with_slow_pickling_of_its_own_is_asked_between_two_objects(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run("class A:\n    def __getstate__(self): return {}\nmany = [A() for _ in range(50)]")
+    patience = After(10_000)
+    with hurry.bound(kernel.capture.session, patience):
+        kernel.capture.run(None)
+    assert 10_000 - patience.left >= 50
+
+
 def test_looking_for_what_many_objects_share_asks_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(tmp_path)
     assert kernel.run("big = [[] for i in range(300_000)]; small = [1]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -93,3 +94,20 @@ _stream._recv_callback = _and_capture
     )
     kernel.run("1")
     assert order(kernel)[:1] == ["cell"]
+
+
+def test_a_mock_in_a_variable_keeps_nothing_from_being_saved(start: Callable[[], Kernel]) -> None:
+    kernel = start()
+    kernel.run("data = [1]")
+    kernel.run("from unittest.mock import MagicMock; m = MagicMock(return_value=3); m(1)")
+    kernel.run("data.append(2)")
+    last, _ = kernel.run("z = 5")
+
+    def saved() -> bool:
+        return any(cell["msg_id"] == last for said, _, _ in kernel.records() for cell in said["cells"])
+
+    kernel.eventually(saved)
+    units = {unit["m"][0]: unit for _, text, _ in kernel.records() for unit in json.loads(text)["units"]}
+    assert {name for name, unit in units.items() if unit["gone"]} == {"n:m"}
+    assert {"n:data", "n:z"} <= set(units)
+    assert any("MagicMock" in reason for reason in kernel.records()[-1][0]["unmovable"])
