@@ -448,14 +448,19 @@ class Capture:
 
     def touched(self, found: naming.Names) -> set[int] | None:
         """Units within reach of code with these names; None means any."""
-        if found.dynamic or self.busy():
+        if found.dynamic or self.beside():
             return None
         named = [self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner]
         return self._close([*named, *(self.units[uid] for uid in self._outside)])
 
+    def beside(self) -> list[str]:
+        """Threads and tasks that may touch the user's objects at any time."""
+        running = [f"the thread {thread.name}" for thread in threads.of_user(self._threads)]
+        return running + [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
+
     def busy(self) -> list[str]:
-        """Threads that may touch the user's objects at any time, in sentences."""
-        return [f"the thread {thread.name} runs beside the cells" for thread in threads.of_user(self._threads)]
+        """The same, in sentences."""
+        return [f"{one} runs beside the cells" for one in self.beside()]
 
     def away(self) -> list[str]:
         """Groups whose memory is on a GPU and can't be read now, in sentences."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import capture, hurry, pickling
+from gresshopper.state import capture, hurry, pickling, threads
 from gresshopper.state.pickling import Interrupted
 
 import child
@@ -180,6 +180,7 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
 
     monkeypatch.setattr(agents, "THINK", 0.01)
     monkeypatch.setattr(agents, "REST", 0.02)
+    monkeypatch.setattr(threads, "tasks_of_user", lambda namespace: [])  # this test's own would be one
     shell = _shell(tmp_path, monkeypatch)
     agent = agents.Agent(shell, tmp_path / "store")
     agent.watch()
