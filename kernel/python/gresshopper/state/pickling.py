@@ -1,7 +1,8 @@
 """The pickler for everything in a namespace: C speed, one memo, buffers out of band, recipes where pickle is wrong.
 
 A dump also yields facts for the capture: the objects that it went through (for the groups), memory ranges, classes
-and global names. `rules` chooses the recipes. The pickler never calls a user's `__eq__` and never changes an object.
+and global names. `rules` chooses the recipes. The pickler never calls a user's `__eq__` and never changes an object; what a
+class's own pickling code changes is told.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 
-from . import native, recipes
+from . import native, recipes, shapes
 from .kinds import harmless
 from .lost import Lost, parts
+from .quiet import DEEP_THREAD
 from .rules import Rules, library_rules
 from .session import (
     ENDLESS,
@@ -239,7 +241,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             pickler.touches,
             pickler.dynamic,
             pickler.gone,
-            pickler.notes,
+            [*pickler.notes, *shapes.changed(pickler.shapes)],
             pickler.seen,
             pickler.suspects,
             (pickler, kept),
@@ -357,7 +359,7 @@ def _deep(run: Callable[[], Any]) -> Any:
     before_limit = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(DEEP_LIMIT)
-        thread = threading.Thread(target=body, name="gresshopper-deep")
+        thread = threading.Thread(target=body, name=DEEP_THREAD)
         thread.start()
         thread.join()
     finally:

@@ -30,7 +30,7 @@ from typing import Any, Callable, TypeVar
 
 import cloudpickle
 
-from . import adapters, iterators, names, native, recipes, settings, singles
+from . import adapters, iterators, names, native, recipes, settings, shapes, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
@@ -61,6 +61,7 @@ class Rules(Writing):
         super().prepare(session, owned, bad)
         self.ordinary = _ordinary()
         self.endless = frozenset(session.endless)
+        self.shapes: list[tuple[Any, shapes.Shape]] = []  # of suspects, before their own pickling ran
         self.plainly: set[type] = set()  # ordinary types whose instances need no other look in this dump
 
     # The order matters: cheap and frequent kinds first.
@@ -144,6 +145,8 @@ class Rules(Writing):
     def _suspect(self, obj: Any) -> None:
         self.session.check()  # its own code may take long, and write little
         self.suspects.append(obj)
+        if len(self.shapes) < MANY:
+            self.shapes.append((obj, shapes.of(obj)))
 
     def _by_place(self, obj: Any) -> tuple[Any, ...]:
         where = _SINGLETONS[id(obj)][1]

@@ -111,3 +111,35 @@ def test_a_mock_in_a_variable_keeps_nothing_from_being_saved(start: Callable[[],
     assert {name for name, unit in units.items() if unit["gone"]} == {"n:m"}
     assert {"n:data", "n:z"} <= set(units)
     assert any("MagicMock" in reason for reason in kernel.records()[-1][0]["unmovable"])
+
+
+SAVING = """
+import sys
+class A:
+    saves = 0
+    def __getstate__(self):
+        self.saves += 1
+        print("saving", self.saves)
+        print("saving", file=sys.stderr)
+        return dict(self.__dict__)
+a = A()
+"""
+
+
+def test_what_pickling_code_prints_reaches_no_cell_and_what_it_changes_is_told(start: Callable[[], Kernel]) -> None:
+    kernel = start()
+    kernel.run(SAVING)
+    kernel.eventually(lambda: any(said["cause"] == "audit" for said, _, _ in kernel.records()))
+    kernel.run("a.x = 5")
+    assert kernel.ask("flush")["whole"]
+    kernel.run("print('the last'); printed = sys.stdout.write('of all\\n')")
+    heard = []
+    while not heard or "of all" not in heard[-1]:
+        message = kernel.client.get_iopub_msg(timeout=30)
+        heard += [message["content"]["text"]] if message["msg_type"] == "stream" else []
+    assert [text for text in heard if "saving" in text] == []
+    units = [unit for _, text, _ in kernel.records() for unit in json.loads(text)["units"] if unit["m"] == ["n:a"]]
+    assert len(units) > 1 and all(unit["notes"] == [CHANGES] for unit in units)
+
+
+CHANGES = "A's own pickling changes it at each capture: saves"
