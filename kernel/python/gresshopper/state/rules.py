@@ -456,6 +456,15 @@ class Rules(Writing):
             return NotImplemented
         return recipes.new_type, (made.__name__, made.__supertype__, made.__qualname__)
 
+    def _type_parameter(self, made: Any) -> Any:
+        if made.__module__ != MAIN:
+            return NotImplemented
+        names_ = ("bound", "covariant", "contravariant", "infer_variance")
+        how = {name: getattr(made, f"__{name}__") for name in names_ if getattr(made, f"__{name}__", None)}
+        if getattr(made, "has_default", bool)():  # since Python 3.13
+            how["default"] = made.__default__
+        return recipes.type_parameter, (type(made).__name__, made.__name__, how)
+
     def _match(self, m: Any) -> Any:
         for how in ("search", "match", "fullmatch"):
             again = getattr(m.re, how)(m.string, m.pos, m.endpos)
@@ -771,6 +780,9 @@ _RULES: dict[type, Rule] = {
 }
 if isinstance(typing.NewType, type):  # since Python 3.10
     _RULES[typing.NewType] = Rules._new_type
+for _kind in ("ParamSpec", "TypeVarTuple"):  # since Python 3.10 and 3.11
+    if hasattr(typing, _kind):
+        _RULES[getattr(typing, _kind)] = Rules._type_parameter
 
 _ordinary_types: tuple[int, set[type]] = (-1, set())
 
