@@ -61,6 +61,8 @@ LEAVES = 0.004
 THINK = 0.05
 #: Seconds of thinking after which everything is audited. Audits take at most one part in AUDITS of the time.
 REST, AUDITS = 1.0, 20
+#: Most seconds between two audits while something runs beside the cells.
+RESTS = 60.0
 #: Seconds after a capture that failed until it is tried again in think time; twice as many each time, up to FAILED_MOST.
 FAILED, FAILED_MOST = 2.0, 300.0
 #: Seconds after a capture without room until the next attempt.
@@ -113,8 +115,10 @@ class Agent:
         self._anew = False
         self._audited = -1
         self._audit_from = 0.0
-        #: When the last cell ended, and whether an audit is planned.
-        self._ended, self._resting = 0.0, False
+        #: When the last cell ended, and when the planned audit is due (0: none is planned).
+        self._ended = self._resting = 0.0
+        #: The planned capture in think time; others that the loop still holds are superseded.
+        self._intended: object = None
         #: No capture is tried before, for lack of room; none in think time before, after the last failure.
         self._crowded_until = self._idle_from = 0.0
         self._failures = 0
@@ -283,9 +287,16 @@ class Agent:
         self._allowance.took(ended, ended - started, outcome.status == "whole")
         self.between += ended - started
 
-    def _later(self) -> None:
-        """Capture in think time: a cell cheaper than its capture isn't delayed."""
-        self._after_seconds(THINK, self._idle)
+    def _later(self, seconds: float = THINK) -> None:
+        """Capture in think time: a cell cheaper than its capture isn't delayed. One attempt is planned at a time: a second
+        would begin right after the first, which a request broke off, and before that request's turn.
+        """
+        self._intended = intended = object()
+        self._after_seconds(seconds, functools.partial(self._idle_if, intended))
+
+    def _idle_if(self, intended: object) -> None:
+        if intended is self._intended:
+            self._idle()
 
     @staticmethod
     def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
@@ -299,8 +310,10 @@ class Agent:
         if self._cells:
             return
         started = time.perf_counter()
-        if self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
-            self._after_seconds(max(THINK, self._idle_from - started), self._idle)
+        if hurry.is_asked(self.shell):
+            self._later()
+        elif self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
+            self._later(max(THINK, self._idle_from - started))
         elif self.later:
             with self._as_in_a_cell():
                 self.later.some()
@@ -310,20 +323,27 @@ class Agent:
         self.thought += time.perf_counter() - started
 
     def _rest_in(self, seconds: float) -> None:
-        if not self._resting:
-            self._resting = True
-            self._after_seconds(seconds, self._rest)
+        due = time.perf_counter() + seconds
+        if not self._resting or due < self._resting:
+            self._resting = due
+            self._after_seconds(seconds, functools.partial(self._rest_if, due))
+
+    def _rest_if(self, due: float) -> None:
+        if due == self._resting:
+            self._rest()
 
     @yielding.Yielding()
     def _rest(self) -> None:
-        """Audit once after the last cell when the user thinks for longer: again later if they ask for something."""
-        self._resting = False
+        """Audit once after the last cell when the user thinks for longer: again later if they ask for something, and again
+        and again, in longer and longer pauses, while something runs beside the cells.
+        """
+        self._resting = 0.0
         started = time.perf_counter()
-        if self._cells or self._waiting or self._audited == self._seq:
+        if self._cells or self._waiting or (self._audited == self._seq and not self._writer.is_beside()):
             return
         rested = max(self._audit_from, self._ended + REST)
-        if started < rested:
-            self._rest_in(rested - started)
+        if started < rested or hurry.is_asked(self.shell):
+            self._rest_in(max(rested - started, THINK))
             return
         try:
             with hurry.bound(self.capture.session, hurry.UntilAsked(self.shell)):
@@ -338,6 +358,8 @@ class Agent:
         took = time.perf_counter() - started
         self._audit_from = time.perf_counter() + AUDITS * took
         self.thought += took
+        if self._writer.is_beside():
+            self._rest_in(max(AUDITS * took, min(started - self._ended, RESTS)))
 
     def _work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
         """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
@@ -804,8 +826,10 @@ class Agent:
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
-        told = self.rebuild(self.read(directory, upto), lazy, again, wait, shown)
-        self._tell(told.lost, told.notices)
+        snapshot = self.read(directory, upto)
+        told = self.rebuild(snapshot, lazy, again, wait, shown)
+        told = told._replace(notices=[*told.notices, *snapshot.ended()])
+        self.tell(told.lost, told.notices)
         return told
 
     def news(self, lost: Mapping[str, str]) -> dict[str, str]:
@@ -824,7 +848,7 @@ class Agent:
         stands = ((n, was, space[n]) for n, was in self.told.items() if n in space)
         self.told = {n: was for n, was, value in stands if type(value) is Lost or id(value) == was}
 
-    def _tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
+    def tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
         """Tell the user which variables came back changed, or not at all."""
         if self.journal is not None and self.journal.notice(self.news(lost), notices):
             return
@@ -874,7 +898,7 @@ class Agent:
         )
         pending = {uid: names for uid, names in pending.items() if uid not in loader.failed}
         if pending:
-            self.later = later.Later(loader, pending, self.shell, self._set_later, self._tell)
+            self.later = later.Later(loader, pending, self.shell, self._set_later, self.tell)
             self.later.begin()
             self.capture.pending = self.later.pending
             self._later()
@@ -927,7 +951,7 @@ class Agent:
         cells = [r.head["cell"]["seq"] for r in snapshot.records if r.head["cell"]]
         self._last = self._seq = max([self._seq, *cells])
         self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store, _unsaid))
-        self._writer.continues(len(self.shell.user_ns.get("_ih") or [""]))
+        self._writer.continues(len(self.shell.user_ns.get("_ih") or [""]), snapshot.beside)
         self.notes = self.notes or redo.notes_of(snapshot, self.store)
 
     def follow(self, snapshot: restoring.Snapshot) -> None:
@@ -954,12 +978,16 @@ class Agent:
         self._last = self._seq = max([self._seq, *(cell["seq"] for cell in cells)])
         return told
 
-    def elect(self) -> None:
-        """Follow no more: later captures are differences to the last applied record."""
-        if self._follower is not None:
-            snapshot, self._follower = self._follower.snapshot, None
-            self.capture.reset()
-            self.adopt(snapshot)
+    def elect(self) -> list[str]:
+        """Follow no more: later captures are differences to the last applied record. Returns what ended with the process that
+        was followed, in sentences.
+        """
+        if self._follower is None:
+            return []
+        snapshot, self._follower = self._follower.snapshot, None
+        self.capture.reset()
+        self.adopt(snapshot)
+        return snapshot.ended()
 
     def _set_later(self, staged: dict[str, Any]) -> None:
         space, hook, hidden = self.shell.user_ns, self.shell.displayhook, self.shell.user_ns_hidden

@@ -20,7 +20,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import effects, hurry, kinds, native, pickling, process, rules, settings, threads, unswept, verify
+from . import effects, hurry, kinds, native, pickling, process, quiet, rules, settings, threads, unswept, verify
 from . import names as naming
 from .lost import Lost
 from .store import CHUNK, Store
@@ -42,6 +42,8 @@ _DISK = 0.02
 _LEARNT = 0.001
 #: Seconds for which stored content stays though no record names it, of the hour that collections of garbage give.
 _FRESH = 20 * 60.0
+#: Objects that a search for those of several groups looks at between two checks for time.
+_PIECE = 1 << 16
 #: Tells an object by its address. Each call of `id` is told to those who listen to Python's audit events, us among them.
 _place_of = object.__hash__
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
@@ -446,14 +448,19 @@ class Capture:
 
     def touched(self, found: naming.Names) -> set[int] | None:
         """Units within reach of code with these names; None means any."""
-        if found.dynamic or self.busy():
+        if found.dynamic or self.beside():
             return None
         named = [self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner]
         return self._close([*named, *(self.units[uid] for uid in self._outside)])
 
+    def beside(self) -> list[str]:
+        """Threads and tasks that may touch the user's objects at any time."""
+        running = [f"the thread {thread.name}" for thread in threads.of_user(self._threads)]
+        return running + [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
+
     def busy(self) -> list[str]:
-        """Threads that may touch the user's objects at any time, in sentences."""
-        return [f"the thread {thread.name} runs beside the cells" for thread in threads.of_user(self._threads)]
+        """The same, in sentences."""
+        return [f"{one} runs beside the cells" for one in self.beside()]
 
     def away(self) -> list[str]:
         """Groups whose memory is on a GPU and can't be read now, in sentences."""
@@ -508,7 +515,7 @@ class Capture:
         `StoreError` if the store can't take it, `Interrupted` at the word of the session's `check`, `NoRoom` for a
         lack of memory. The known state is then as before, and nothing is lost.
         """
-        with unswept.Unswept(), hurry.roomy(self.session), hurry.reading_devices(self.session):
+        with unswept.Unswept(), quiet.quiet(), hurry.roomy(self.session), hurry.reading_devices(self.session):
             return self._run(found, cell, arm, everything, libraries)
 
     def _run(self, found: naming.Names | None, cell: int, arm: bool, everything: bool, libraries: bool) -> Delta:
@@ -675,20 +682,28 @@ class Capture:
         table = self._table
         if len(ids) > len(table):
             ordered = ids
-            for at, uid in table.items():
+            for at, uid in self.checking(table.items()):
                 if uid not in skip and uid not in found and uid in self.units:
                     i = bisect.bisect_left(ordered, at)
                     if i < len(ordered) and ordered[i] == at:
                         found.add(uid)
         else:
-            for at in ids:
+            for at in self.checking(ids):
                 uid = table.get(at, 0)
                 if uid and uid not in skip and uid in self.units:
                     found.add(uid)
         for uid in self._large - skip:
+            self.session.check()
             if _intersect(self.units[uid].ids, ids):
                 found.add(uid)
         return found
+
+    def checking(self, found: Iterable[Any]) -> Iterable[Any]:
+        """These, with a look at the time between pieces of them: millions take seconds."""
+        left = iter(found)
+        while piece := list(itertools.islice(left, _PIECE)):
+            self.session.check()
+            yield from piece
 
     def adopt(self, entries: Iterable[Mapping[str, Any]], process: Mapping[str, bytes]) -> None:
         """Go on from a saved state, now in the namespace: its units keep their numbers, and count as unchanged. Their
@@ -920,7 +935,7 @@ class _Round:
 
         seen: dict[int, int] = {}
         for i, block in enumerate(blocks):
-            for at in block.dump.ids:
+            for at in self.capture.checking(block.dump.ids):
                 j = seen.setdefault(at, i)
                 if j != i:
                     parent[find(i)] = find(j)

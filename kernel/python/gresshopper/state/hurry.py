@@ -5,7 +5,9 @@ A capture asks often, and is given up by `Interrupted`, which leaves everything 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import inspect
 import os
 import select
 import signal
@@ -112,6 +114,30 @@ def _interrupt(thread: int, namespace: dict[str, Any]) -> None:
             return signal.pthread_kill(thread, signal.SIGINT)
         time.sleep(0.001)
     return None
+
+
+def is_asked(shell: Any) -> bool:
+    """Whether a request was read from its socket and has yet to begin. No descriptor tells of it any more, and it can begin
+    only once the loop gets its turn.
+    """
+    queue = getattr(getattr(shell, "kernel", None), "msg_queue", None)  # before ipykernel 7
+    if queue is not None and queue.qsize():
+        return True
+    try:
+        tasks = asyncio.all_tasks()
+    except RuntimeError:  # no loop runs
+        return False
+    return any(_is_next(task) for task in tasks)
+
+
+def _is_next(task: Any) -> bool:
+    """Whether a task is ipykernel's, and goes on in the loop's next turn: it is new, or what it waited for is there."""
+    coro = task.get_coro()
+    code = getattr(coro, "cr_code", None)
+    if code is None or os.path.basename(os.path.dirname(code.co_filename)) != "ipykernel":
+        return False
+    waits = getattr(task, "_fut_waiter", None)
+    return inspect.getcoroutinestate(coro) == inspect.CORO_CREATED or (waits is not None and bool(waits.done()))
 
 
 class UntilAsked:

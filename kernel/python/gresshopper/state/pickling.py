@@ -1,7 +1,8 @@
 """The pickler for everything in a namespace: C speed, one memo, buffers out of band, recipes where pickle is wrong.
 
 A dump also yields facts for the capture: the objects that it went through (for the groups), memory ranges, classes
-and global names. `rules` chooses the recipes. The pickler never calls a user's `__eq__` and never changes an object.
+and global names. `rules` chooses the recipes. The pickler never calls a user's `__eq__` and never changes an object; what a
+class's own pickling code changes is told.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import array
 import bisect
 import copyreg
+import gc
 import io
 import itertools
 import pickle
@@ -19,11 +21,23 @@ from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 
-from . import native, recipes
+from . import native, recipes, shapes
 from .kinds import harmless
 from .lost import Lost, parts
+from .quiet import DEEP_THREAD
 from .rules import Rules, library_rules
-from .session import Buffer, Gone, Interrupted, Overlap, Session, Unpicklable, reason
+from .session import (
+    ENDLESS,
+    MAIN,
+    Buffer,
+    Gone,
+    Interrupted,
+    Overlap,
+    Session,
+    Unpicklable,
+    importable,
+    reason,
+)
 from .setorder import Order, ordered
 
 __all__ = ["Buffer", "Dump", "Gone", "Interrupted", "Session", "Unpicklable", "dump", "load"]
@@ -33,6 +47,11 @@ DEEP_STACK = 512 * 1024 * 1024
 DEEP_LIMIT = 400_000
 #: Number of nesting levels tried for a group. An object that makes another at each write never ends.
 DEPTHS = 4
+#: Objects of a deep dump until the first look for ones without end, and between two checks for time. Each look comes after
+#: twice as many objects as the one before.
+FIRST_LOOK, CHECKED = 2000, 64
+#: Instances by which a dump must have got deeper since the last look, the deeper half of them made since, to be without end.
+WITHOUT_END = 100
 #: Number of placeholders inside a group from which on the whole group counts as unpicklable.
 MAX_LOST = 200
 #: About how many seconds it takes to look at what a byte of a stream stands for.
@@ -92,10 +111,75 @@ class _Deep(Rules, pickle._Pickler):
         super().__init__(file, protocol, buffer_callback=buffer_callback)
         self.globals_ref: dict[int, Any] = {}
         self.proto = 5
+        self._met, self._next_look = 0, FIRST_LOOK
+        #: How deep the dump was at the last look, and the young objects of then, held lest another gets the address of one.
+        self._looked: tuple[int, list[Any]] | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        self._met += 1
+        if self._met % CHECKED == 0:
+            self.session.check()
+        if self._met == self._next_look:
+            self._next_look *= 2
+            self._look()
+        return super().reducer_override(obj)
+
+    def dump(self, obj: Any) -> None:
+        try:
+            super().dump(obj)
+        finally:
+            self._looked = None  # it holds this pickler, too
+
+    def _look(self) -> None:
+        """Ends a dump that gets deeper by objects that are only made as it gets there: a `MagicMock` makes another for each
+        attribute that it is asked for. The collector waits, so all that was made since is young.
+        """
+        path = [obj for obj in _path(sys._getframe()) if _is_instance(obj)]
+        before, self._looked = self._looked, (len(path), gc.get_objects(generation=0))
+        deeper = (
+            path[(before[0] + len(path)) // 2 :] if before else []
+        )  # some of the nearer half were about to be written
+        if before is None or 2 * len(deeper) < WITHOUT_END:
+            return
+        made = set(map(id, self._looked[1])).difference(map(id, before[1]))
+        if made.issuperset(map(id, deeper)):
+            raise _Endless(_maker(type(deeper[-1])))
 
     _dynamic_function_reduce = cloudpickle.CloudPickler._dynamic_function_reduce
     _function_getnewargs = cloudpickle.CloudPickler._function_getnewargs
     _function_reduce = cloudpickle.CloudPickler._function_reduce
+
+
+class _Endless(Exception):
+    """A dump that would never end, since instances of this class make others as they are written."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__("endless")
+        self.kind = kind
+
+
+def _path(frame: Any) -> list[Any]:
+    """The objects that Python's pickler is in the midst of, the outermost first."""
+    found = []
+    while frame is not None:
+        if frame.f_code is _SAVE:
+            found.append(frame.f_locals["obj"])
+        frame = frame.f_back
+    return found[::-1]
+
+
+_SAVE: Any = pickle._Pickler.save.__code__  # type: ignore[attr-defined]
+
+
+def _is_instance(obj: Any) -> bool:
+    """Whether an object is of a class with a reduction, and known to the collector."""
+    t = type(obj)
+    return not issubclass(t, type) and t not in pickle._Pickler.dispatch and gc.is_tracked(obj)
+
+
+def _maker(t: type) -> type:
+    """A class by which its kind is known again: a mock's class is its own, and the one below has the name."""
+    return next((c for c in t.__mro__[:-1] if c.__module__ == MAIN or importable(c)), t)
 
 
 def dump(session: Session, value: Any, owned: set[str] | None = None, first: int = 0) -> Dump:
@@ -120,6 +204,13 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             if any(root is overlap.root for root in lead):
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
             lead.append(overlap.root)
+            continue
+        except _Endless as endless:
+            endless.__traceback__ = None
+            if endless.kind in session.endless:
+                raise Unpicklable(ENDLESS) from None
+            session.endless.add(endless.kind)
+            kind, depths = _Fast, 0
             continue
         except _Culprit as culprit:
             culprit.forget()
@@ -150,7 +241,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             pickler.touches,
             pickler.dynamic,
             pickler.gone,
-            pickler.notes,
+            [*pickler.notes, *shapes.changed(pickler.shapes)],
             pickler.seen,
             pickler.suspects,
             (pickler, kept),
@@ -241,7 +332,7 @@ def _attempt(
             pickler.dump((lead, begins, orders) if orders else (lead, begins))
             if rest is not None:
                 pickler.dump(rest)  # with the same memo
-        except Overlap:
+        except (Overlap, _Endless):
             raise
         except Exception as e:  # whatever a user's own reducing code raises
             raise _Culprit(pickler.last, e) from e
@@ -268,7 +359,7 @@ def _deep(run: Callable[[], Any]) -> Any:
     before_limit = sys.getrecursionlimit()
     try:
         sys.setrecursionlimit(DEEP_LIMIT)
-        thread = threading.Thread(target=body, name="gresshopper-deep")
+        thread = threading.Thread(target=body, name=DEEP_THREAD)
         thread.start()
         thread.join()
     finally:

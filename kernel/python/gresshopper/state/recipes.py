@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
@@ -264,6 +265,13 @@ def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
     """A type parameter of a generic function or class (Python 3.12)."""
     made: Any = TypeVar
     return made(name, *constraints, bound=bound, infer_variance=True)
+
+
+def type_parameter(kind: str, name: str, how: dict[str, Any]) -> Any:
+    """A `typing.ParamSpec` or `TypeVarTuple` of the notebook."""
+    made = getattr(typing, kind)(name, **how)
+    made.__module__ = "__main__"
+    return made
 
 
 def enum_member(cls: Any, key: Any) -> Any:

@@ -125,14 +125,24 @@ class Writer:
         self._inputs = 0
         self._ordered: Sequence[str] = []
         self._modules = 0
+        #: What ran beside the cells at the last record.
+        self._beside: Sequence[str] = []
 
     def moved(self) -> bool:
-        """Whether the variables follow one another otherwise than in the last record."""
-        return self._capture.order() != self._ordered
+        """Whether the variables follow one another otherwise than in the last record, or something else runs beside the
+        cells.
+        """
+        return self._capture.order() != self._ordered or self._capture.beside() != self._beside
 
-    def continues(self, inputs: int) -> None:
-        """Notes that the present state was recorded: the variables in their order, and the number of inputs."""
-        self._ordered, self._inputs = self._capture.order(), inputs
+    def is_beside(self) -> bool:
+        """Whether something runs beside the cells, or did at the last record."""
+        return bool(self._beside or self._capture.beside())
+
+    def continues(self, inputs: int, beside: Sequence[str]) -> None:
+        """Notes that the present state was recorded: the variables in their order, the number of inputs, and what ran
+        beside the cells.
+        """
+        self._ordered, self._inputs, self._beside = self._capture.order(), inputs, beside
 
     def record(
         self,
@@ -176,6 +186,9 @@ class Writer:
         order = self._order(full)
         if order is not None:
             head["order"] = order
+        self._beside = self._capture.beside()
+        if self._beside:
+            head["beside"] = self._beside
         if redo is not None:
             head["redo"] = {"cells": redo(lambda data: self._ref(data, body))}
         return head, bytes(body)

@@ -65,6 +65,8 @@ class Snapshot:
         self.order: list[str] = []
         #: Variables that are lost, as their user knows.
         self.told: list[str] = []
+        #: Threads and tasks that ran beside the cells.
+        self.beside: list[str] = []
         #: Cells to run again for groups with `redo`, and the record with these cells.
         self.redo: Mapping[str, Any] = {"cells": []}
         self._redo_record: form.Record | None = None
@@ -93,8 +95,13 @@ class Snapshot:
         self.count = head.get("count", self.count)
         self.shown = head.get("shown", self.shown)
         self.told = head.get("told", [])
+        self.beside = head.get("beside", [])
         if head.get("redo"):
             self.redo, self._redo_record = head["redo"], record
+
+    def ended(self) -> list[str]:
+        """What no restore brings back of the process, in sentences."""
+        return [f"{one}, which ran beside the cells, ended with its process" for one in self.beside]
 
     def redo_bytes(self, ref: Mapping[str, Any], store: Store) -> bytes:
         """Bytes to which the re-run cells refer."""

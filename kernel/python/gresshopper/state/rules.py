@@ -30,11 +30,11 @@ from typing import Any, Callable, TypeVar
 
 import cloudpickle
 
-from . import adapters, iterators, names, native, recipes, settings, singles
+from . import adapters, iterators, names, native, recipes, settings, shapes, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
-from .session import MAIN, STREAMS, NotYet, Overlap, Session, importable
+from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable
 from .setorder import Order
 from .writing import Writing
 
@@ -60,12 +60,16 @@ class Rules(Writing):
         """Begin a dump."""
         super().prepare(session, owned, bad)
         self.ordinary = _ordinary()
+        self.endless = frozenset(session.endless)
+        self.shapes: list[tuple[Any, shapes.Shape]] = []  # of suspects, before their own pickling ran
         self.plainly: set[type] = set()  # ordinary types whose instances need no other look in this dump
 
     # The order matters: cheap and frequent kinds first.
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         t = type(obj)
+        if self.endless and not self.endless.isdisjoint(t.__mro__):
+            return self.lose(obj, ENDLESS)
         if t in self.plainly:
             return NotImplemented
         if t in self.ordinary and id(obj) not in _SINGLETONS and id(obj) not in self.bad:
@@ -129,7 +133,7 @@ class Rules(Writing):
                 elif t.__dictoffset__ != 0:
                     _LEAVING.add(t)
         elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
-            self.suspects.append(obj)
+            self._suspect(obj)
         plain, itself = self._made(t)
         reduced = self._attributes(obj) if plain else self.with_left_out(obj, t)
         if reduced is NotImplemented and itself:
@@ -137,6 +141,12 @@ class Rules(Writing):
         if reduced is not NotImplemented:
             return _bare(reduced) if itself else reduced
         return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _suspect(self, obj: Any) -> None:
+        self.session.check()  # its own code may take long, and write little
+        self.suspects.append(obj)
+        if len(self.shapes) < MANY:
+            self.shapes.append((obj, shapes.of(obj)))
 
     def _by_place(self, obj: Any) -> tuple[Any, ...]:
         where = _SINGLETONS[id(obj)][1]
@@ -445,6 +455,15 @@ class Rules(Writing):
         if made.__module__ != MAIN:
             return NotImplemented
         return recipes.new_type, (made.__name__, made.__supertype__, made.__qualname__)
+
+    def _type_parameter(self, made: Any) -> Any:
+        if made.__module__ != MAIN:
+            return NotImplemented
+        names_ = ("bound", "covariant", "contravariant", "infer_variance")
+        how = {name: getattr(made, f"__{name}__") for name in names_ if getattr(made, f"__{name}__", None)}
+        if getattr(made, "has_default", bool)():  # since Python 3.13
+            how["default"] = made.__default__
+        return recipes.type_parameter, (type(made).__name__, made.__name__, how)
 
     def _match(self, m: Any) -> Any:
         for how in ("search", "match", "fullmatch"):
@@ -761,6 +780,9 @@ _RULES: dict[type, Rule] = {
 }
 if isinstance(typing.NewType, type):  # since Python 3.10
     _RULES[typing.NewType] = Rules._new_type
+for _kind in ("ParamSpec", "TypeVarTuple"):  # since Python 3.10 and 3.11
+    if hasattr(typing, _kind):
+        _RULES[getattr(typing, _kind)] = Rules._type_parameter
 
 _ordinary_types: tuple[int, set[type]] = (-1, set())
 

@@ -92,6 +92,10 @@ class Overlap(Exception):
         self.root = root
 
 
+#: Why an instance of a class in `Session.endless` can't be written.
+ENDLESS = "it makes new objects as it is written, without end"
+
+
 class Session:
     """Shared data of a kernel's dumps: the namespace and the stable ids of its classes."""
 
@@ -104,6 +108,8 @@ class Session:
         self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
         #: Files open for reading, as they were when first seen.
         self.opened: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
+        #: Classes whose instances make others as they are written, without end: a dump of one was given up.
+        self.endless: weakref.WeakSet[type] = weakref.WeakSet()
         #: Objects in the memos of each dump of the present capture.
         self.kept: list[Any] = []
         #: Device memory as readable for this capture. None: read in place.

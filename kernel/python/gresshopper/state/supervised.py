@@ -148,8 +148,10 @@ class Supervised:
             of.next_record(asked["record"] != of.journal.next or bool(asked.get("anew")))
             of.journal.next = asked["record"]
         else:
-            of.elect()
+            ended = of.elect()
             of.begin(ChannelJournal(self._channel, of, asked["record"], of.seq))
+            if ended:
+                of.tell({}, ended)
         return {"form": form.VERSION, "python": platform.python_version(), "pid": os.getpid()}
 
     def _restore(self, call: Call) -> dict[str, Any]:
@@ -163,6 +165,7 @@ class Supervised:
         capturing = of.journal is not None
         told = of.rebuild(snapshot, wait=not lazy, shown=not lazy)
         if capturing:
+            told = told._replace(notices=[*told.notices, *snapshot.ended()])
             of.audit()
         else:
             of.adopt(snapshot)

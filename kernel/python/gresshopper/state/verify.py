@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import native, pickling, rules
+from . import native, pickling, rules, shapes
 from .session import reason
 from .store import Store
 
@@ -129,24 +129,10 @@ def _instances(root: Any, wanted: set[type]) -> dict[type, list[Any]]:
 def _differences(suspects: Sequence[Any], loaded: dict[type, list[Any]]) -> list[str]:
     said = []
     for cls in {type(s) for s in suspects}:
-        want = sorted(_shape(s) for s in suspects if type(s) is cls)
-        got = sorted(_shape(s) for s in loaded.get(cls, []))
+        want = sorted(shapes.of(s) for s in suspects if type(s) is cls)
+        got = sorted(shapes.of(s) for s in loaded.get(cls, []))
         if want != got:
             missing = sorted({n for shape in want for n, _ in shape} - {n for shape in got for n, _ in shape})
             what = f"loses {', '.join(missing)}" if missing else "changes it"
             said.append(f"{cls.__qualname__}'s own pickling {what}")
     return said
-
-
-def _shape(obj: Any) -> list[tuple[str, str]]:
-    """Attributes of an instance, as far as they compare without calling anything of the user's."""
-    attrs = getattr(obj, "__dict__", None) or {}
-    return sorted((str(name), _print(value)) for name, value in attrs.items())
-
-
-def _print(value: Any) -> str:
-    if type(value) in (int, float, str, bytes, bool, type(None)):
-        return repr(value)
-    if type(value) in (list, tuple, set, frozenset, dict):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__qualname__

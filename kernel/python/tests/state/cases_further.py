@@ -298,6 +298,14 @@ case(
     check="out=G.__parameters__[0] is T,G[str].__args__,typing.get_type_hints(G)",
 )
 case(
+    "object/parameter specification and tuple",
+    "import typing\nP=typing.ParamSpec('P',bound=int)\nTs=typing.TypeVarTuple('Ts')\nC=typing.Callable[P,int]\n"
+    "class G(typing.Generic[typing.Unpack[Ts]]): pass\nx=G[int,str]()\nA=P.args",
+    check="out=P.__name__,P.__bound__,P.__module__,C.__parameters__[0] is P,G.__parameters__[0] is Ts,Ts.__module__,"
+    "A.__origin__ is P,isinstance(x,G)",
+    since=(3, 11),
+)
+case(
     "object/newtype annotated",
     "import typing\nU=typing.NewType('U',int)\ndef f(x:U)->'U': return x\nA=typing.Annotated[U,'m']",
     check="out=U(3),f.__annotations__['x'] is U,A.__metadata__,typing.get_type_hints(f)['x'] is U",

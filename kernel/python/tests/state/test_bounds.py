@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gresshopper.state import agent as agents
-from gresshopper.state import capture, hurry, native, planning
+from gresshopper.state import capture, hurry, native, planning, session
 from gresshopper.state.session import NoRoom
 
 import child
@@ -49,6 +49,52 @@ def test_a_capture_that_never_ends_is_given_up(tmp_path: Path, source: str, monk
     assert hurry.resident() - before < 400 << 20
     assert kernel.run("del e, d") or kernel.run("e = d = 0")
     assert kernel.capture.run(None).changed
+
+
+MOCK = """
+from unittest.mock import MagicMock
+e = MagicMock(return_value=3); e(1); a = [1]
+"""
+
+
+@pytest.mark.parametrize("source", [DEEPER.replace("d =", "e ="), MOCK], ids=["deeper", "mock"])
+def test_what_makes_objects_without_end_costs_no_other(tmp_path: Path, source: str) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run(source), kernel.error
+    assert kernel.run("also = {1: e, 2: [2]}; apart = [a]")
+    kernel.capture.run(None)
+    gone = {name: unit.gone for unit in kernel.capture.units.values() for name in unit.names if unit.gone}
+    assert set(gone) == {"also", "e"}
+    assert [g.why for g in gone["e"]] == [session.ENDLESS]
+    assert kernel.run("a.append(2)")
+    assert [c.unit.names for c in kernel.capture.run(None).changed] == [["a", "apart"]]
+
+
+FINITE = {
+    "a list of nodes": "class Node: pass\nd = None\nfor i in range(6000):\n    n = Node(); n.next = d; d = n",
+    "made at once": """
+class Node: pass
+class Held:
+    def __getstate__(self):
+        d = None
+        for i in range(6000):
+            n = Node(); n.next = d; d = n
+        return {"d": d}
+d = Held()
+""",
+}
+
+
+@pytest.mark.parametrize("source", FINITE.values(), ids=FINITE)
+def test_deep_objects_that_have_an_end_are_written(tmp_path: Path, source: str) -> None:
+    kernel = Kernel(tmp_path)
+    gc.disable()  # whatever the cell makes stays young
+    try:
+        assert kernel.run(source), kernel.error
+        kernel.capture.run(None)
+    finally:
+        gc.enable()
+    assert not [unit.gone for unit in kernel.capture.units.values() if unit.gone]
 
 
 AGENT = """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import capture, hurry, pickling
+from gresshopper.state import capture, hurry, pickling, threads
 from gresshopper.state.pickling import Interrupted
 
 import child
@@ -76,6 +76,33 @@ def test_a_large_group_asks_often(tmp_path: Path) -> None:
     with hurry.bound(kernel.capture.session, patience):
         kernel.capture.run(None)
     assert 10_000 - patience.left > 30
+
+
+def test_a_class_with_slow_pickling_of_its_own_is_asked_between_two_objects(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run("class A:\n    def __getstate__(self): return {}\nmany = [A() for _ in range(50)]")
+    patience = After(10_000)
+    with hurry.bound(kernel.capture.session, patience):
+        kernel.capture.run(None)
+    assert 10_000 - patience.left >= 50
+
+
+def test_looking_for_what_many_objects_share_asks_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run("big = [[] for i in range(300_000)]; small = [1]")
+    patience, asked = After(10_000), []
+    merge = capture._Round._merge
+
+    def counted(work: Any) -> Any:
+        before = patience.left
+        found = merge(work)
+        asked.append(before - patience.left)
+        return found
+
+    monkeypatch.setattr(capture._Round, "_merge", counted)
+    with hurry.bound(kernel.capture.session, patience):
+        kernel.capture.run(None)
+    assert asked[-1] >= 4
 
 
 def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -> None:
@@ -153,6 +180,7 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
 
     monkeypatch.setattr(agents, "THINK", 0.01)
     monkeypatch.setattr(agents, "REST", 0.02)
+    monkeypatch.setattr(threads, "tasks_of_user", lambda namespace: [])  # this test's own would be one
     shell = _shell(tmp_path, monkeypatch)
     agent = agents.Agent(shell, tmp_path / "store")
     agent.watch()

@@ -1,7 +1,8 @@
-"""Which threads beside the cells make a capture look at everything."""
+"""Which threads and tasks beside the cells make a capture look at everything."""
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import multiprocessing
 import threading
@@ -85,3 +86,49 @@ def test_the_threads_of_multiprocessing_are_harmless(known: set[threading.Thread
     assert len(threading.enumerate()) > len(known) and found(known) == []
     queue.close()
     queue.join_thread()
+
+
+NOTEBOOK = """
+import asyncio
+async def tick():
+    while True:
+        await asyncio.sleep(3600)
+async def outer():
+    await tick()
+"""
+
+
+def tasks(source: str, turns: int) -> list[str]:
+    """The user's tasks after a cell and turns of the loop."""
+    namespace: dict[str, Any] = {}
+    exec(NOTEBOOK, namespace)
+
+    async def main() -> list[str]:
+        exec(source, namespace)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        found = threads.tasks_of_user(namespace)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        return found
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+def test_tasks_that_run_the_notebooks_code_count(turns: int) -> None:
+    assert tasks("t = asyncio.ensure_future(tick())", turns) == ["tick"]
+    assert tasks("t = asyncio.ensure_future(outer())", turns) == ["outer"]
+    assert tasks("t = asyncio.ensure_future(asyncio.wait_for(tick(), 3600))", turns) == ["tick"]
+    assert tasks("t = asyncio.gather(tick(), outer())", turns) == ["outer", "tick"]
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+def test_tasks_of_libraries_and_tasks_that_ended_do_not_count(turns: int) -> None:
+    assert tasks("t = asyncio.ensure_future(asyncio.sleep(3600))", turns) == []
+    assert tasks("async def short(): pass\nt = asyncio.ensure_future(short())", 3) == []
+    assert tasks("t = asyncio.ensure_future(tick()); t.cancel()", 3) == []
+
+
+def test_without_a_loop_there_are_no_tasks() -> None:
+    assert threads.tasks_of_user({}) == []

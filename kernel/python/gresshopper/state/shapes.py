@@ -1,0 +1,32 @@
+"""Attributes of an instance as far as they compare without calling anything of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+Shape = list[tuple[str, str]]
+
+
+def of(obj: Any) -> Shape:
+    """The shape of an instance: its attributes, with plain values, lengths, or types."""
+    attrs = object.__getattribute__(obj, "__dict__") if type(obj).__dictoffset__ else {}
+    return sorted((str(name), _print(value)) for name, value in attrs.items())
+
+
+def changed(before: Iterable[tuple[Any, Shape]]) -> list[str]:
+    """Changes since these shapes were taken, in sentences: of instances that only their own pickling touched since."""
+    found = {
+        type(obj).__qualname__: sorted({name for name, _ in set(shape) ^ set(of(obj))})
+        for obj, shape in before
+        if shape != of(obj)
+    }
+    return [f"{name}'s own pickling changes it at each capture: {', '.join(which)}" for name, which in found.items()]
+
+
+def _print(value: Any) -> str:
+    if type(value) in (int, float, str, bytes, bool, type(None)):
+        return repr(value)
+    if type(value) in (list, tuple, set, frozenset, dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__qualname__
