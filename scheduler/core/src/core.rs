@@ -293,6 +293,7 @@ impl Core {
             pool,
             rack: String::new(),
             gpus: 0,
+            sized: false,
             gpu_type: "".into(),
             gpu_mem_mib: 0,
             standing: Standing::default(),

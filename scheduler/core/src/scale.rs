@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
 use crate::placement::Fit;
-use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Standing, Ticket, Timer};
+use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Standing, Timer};
 use hop_words::id::JobId;
 use hop_words::time::Span;
 
@@ -327,27 +327,6 @@ impl Core {
             .iter()
             .map(|p| &self.supply.pilots[*p]);
         up.filter(|p| !going(p)).map(Pilot::gpus).sum()
-    }
-
-    /// Cancels requested pilots for which the node has no room any more. They would wait in Slurm's queue for our own
-    /// pilots' GPUs, and their cells with them.
-    pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
-        let mut room = self.supply.nodes[node].gpus.saturating_sub(self.gpus_up(node));
-        let here = self.supply.tickets.on(node).map(|(n, t)| (n, t.clone()));
-        let here: Vec<(u64, Ticket)> = here.collect();
-        let mut left_out = Vec::new();
-        for (ticket, Ticket { gpus, job, cell, .. }) in here {
-            if gpus <= room {
-                room -= gpus;
-                continue;
-            }
-            left_out.push(cell);
-            self.drop_ticket(ticket, out);
-            out.push(Output::CancelPilot { ticket, job });
-        }
-        for waiting in left_out {
-            self.instead_of(waiting, out);
-        }
     }
 
     /// Idle pilots of the node, the smallest first.

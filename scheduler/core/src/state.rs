@@ -5,7 +5,7 @@ mod standing;
 mod tickets;
 
 pub(crate) use overtaking::{Arena, Overtaking};
-pub(crate) use standing::Standing;
+pub(crate) use standing::{Failing, Standing};
 pub(crate) use tickets::{Ticket, Tickets, Waiting};
 
 use crate::config::{Limit, PoolConfig};
@@ -269,6 +269,8 @@ pub(crate) struct Node {
     pub rack: String,
     /// GPUs, cores as known from Slurm or from its pilots.
     pub gpus: u16,
+    /// Slurm has told the number of GPUs. Until then the node has at least as many as a pilot of it had.
+    pub sized: bool,
     pub gpu_type: GpuType,
     pub gpu_mem_mib: u64,
     pub standing: Standing,
@@ -291,15 +293,6 @@ pub(crate) struct Node {
     pub home_sizes: Vec<(u16, u32)>,
     /// The kernels with a replica here.
     pub sitting: BTreeSet<Idx<Kernel>>,
-}
-
-/// Pilots that failed on a node one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Failing {
-    /// The first of them was asked for then.
-    pub since: Timestamp,
-    /// The last of them failed then.
-    pub last: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
-use hop_core::journal::Entry;
-use hop_core::{Core, Input, NodeFacts, Output, PlaceKernel, Submit};
-use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
+use hop_core::journal::{Entry, Key, TicketImage, Value};
+use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, Submit};
+use hop_words::id::{GpuIndex, Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 
@@ -280,4 +280,65 @@ fn a_node_of_the_journal_takes_nothing_until_somebody_has_named_it() {
     assert_eq!(placed(&tell(cores("a"))), Some("n1"));
     assert_eq!(pilots(&tell(gone("n1"))).len(), 1, "it is given up");
     assert_eq!(placed(&tell(cores("b"))), None);
+}
+
+/// The journal has a pilot of one GPU on n0, and another that Slurm has not started yet.
+#[test]
+fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() {
+    let now = Timestamp(1_000_000);
+    let (node, job) = (NodeName::from("n0"), JobId(7));
+    let ticket = Value::Ticket(TicketImage {
+        pool: "main".into(),
+        partition: None,
+        node: Some(node.clone()),
+        gpus: 1,
+        job: Some(JobId(8)),
+        at: now,
+    });
+    let pilot = Value::Pilot {
+        node: node.clone(),
+        pool: "main".into(),
+    };
+    let journal = [(Key::Pilot(job), pilot), (Key::Ticket(1), ticket)];
+    let journal = journal.map(|(key, value)| Entry {
+        key,
+        value: Some(value),
+    });
+    let mut out = Vec::new();
+    let mut core = Core::restore(Config::default(), vec![pool("main", 2)], journal, now, &mut out);
+    let mut tell = |input| {
+        core.handle(input, now, &mut out);
+        core.sanity_check().unwrap();
+        std::mem::take(&mut out)
+    };
+    let up = PilotUp {
+        node,
+        pilot: job,
+        pool: "main".into(),
+        gpus: vec![GpuSlot {
+            index: GpuIndex(0),
+            gpu_type: "".into(),
+            mem_mib: 0,
+            blocked: None,
+        }],
+        cpus: 4,
+        ends: None,
+        steps_left: 1000,
+        leases: Vec::new(),
+        starting: Vec::new(),
+        ended: Vec::new(),
+        draining: false,
+        node_drains: false,
+    };
+    assert_eq!(tell(Input::PilotUp(up)), []);
+    assert_eq!(tell(Input::Node(facts("n0"))), [], "both have room there");
+    let small = NodeFacts {
+        gpus: 1,
+        ..facts("n0")
+    };
+    assert_eq!(
+        pilots(&tell(Input::Node(small))),
+        ["-1"],
+        "Slurm has told its size"
+    );
 }
