@@ -161,6 +161,7 @@ impl Core {
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
                 Timer::Alone(kernel) => self.alone_due(kernel, out),
                 Timer::Unasked(cell, seq) => self.unasked_due(cell, seq, out),
+                Timer::Stuck(ticket) => self.stuck_due(ticket, out),
             }
         }
     }
@@ -301,6 +302,7 @@ impl Core {
             pilots: Vec::new(),
             queue: BTreeSet::new(),
             failing: None,
+            shunned: None,
             held_for: None,
             listed: 0,
             subscribed: 0,

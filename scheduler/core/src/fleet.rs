@@ -4,6 +4,7 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::{GpuSlot, NodeFacts, PilotUp};
 use crate::journal::{Key, Value};
+use crate::late::GIVEN_UP;
 use crate::output::Output;
 use crate::state::{
     Cell, Failing, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Standing, Ticket, Timer,
@@ -126,20 +127,25 @@ impl Core {
         gpus: Option<u16>,
         out: &mut Vec<Output>,
     ) -> u64 {
-        let ticket = self.new_ticket(out);
         let partition = partition.or_else(|| self.supply.nodes[node?].burst.clone());
         let whole = self.supply.pools[pool].config.gpus_per_pilot;
+        let (bursts, size) = (self.bursts(partition.as_ref(), node), gpus.unwrap_or(whole));
+        if !bursts {
+            self.take_place_of_stuck(pool, size, out);
+        }
+        let ticket = self.new_ticket(out);
         let entry = Ticket {
             pool,
             partition: partition.clone(),
             node,
-            bursts: self.bursts(partition.as_ref(), node),
-            gpus: gpus.unwrap_or(whole),
+            bursts,
+            gpus: size,
             job: None,
             at: self.now,
             cell: None,
         };
         self.supply.tickets.insert(ticket, entry);
+        self.at(self.now + GIVEN_UP, Timer::Stuck(ticket));
         if let Some(node) = node {
             self.list_node(node);
         }
@@ -178,6 +184,9 @@ impl Core {
 
     pub(crate) fn drop_ticket(&mut self, ticket: u64, out: &mut Vec<Output>) -> Option<Ticket> {
         let dropped = self.supply.tickets.remove(ticket);
+        if let Some(t) = &dropped {
+            self.timers.remove(&(t.at + GIVEN_UP, Timer::Stuck(ticket)));
+        }
         if let Some(node) = dropped.as_ref().and_then(|t| t.node) {
             self.list_node(node);
         }
@@ -193,6 +202,7 @@ impl Core {
         let ticket = self.supply.tickets.of(up.pilot);
         let ticket = ticket.map(|(n, t)| (n, t.clone()));
         self.supply.nodes[node].failing = None;
+        self.supply.nodes[node].shunned = None;
         let known = self.supply.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
         let mut meant_for = None;

@@ -238,7 +238,7 @@ impl Core {
         let node = &self.supply.nodes[n];
         let mut pilots = node.pilots.iter().map(|p| &self.supply.pilots[*p]);
         let free = pilots.any(|p| p.state == PilotState::Up && p.free_gpus() > 0);
-        let coming = self.supply.tickets.on(n).next().is_some();
+        let coming = self.supply.tickets.on(n).any(|(_, t)| !self.is_stuck(t));
         let none = node.pilots.is_empty() && !coming && !self.could_bring(pool, n);
         !free && (!node.queue.is_empty() || none)
     }

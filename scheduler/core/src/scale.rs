@@ -75,7 +75,8 @@ impl Core {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let pool = k.pool;
-        let unplaced = || self.supply.tickets.anywhere().any(|t| t.pool == pool);
+        let anywhere = || self.supply.tickets.anywhere();
+        let unplaced = || anywhere().any(|t| t.pool == pool && !self.is_stuck(t));
         if self.is_served(cell) || unplaced() {
             return;
         }
@@ -107,11 +108,12 @@ impl Core {
     pub(crate) fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.dedicate(ticket, cell);
+        self.dedicate(ticket, cell, out);
     }
 
     /// The coming pilot is meant for the cell.
-    fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>) {
+    fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        self.give_up_stuck_for(cell, out);
         let seq = self.work.cells[cell].seq;
         self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
         self.reconsider_hold(cell);
@@ -144,8 +146,9 @@ impl Core {
             }
         };
         let here = |n: Idx<Node>| {
-            let coming = self.supply.tickets.on(n).any(|(_, t)| t.pool == k.pool);
-            coming || self.supply.nodes[n].pilots.iter().any(lends)
+            let mut coming = self.supply.tickets.on(n);
+            coming.any(|(_, t)| t.pool == k.pool && !self.is_stuck(t))
+                || self.supply.nodes[n].pilots.iter().any(lends)
         };
         k.able().any(|r| here(r.node))
     }
@@ -178,10 +181,11 @@ impl Core {
             })
     }
 
-    /// Whether Slurm can start the pool's pilots on the node now. A kernel may sit on a node that has left its pool.
+    /// Whether Slurm can start the pool's pilots on the node now, as far as known. A kernel may sit on a node that has
+    /// left its pool.
     pub(crate) fn takes_pilots(&self, node: Idx<Node>, pool: Idx<Pool>) -> bool {
         let n = &self.supply.nodes[node];
-        n.standing.is_up() && n.pool == pool
+        n.standing.is_up() && n.pool == pool && self.is_trusted(node)
     }
 
     /// Whether `size` more GPUs are allowed on the node.
@@ -205,7 +209,18 @@ impl Core {
         burst.map_or_else(|| size.into(), |b| self.too_many_there(pool, b, size))
     }
 
+    /// Pilots that Slurm doesn't start are given up for others.
     fn too_many_own(&self, pool: Idx<Pool>, size: u16) -> u32 {
+        let excess = self.too_many_in_all(pool, size);
+        if excess == 0 {
+            0
+        } else {
+            excess.saturating_sub(self.gpus_stuck(pool))
+        }
+    }
+
+    /// The same with all coming pilots.
+    pub(crate) fn too_many_in_all(&self, pool: Idx<Pool>, size: u16) -> u32 {
         let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
         (self.gpus_coming(pool) + u32::from(size)).saturating_sub(most)
@@ -269,7 +284,7 @@ impl Core {
 
     pub(crate) fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
         let this = (cell, self.work.cells[cell].seq);
-        self.supply.tickets.for_cell(this).next().is_some()
+        self.supply.tickets.for_cell(this).any(|t| !self.is_stuck(t))
     }
 
     /// Starts a pilot on the node, after idle pilots that are in the way are given back.
@@ -301,7 +316,7 @@ impl Core {
         }
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
         if let Some(cell) = cell {
-            self.dedicate(ticket, cell);
+            self.dedicate(ticket, cell, out);
         }
     }
 
@@ -426,7 +441,7 @@ impl Core {
                 BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
                 BurstNode::Unknown => {
                     let ticket = self.submit_pilot(pool, Some(partition.clone()), None, Some(size), out);
-                    return self.dedicate(ticket, cell);
+                    return self.dedicate(ticket, cell, out);
                 }
                 BurstNode::Full => {}
             }
@@ -502,7 +517,7 @@ impl Core {
             return false;
         };
         let mut coming = self.supply.tickets.for_cell((cell, c.seq));
-        if coming.any(|t| t.node == Some(home)) {
+        if coming.any(|t| t.node == Some(home) && !self.is_stuck(t)) {
             return true;
         }
         let size = self.size_for(cell);

@@ -5,7 +5,7 @@ mod standing;
 mod tickets;
 
 pub(crate) use overtaking::{Arena, Overtaking};
-pub(crate) use standing::{Failing, Standing};
+pub(crate) use standing::{Failing, Shunned, Standing};
 pub(crate) use tickets::{Ticket, Tickets, Waiting};
 
 use crate::config::{Limit, PoolConfig};
@@ -280,6 +280,7 @@ pub(crate) struct Node {
     pub queue: BTreeSet<(Rank, Idx<Cell>)>,
     /// Consecutive failures of pilots on this node, since the last success.
     pub failing: Option<Failing>,
+    pub shunned: Option<Shunned>,
     /// The due cell with a hold on the node.
     pub held_for: Option<Idx<Cell>>,
     /// GPUs that no pilot has or will have, as [`Lanes`] lists them.
@@ -779,4 +780,6 @@ pub(crate) enum Timer {
     Alone(Idx<Kernel>),
     /// A cell whose kernel's new executor has not asked for it.
     Unasked(Idx<Cell>, u64),
+    /// A coming pilot that Slurm may not start.
+    Stuck(u64),
 }

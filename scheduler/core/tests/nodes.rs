@@ -125,6 +125,153 @@ fn a_pilot_for_a_node_that_is_down_is_given_up_when_it_is_late_and_not_before() 
     assert_eq!(pilots(&w.tell(down("n0"))), [""; 0]);
 }
 
+/// Lets so many seconds pass, in steps. Pilots asked for and given up meanwhile; nothing else but news of waits is said.
+fn passes(w: &mut World, seconds: u64) -> Vec<String> {
+    let mut out = Vec::new();
+    for _ in 0..seconds / 10 {
+        out.extend(w.pass(Span::from_secs(10)));
+        w.core.sanity_check().unwrap();
+    }
+    out.retain(|o| !matches!(o, Output::Queued { .. }));
+    let said = pilots(&out);
+    assert_eq!(said.len(), out.len(), "{out:?}");
+    said
+}
+
+/// Slurm has the pilot in its queue. Somebody's batch job has the node.
+fn queued(w: &mut World, ticket: u64) {
+    let job = JobId(7000 + ticket as u32);
+    assert_eq!(w.tell(Input::PilotQueued { ticket, job }), []);
+}
+
+/// A kernel without another node, whose cell waits for a pilot there.
+fn stays(w: &mut World, name: &str, node: &str) -> (KernelId, Vec<String>) {
+    let k = w.kernel(name, name, &[node], 2);
+    let why = Some("its state is not saved".into());
+    w.tell(Input::KernelFixed {
+        kernel: k.clone(),
+        why,
+    });
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    (k, pilots(&out))
+}
+
+#[test]
+fn a_pilot_that_slurm_does_not_start_is_given_up_for_one_on_another_node_of_its_cell() {
+    let mut w = world(1);
+    waits(&mut w);
+    queued(&mut w, 1);
+    assert_eq!(passes(&mut w, 290), [""; 0]);
+    assert_eq!(
+        w.core.waiting()[0].reason.to_string(),
+        "Slurm has not started the job with GPUs for it on n0 yet"
+    );
+    assert_eq!(passes(&mut w, 310), ["-1", "+2 n1"]);
+    w.pilot("n1", 2, 8);
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+}
+
+#[test]
+fn pilots_that_slurm_does_not_start_keep_nobody_from_the_free_nodes() {
+    let mut w = world(2);
+    for node in ["n2", "n3"] {
+        w.tell(Input::Node(facts(node)));
+    }
+    assert_eq!(stays(&mut w, "ada", "n0").1, ["+1 n0"]);
+    assert_eq!(stays(&mut w, "bob", "n1").1, ["+2 n1"]);
+    (1..=2).for_each(|ticket| queued(&mut w, ticket));
+    assert_eq!(stays(&mut w, "carol", "n2").1, [""; 0], "two are coming");
+    // They keep their places in Slurm's queue for as long as nobody needs them.
+    assert_eq!(passes(&mut w, 600), ["-1", "+3 n2"]);
+    w.pilot("n2", 2, 8);
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+    assert_eq!(stays(&mut w, "dan", "n3").1, ["-2", "+4 n3"]);
+}
+
+#[test]
+fn a_kernel_moves_away_from_where_slurm_starts_no_pilot() {
+    let mut w = world(1);
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n0"]);
+    queued(&mut w, 1);
+    let mut out = Vec::new();
+    for _ in 0..60 {
+        out.extend(w.pass(Span::from_secs(10)));
+    }
+    assert_eq!(pilots(&out), ["-1", "+2 n1"]);
+    let moves = out.iter().filter(|o| matches!(o, Output::Migrate { .. }));
+    assert_eq!(moves.count(), 1);
+}
+
+#[test]
+fn a_pilot_that_slurm_does_not_start_is_given_up_once_its_cell_is_gone() {
+    let mut w = world(2);
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n0"]);
+    queued(&mut w, 1);
+    w.tell(Input::CancelCell {
+        kernel: k.clone(),
+        cell,
+    });
+    assert_eq!(passes(&mut w, 290), [""; 0], "it may come yet");
+    assert_eq!(passes(&mut w, 10), ["-1"]);
+    assert_eq!(passes(&mut w, 10), [""; 0]);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+2 n1"], "n0 isn't tried again at once");
+}
+
+/// Its cell has no other node, and each time another cell takes the pilot's place.
+#[test]
+fn a_node_where_slurm_starts_no_pilot_is_asked_ever_more_rarely() {
+    let mut w = world(1);
+    let (_, asked) = stays(&mut w, "ada", "n0");
+    assert_eq!(asked, ["+1 n0"]);
+    let other = w.kernel("bob", "bob", &["n1"], 2);
+    let mut pauses = Vec::new();
+    for ticket in [1, 3, 5, 7] {
+        queued(&mut w, ticket);
+        assert_eq!(passes(&mut w, 300), [""; 0]);
+        let (cell, out) = w.submit(&other, Need::gpus(2));
+        assert_eq!(
+            pilots(&out),
+            [format!("-{ticket}"), format!("+{} n1", ticket + 1)]
+        );
+        let mut pause = 0;
+        let pilot = w.pilot("n1", 2, 8);
+        w.settle();
+        w.end_cell(&other, &cell);
+        w.settle();
+        w.agents.remove(&pilot);
+        let cause = hop_words::lease::EndCause::Done;
+        let mut out = w.tell(Input::PilotLost { pilot, cause });
+        while pilots(&out).is_empty() {
+            pause += 10;
+            out = w.pass(Span::from_secs(10));
+        }
+        assert_eq!(pilots(&out), [format!("+{} n0", ticket + 2)]);
+        pauses.push(pause / 600);
+    }
+    assert_eq!(pauses, [1, 2, 4, 8]);
+}
+
+#[test]
+fn a_cell_gets_its_pilot_though_slurm_starts_none_for_the_pools_minimum() {
+    let mut pool = PoolConfig::fixed("main", 1, 2, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    w.tell(Input::Node(facts("n1")));
+    queued(&mut w, 1);
+    let (_, asked) = stays(&mut w, "ada", "n1");
+    assert_eq!(asked, [""; 0], "it may come to that node");
+    assert_eq!(passes(&mut w, 290), [""; 0]);
+    assert_eq!(passes(&mut w, 310), ["-1", "+2 n1"]);
+}
+
 /// A burst node is not usable while it boots.
 #[test]
 fn a_burst_nodes_boot_is_waited_for() {

@@ -1,6 +1,6 @@
 //! A node's availability as far as known, and the one by whose word; and the pilots that failed there.
 
-use hop_words::time::Timestamp;
+use hop_words::time::{Span, Timestamp};
 
 /// Whether pilots and replicas may be placed on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -36,6 +36,14 @@ pub(crate) struct Failing {
     pub since: Timestamp,
     /// The last of them failed then.
     pub last: Timestamp,
+}
+
+/// Pilots were asked for on a node in vain: none is asked for until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shunned {
+    pub until: Timestamp,
+    /// How long it was last shunned.
+    pub pause: Span,
 }
 
 #[cfg(test)]
