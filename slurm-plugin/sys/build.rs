@@ -169,6 +169,7 @@ const CONSTANTS: [&str; 33] = [
     "NODE_STATE_PLANNED",
     "NODE_STATE_REBOOT_ISSUED",
     "NODE_STATE_REBOOT_REQUESTED",
+    "NODE_STATE_RES",
 ];
 
 fn header() -> String {

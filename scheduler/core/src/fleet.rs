@@ -27,7 +27,10 @@ impl Core {
         let node = &mut self.supply.nodes[i];
         node.gpus = facts.gpus;
         node.sized = true;
-        node.gpu_type = facts.gpu_type;
+        // Where Slurm names no type, its pilots' word stays.
+        if !facts.gpu_type.as_str().is_empty() || node.pilots.is_empty() {
+            node.gpu_type = facts.gpu_type;
+        }
         node.gpu_mem_mib = facts.gpu_mem_mib;
         node.rack = facts.rack;
         node.standing = Standing::Up;
@@ -323,7 +326,10 @@ impl Core {
         n.gpus = n.gpus.max(types);
         n.standing = n.standing.with_agent();
         if let Some(g) = self.supply.pilots[i].groups.first() {
-            n.gpu_type = g.gpu_type.clone();
+            // Slurm's word is on the GPUs of the pool's type; a mixed node's pilot may have another.
+            if !n.sized || n.gpu_type.as_str().is_empty() {
+                n.gpu_type = g.gpu_type.clone();
+            }
             n.gpu_mem_mib = g.mem_mib;
         }
         self.list_pilot(i);

@@ -2,11 +2,14 @@
 //!
 //! A pilot that Slurm doesn't start keeps its place in Slurm's queue for as long as nobody else needs it: it may be the
 //! first to get the GPUs there. But it keeps nobody from asking for a pilot on another node.
+//! Pilots are first asked for where the jobs of others leave room for them.
 
 use crate::core::Core;
 use crate::index::Idx;
+use crate::input::Room;
 use crate::output::Output;
 use crate::state::{Cell, Node, Pool, Shunned, Ticket, Timer, Waiting};
+use hop_words::id::NodeName;
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 
@@ -32,6 +35,24 @@ impl Core {
         let shunned = self.supply.nodes[node].shunned;
         let mut coming = self.supply.tickets.on(node);
         shunned.is_none_or(|s| s.until <= self.now) && !coming.any(|(_, t)| self.is_stuck(t))
+    }
+
+    /// Slurm has told what the jobs of others leave of the node. Where they leave more than before, pilots are asked for
+    /// again.
+    pub(crate) fn node_room(&mut self, name: &NodeName, room: Room) {
+        if let Some(i) = self.find_node(name) {
+            let node = &mut self.supply.nodes[i];
+            if room.taken < node.room.taken {
+                node.shunned = None;
+            }
+            node.room = room;
+        }
+    }
+
+    /// Whether the jobs of others are in the way of so many GPUs more on the node: a pilot there would wait for them.
+    pub(crate) fn is_taken(&self, node: Idx<Node>, size: u16) -> bool {
+        let taken = self.supply.nodes[node].room.taken;
+        taken > 0 && self.spare_gpus(node) < size.saturating_add(taken)
     }
 
     /// A pilot was asked for on the node in vain: the next is asked for after `pause` at the earliest, or after twice
@@ -109,6 +130,17 @@ impl Core {
         }
         self.shun(node, SHUNNED);
         self.give_up(&[ticket], out);
+    }
+
+    /// Slurm can't start the pilot on its node, however long it waits.
+    pub(crate) fn pilot_refused(&mut self, ticket: u64, out: &mut Vec<Output>) {
+        if let Some(t) = self.drop_ticket(ticket, out) {
+            if let Some(node) = t.node {
+                self.shun(node, SHUNNED);
+            }
+            self.keep_pilots(t.pool, out);
+            self.instead_of(t.cell, out);
+        }
     }
 
     /// Cancels these of the pilots that were asked for on the node, and looks for others for their cells and pools.

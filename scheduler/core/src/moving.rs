@@ -223,6 +223,7 @@ impl Core {
                 && held.is_none_or(|h| h == cell)
                 && self.may_sit(*n, &c.need, &[])
                 && self.is_trusted(*n)
+                && !self.is_taken(*n, size)
                 && !self.sits_on(c.kernel, *n)
         };
         let spare = pool.lanes.spare.range((size, Idx::FIRST)..);

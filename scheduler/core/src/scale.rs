@@ -59,7 +59,7 @@ impl Core {
             return;
         }
         let mut nodes: Vec<Idx<Node>> = self.work.kernels[k].able().map(|r| r.node).collect();
-        nodes.sort_by_key(|&n| (home != Some(n), n));
+        nodes.sort_by_key(|&n| (self.is_taken(n, size), home != Some(n), n));
         match nodes.into_iter().find(|&n| self.could_boot(n, size, cell)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
             None => self.burst(cell, out),
@@ -88,10 +88,10 @@ impl Core {
             .able()
             .map(|r| r.node)
             .filter(fits)
-            .min_by_key(|&n| (k.home != Some(n), n));
+            .min_by_key(|&n| (self.is_taken(n, size), k.home != Some(n), n));
         let Some(node) = node else { return };
         if !self.may_add(pool, node, size) {
-            if self.is_burst(node) {
+            if self.is_burst(node) || self.is_taken(node, size) {
                 return;
             }
             let Some(victim) = self.gives_way(pool, c.due) else {
@@ -155,7 +155,8 @@ impl Core {
 
     /// Whether a pilot could be started on the node now, if need be in place of an idle pilot elsewhere.
     pub(crate) fn could_bring(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
-        self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
+        let may_replace = || !self.is_burst(node) && !self.is_taken(node, 1);
+        self.may_add(pool, node, 1) || may_replace() && self.gives_way(pool, false).is_some()
     }
 
     /// The pool's own least useful pilot: without leases on a node without waiting cells, or else with all leases held
@@ -396,6 +397,9 @@ impl Core {
         if missing == 0 {
             return true;
         }
+        if self.is_taken(node, size) {
+            return false;
+        }
         let partition = |n: Idx<Node>| &self.supply.nodes[n].burst;
         let same = |p: &Idx<Pilot>| partition(self.supply.pilots[*p].node) == partition(node);
         let pilots = self.supply.pools[pool].pilots.iter().copied().filter(same);
@@ -458,7 +462,10 @@ impl Core {
             return BurstNode::Unknown;
         }
         let room = |n: &&Idx<Node>| {
-            self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size && self.may_start_there(**n, cell)
+            self.may_sit(**n, &c.need, &[])
+                && self.spare_gpus(**n) >= size
+                && !self.is_taken(**n, size)
+                && self.may_start_there(**n, cell)
         };
         let found = nodes.iter().filter(there).filter(room);
         let found = found.min_by_key(|&&n| (self.supply.nodes[n].pilots.is_empty(), n));
@@ -493,7 +500,8 @@ impl Core {
             self.supply.pilots[*p].state == PilotState::Up && self.supply.pilots[*p].free_gpus() >= gpus
         };
         let there = self.supply.nodes[node].pilots.iter().any(free);
-        let room = self.takes_pilots(node, pool) && self.spare_gpus(node) >= size;
+        let room =
+            self.takes_pilots(node, pool) && self.spare_gpus(node) >= size && !self.is_taken(node, size);
         if !there && room && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
@@ -521,7 +529,7 @@ impl Core {
             return true;
         }
         let size = self.size_for(cell);
-        self.could_boot(home, size, cell) && self.may_add(k.pool, home, size)
+        self.could_boot(home, size, cell) && !self.is_taken(home, size) && self.may_add(k.pool, home, size)
     }
 
     // --- keeping and giving back ---

@@ -10,7 +10,7 @@ pub(crate) use tickets::{Ticket, Tickets, Waiting};
 
 use crate::config::{Limit, PoolConfig};
 use crate::index::{Idx, Places, Slab, Table};
-use crate::input::PoolOffers;
+use crate::input::{PoolOffers, Room};
 use crate::predict::Habit;
 use crate::price::Price;
 use crate::usage::Usage;
@@ -281,6 +281,7 @@ pub(crate) struct Node {
     /// Consecutive failures of pilots on this node, since the last success.
     pub failing: Option<Failing>,
     pub shunned: Option<Shunned>,
+    pub room: Room,
     /// The due cell with a hold on the node.
     pub held_for: Option<Idx<Cell>>,
     /// GPUs that no pilot has or will have, as [`Lanes`] lists them.

@@ -4,7 +4,7 @@
 use crate::world::{World, facts};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
 use hop_core::journal::{Entry, Key, TicketImage, Value};
-use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, Submit};
+use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, Room, Submit};
 use hop_words::id::{GpuIndex, Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -270,6 +270,106 @@ fn a_cell_gets_its_pilot_though_slurm_starts_none_for_the_pools_minimum() {
     assert_eq!(asked, [""; 0], "it may come to that node");
     assert_eq!(passes(&mut w, 290), [""; 0]);
     assert_eq!(passes(&mut w, 310), ["-1", "+2 n1"]);
+}
+
+/// The jobs of others have so many GPUs of the node; and whether a seat finds room.
+fn room(w: &mut World, node: &str, taken: u16, seat: bool) {
+    let node = node.into();
+    let room = Room { taken, seat };
+    assert_eq!(w.tell(Input::NodeRoom { node, room }), []);
+}
+
+#[test]
+fn kernels_are_placed_where_a_seat_and_a_pilot_find_room() {
+    let mut w = world(2);
+    w.tell(Input::Node(facts("n2")));
+    room(&mut w, "n0", 2, false);
+    room(&mut w, "n1", 2, true);
+    for name in ["a", "b"] {
+        assert_eq!(
+            placed(&w.tell(place(name))),
+            Some("n2"),
+            "n0 and n1 would be less loaded"
+        );
+    }
+    // Nowhere is room for a pilot: but a seat can start.
+    room(&mut w, "n2", 2, false);
+    assert_eq!(placed(&w.tell(place("c"))), Some("n1"));
+    // Nowhere is room: the kernel waits where it always would.
+    room(&mut w, "n1", 2, false);
+    assert_eq!(placed(&w.tell(place("d"))), Some("n0"));
+}
+
+#[test]
+fn a_pilot_is_asked_for_where_the_jobs_of_others_leave_room() {
+    let mut w = world(2);
+    room(&mut w, "n0", 1, true);
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n1"], "its first node is n0");
+    w.tell(Input::CancelCell {
+        kernel: k.clone(),
+        cell,
+    });
+    w.tell(gone("n1"));
+    // A place in Slurm's queue is better than none.
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+2 n0"]);
+    w.tell(Input::CancelCell {
+        kernel: k.clone(),
+        cell,
+    });
+    // Its own pilots aren't others' jobs.
+    w.tell(Input::PilotFailed {
+        ticket: 2,
+        reason: "none".into(),
+    });
+    w.pass(Span::from_secs(60));
+    let small = w.kernel("s", "ada", &["n0"], 1);
+    assert_eq!(pilots(&w.submit(&small, Need::gpus(1)).1), ["+3 n0"]);
+}
+
+#[test]
+fn no_idle_pilot_gives_way_to_one_that_would_wait_for_others_jobs() {
+    let mut w = world(1);
+    w.pilot("n1", 2, 8);
+    room(&mut w, "n0", 2, true);
+    let (_, asked) = stays(&mut w, "ada", "n0");
+    assert_eq!(asked, [""; 0]);
+    room(&mut w, "n0", 0, true);
+    let (_, asked) = stays(&mut w, "bob", "n0");
+    assert_eq!(asked, ["+1 n0"], "as ever");
+}
+
+#[test]
+fn a_cell_has_a_pilot_on_another_node_than_the_one_that_cannot_run_it() {
+    let mut w = world(2);
+    waits(&mut w);
+    let reason = "Requested node configuration is not available".into();
+    let out = w.tell(Input::PilotRefused { ticket: 1, reason });
+    assert_eq!(pilots(&out), ["+2 n1"]);
+}
+
+/// A mixed node: Slurm's word is on the GPUs that the pool lends.
+#[test]
+fn slurms_word_on_a_nodes_type_stays_whatever_its_pilots_first_gpu_is() {
+    let mut w = world(1);
+    let typed = NodeFacts {
+        gpu_type: "a100".into(),
+        ..facts("n0")
+    };
+    w.tell(Input::Node(typed));
+    w.tell(gone("n1"));
+    w.pilot("n0", 2, 8);
+    let of = |name: &str, gpu_type: &str| match place(name) {
+        Input::PlaceKernel(mut place) => {
+            place.default_need.gpu_type = Some(gpu_type.into());
+            Input::PlaceKernel(place)
+        }
+        other => other,
+    };
+    assert_eq!(placed(&w.tell(of("a", "a100"))), Some("n0"));
+    assert_eq!(placed(&w.tell(of("b", "fake"))), None);
 }
 
 /// A burst node is not usable while it boots.

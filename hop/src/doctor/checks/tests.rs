@@ -261,6 +261,10 @@ const BROKEN: [(&str, &str, Break); 42] = [
     ("partition", "no node of notebook has more than 0", |f| {
         slurm_of(f).nodes[0].gres.clear()
     }),
+    ("partition", "GPUs of type t4 on a node, and no node", |f| {
+        let pool = config(f).pool.values_mut().next().unwrap();
+        pool.gpu_type = Some("t4".into());
+    }),
     ("seats", "no partition cpu", |f| {
         config(f).seat.partition = "cpu".into()
     }),
