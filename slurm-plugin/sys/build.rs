@@ -170,6 +170,7 @@ const CONSTANTS: [&str; 34] = [
     "NODE_STATE_PLANNED",
     "NODE_STATE_REBOOT_ISSUED",
     "NODE_STATE_REBOOT_REQUESTED",
+    "NODE_STATE_RES",
 ];
 
 fn header() -> String {

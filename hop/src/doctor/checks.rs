@@ -481,7 +481,8 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
             format!("scontrol update PartitionName={} State=UP", partition.name),
         ));
     }
-    let most = |node: &hop_slurm::Node| hop_slurm::gres::gpus(&node.gres);
+    let gpu_type = pool.gpu_type.as_deref();
+    let most = |node: &hop_slurm::Node| hop_slurm::gres::gpus_of(&node.gres, gpu_type);
     let there = slurm
         .nodes
         .iter()
@@ -490,10 +491,11 @@ fn partition(name: &str, pool: &Pool, slurm: &SlurmSeen) -> Vec<Finding> {
         .max();
     if there.is_some_and(|most| most < u64::from(pool.gpus_per_pilot)) {
         let most = there.unwrap_or_default();
+        let of_type = gpu_type.map_or_else(String::new, |t| format!(" of type {t}"));
         found.push(Finding::failed(
             "partition",
             format!(
-                "pool {name} asks for {} GPUs on a node, and no node of {} has more than {most}",
+                "pool {name} asks for {} GPUs{of_type} on a node, and no node of {} has more than {most}",
                 pool.gpus_per_pilot, partition.name
             ),
             "Set Gres=gpu:N for the nodes in slurm.conf, or lower gpus_per_pilot.",

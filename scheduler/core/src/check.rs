@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, LeaseState, Pilot, PilotState, Standing};
+use crate::state::{Cell, LeaseState, Pilot, PilotState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
@@ -163,7 +163,7 @@ impl Core {
             let here = self.supply.tickets.values().filter(|t| t.node == Some(i));
             let coming: u16 = here.map(|t| t.gpus).sum();
             hold!(
-                node.standing == Standing::Unheard || coming == 0 || coming + self.gpus_up(i) <= node.gpus,
+                !node.sized || coming == 0 || coming + self.gpus_up(i) <= node.gpus,
                 "node {}: pilots of {coming} GPUs are waited for, which have no room beside the {} there",
                 node.name,
                 self.gpus_up(i)

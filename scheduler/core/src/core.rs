@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Limits, PoolConfig, Share, Shares};
 use crate::index::{Idx, Places, Table};
-use crate::input::{CancelTarget, Input};
+use crate::input::{CancelTarget, Input, Room};
 use crate::journal::{Counters, Entry, Key, TicketImage, Value};
 use crate::output::Output;
 use crate::predict::{Habit, STREAKS};
@@ -63,10 +63,12 @@ impl Core {
             Input::BurstNode { facts, partition } => self.node_facts(facts, Some(partition), out),
             Input::NodeDown { node } => self.node_down(&node, out),
             Input::NodeGone { node } => self.node_gone(&node, out),
+            Input::NodeRoom { node, room } => self.node_room(&node, room),
             Input::SlurmAway { away } => self.slurm_away(away, out),
             Input::PoolOffers(offers) => self.pool_offers(offers, out),
             Input::PilotQueued { ticket, job } => self.pilot_queued(ticket, job, out),
             Input::PilotFailed { ticket, .. } => self.pilot_failed(ticket, out),
+            Input::PilotRefused { ticket, .. } => self.pilot_refused(ticket, out),
             Input::PilotUp(up) => self.pilot_up(up, out),
             Input::PilotDraining { pilot } => self.pilot_draining(pilot, out),
             Input::PilotSilent { pilot } => self.pilot_silent(pilot),
@@ -162,6 +164,7 @@ impl Core {
                 Timer::Alone(kernel) => self.alone_due(kernel, out),
                 Timer::Unasked(cell, seq) => self.unasked_due(cell, seq, out),
                 Timer::Renew => self.renew_ranks(),
+                Timer::Stuck(ticket) => self.stuck_due(ticket, out),
             }
         }
     }
@@ -298,6 +301,7 @@ impl Core {
             pool,
             rack: String::new(),
             gpus: 0,
+            sized: false,
             gpu_type: "".into(),
             gpu_mem_mib: 0,
             standing: Standing::default(),
@@ -305,6 +309,8 @@ impl Core {
             pilots: Vec::new(),
             queue: BTreeSet::new(),
             failing: None,
+            shunned: None,
+            room: Room::default(),
             held_for: None,
             listed: 0,
             subscribed: 0,

@@ -4,7 +4,7 @@ use crate::core::Core;
 use crate::foretell::FEW;
 use crate::index::Idx;
 use crate::reason::{Reason, Yours, plural, spell};
-use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank};
+use crate::state::{Cell, Kernel, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank, Ticket};
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
@@ -240,6 +240,7 @@ impl Core {
                 | Reason::WrongType { .. }
                 | Reason::Blocked { .. }
                 | Reason::NoPilot { coming: false, .. }
+                | Reason::PilotLate { .. }
         ) {
             return None;
         }
@@ -424,7 +425,6 @@ impl Core {
     pub(crate) fn reason_on_nodes(&self, cell: Idx<Cell>) -> Reason {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
-        let pool = &self.supply.pools[k.pool];
         let mut pilots = 0;
         let mut best: Option<Reason> = None;
         for r in k.able() {
@@ -442,15 +442,27 @@ impl Core {
             }
         }
         if pilots == 0 {
-            let tickets = &self.supply.tickets;
-            let here = k.able().flat_map(|r| tickets.on(r.node)).map(|(_, t)| t);
-            let coming = here.chain(tickets.anywhere()).any(|t| t.pool == k.pool);
-            return Reason::NoPilot {
-                pool: pool.config.name.clone(),
-                coming,
-            };
+            return self.reason_without_pilot(k);
         }
         best.unwrap_or(Reason::NoReplica)
+    }
+
+    fn reason_without_pilot(&self, k: &Kernel) -> Reason {
+        let tickets = &self.supply.tickets;
+        let here = k.able().flat_map(|r| tickets.on(r.node)).map(|(_, t)| t);
+        let asked = here.chain(tickets.anywhere()).filter(|t| t.pool == k.pool);
+        let (late, coming): (Vec<&Ticket>, Vec<&Ticket>) =
+            asked.partition(|t| !t.bursts && self.is_late_to_boot(t));
+        let late = late.iter().find_map(|t| t.node);
+        match late.filter(|_| coming.is_empty()) {
+            Some(node) => Reason::PilotLate {
+                node: self.supply.nodes[node].name.clone(),
+            },
+            None => Reason::NoPilot {
+                pool: self.supply.pools[k.pool].config.name.clone(),
+                coming: !coming.is_empty(),
+            },
+        }
     }
 
     fn reason_on_pilot(&self, pilot: &Pilot, node: NodeName, c: &Cell) -> Reason {

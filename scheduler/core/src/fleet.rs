@@ -4,9 +4,10 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::{GpuSlot, NodeFacts, PilotUp};
 use crate::journal::{Key, Value};
+use crate::late::GIVEN_UP;
 use crate::output::Output;
 use crate::state::{
-    Cell, Failing, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Standing, Ticket, Timer, Waiting,
+    Cell, Failing, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Standing, Ticket, Timer,
 };
 use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
 use hop_words::lease::EndCause;
@@ -15,9 +16,6 @@ use std::collections::BTreeSet;
 
 /// Pause after a refusal of `sbatch`, until the next try.
 const RETRY: Span = Span::from_secs(10);
-
-/// A pilot on a node that is down is waited for at least so long: longer than `slurmd` or a node takes to restart.
-const GIVEN_UP: Span = Span::from_secs(300);
 
 /// Why the GPUs of a lease are blocked that nobody knows any longer.
 const STRANGER: &str = "a lease that the scheduler has given up is still being ended on it";
@@ -28,7 +26,11 @@ impl Core {
         let i = self.node_index(&facts.node, pool);
         let node = &mut self.supply.nodes[i];
         node.gpus = facts.gpus;
-        node.gpu_type = facts.gpu_type;
+        node.sized = true;
+        // Where Slurm names no type, its pilots' word stays.
+        if !facts.gpu_type.as_str().is_empty() || node.pilots.is_empty() {
+            node.gpu_type = facts.gpu_type;
+        }
         node.gpu_mem_mib = facts.gpu_mem_mib;
         node.rack = facts.rack;
         node.standing = Standing::Up;
@@ -58,11 +60,7 @@ impl Core {
         if let Some(i) = self.find_node(name) {
             self.supply.nodes[i].standing = Standing::Down;
             self.list_node(i);
-            // Slurm itself ends the job whose burst node doesn't boot.
-            let in_vain = |core: &Self, t: &Ticket| {
-                !t.bursts && core.now.since(t.at) >= GIVEN_UP && core.is_late_to_boot(t)
-            };
-            self.give_up_tickets(i, in_vain, out);
+            self.give_up_tickets(i, Self::is_stuck, out);
         }
     }
 
@@ -95,38 +93,6 @@ impl Core {
         joined.nodes.push(node);
         joined.unheld.insert(node);
         self.give_up_tickets(node, |_, t| t.pool == old, out);
-    }
-
-    /// Cancels these of the pilots that were asked for on the node, and looks for others for their cells and pools.
-    fn give_up_tickets(
-        &mut self,
-        node: Idx<Node>,
-        which: impl Fn(&Self, &Ticket) -> bool,
-        out: &mut Vec<Output>,
-    ) {
-        let here = self.supply.tickets.on(node);
-        let given_up = here.filter(|(_, t)| which(self, t)).map(|(n, t)| (n, t.clone()));
-        let given_up: Vec<(u64, Ticket)> = given_up.collect();
-        for (ticket, Ticket { job, .. }) in &given_up {
-            self.drop_ticket(*ticket, out);
-            out.push(Output::CancelPilot {
-                ticket: *ticket,
-                job: *job,
-            });
-        }
-        for (_, t) in given_up {
-            self.keep_pilots(t.pool, out);
-            self.instead_of(t.cell, out);
-        }
-    }
-
-    /// The pilot for this cell doesn't come: the cell may need another.
-    pub(crate) fn instead_of(&mut self, waiting: Option<Waiting>, out: &mut Vec<Output>) {
-        if let Some((cell, seq)) = waiting
-            && self.is_same(cell, seq)
-        {
-            self.demand_grew(cell, out);
-        }
     }
 
     // --- asking for pilots ---
@@ -164,20 +130,25 @@ impl Core {
         gpus: Option<u16>,
         out: &mut Vec<Output>,
     ) -> u64 {
-        let ticket = self.new_ticket(out);
         let partition = partition.or_else(|| self.supply.nodes[node?].burst.clone());
         let whole = self.supply.pools[pool].config.gpus_per_pilot;
+        let (bursts, size) = (self.bursts(partition.as_ref(), node), gpus.unwrap_or(whole));
+        if !bursts {
+            self.take_place_of_stuck(pool, size, out);
+        }
+        let ticket = self.new_ticket(out);
         let entry = Ticket {
             pool,
             partition: partition.clone(),
             node,
-            bursts: self.bursts(partition.as_ref(), node),
-            gpus: gpus.unwrap_or(whole),
+            bursts,
+            gpus: size,
             job: None,
             at: self.now,
             cell: None,
         };
         self.supply.tickets.insert(ticket, entry);
+        self.at(self.now + GIVEN_UP, Timer::Stuck(ticket));
         if let Some(node) = node {
             self.list_node(node);
         }
@@ -214,12 +185,16 @@ impl Core {
         }
     }
 
-    pub(crate) fn drop_ticket(&mut self, ticket: u64, out: &mut Vec<Output>) {
+    pub(crate) fn drop_ticket(&mut self, ticket: u64, out: &mut Vec<Output>) -> Option<Ticket> {
         let dropped = self.supply.tickets.remove(ticket);
-        if let Some(node) = dropped.and_then(|t| t.node) {
+        if let Some(t) = &dropped {
+            self.timers.remove(&(t.at + GIVEN_UP, Timer::Stuck(ticket)));
+        }
+        if let Some(node) = dropped.as_ref().and_then(|t| t.node) {
             self.list_node(node);
         }
         self.note(|| Key::Ticket(ticket), || None, out);
+        dropped
     }
 
     // --- pilots come and go ---
@@ -230,6 +205,7 @@ impl Core {
         let ticket = self.supply.tickets.of(up.pilot);
         let ticket = ticket.map(|(n, t)| (n, t.clone()));
         self.supply.nodes[node].failing = None;
+        self.supply.nodes[node].shunned = None;
         let known = self.supply.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
         let mut meant_for = None;
@@ -350,7 +326,10 @@ impl Core {
         n.gpus = n.gpus.max(types);
         n.standing = n.standing.with_agent();
         if let Some(g) = self.supply.pilots[i].groups.first() {
-            n.gpu_type = g.gpu_type.clone();
+            // Slurm's word is on the GPUs of the pool's type; a mixed node's pilot may have another.
+            if !n.sized || n.gpu_type.as_str().is_empty() {
+                n.gpu_type = g.gpu_type.clone();
+            }
             n.gpu_mem_mib = g.mem_mib;
         }
         self.list_pilot(i);

@@ -288,7 +288,7 @@ impl Core {
             .max_by(|a, b| a.0.total_cmp(&b.0));
         let Some((_, size)) = best else { return };
         let spare = !self.is_apart(pool, node) || self.may_spare(pool, size);
-        if spare && self.may_add(pool, node, size) {
+        if spare && !self.is_taken(node, size) && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
     }

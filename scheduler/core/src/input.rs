@@ -42,6 +42,12 @@ pub enum Input {
     NodeGone {
         node: NodeName,
     },
+    /// What jobs that aren't the pools' pilots leave of a node, by Slurm's word. Optional: without this input they leave
+    /// all of it.
+    NodeRoom {
+        node: NodeName,
+        room: Room,
+    },
     /// slurmctld doesn't answer, or answers again; until then no lease's step starts. Optional: without this input a
     /// late lease is given up.
     SlurmAway {
@@ -58,6 +64,11 @@ pub enum Input {
     },
     /// `sbatch` refused, or the pilot's job ended before its agent came up.
     PilotFailed {
+        ticket: u64,
+        reason: String,
+    },
+    /// `sbatch` refused the pilot for the node that [`crate::Output::SubmitPilot`] names: it can't run there.
+    PilotRefused {
         ticket: u64,
         reason: String,
     },
@@ -219,6 +230,21 @@ pub struct NodeFacts {
     /// The leaf switch or rack in Slurm's topology; empty: unknown.
     #[serde(default)]
     pub rack: String,
+}
+
+/// The room on a node beside jobs of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// GPUs that no pilot can have; all, if nothing is left of something else that a pilot needs.
+    pub taken: u16,
+    /// A new seat finds cores and memory.
+    pub seat: bool,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { taken: 0, seat: true }
+    }
 }
 
 /// Most GPUs and cores of a pool on one node, now or ever.

@@ -25,6 +25,7 @@ pub mod index;
 mod input;
 pub mod journal;
 mod kernels;
+mod late;
 mod leases;
 mod limits;
 mod moving;

@@ -222,6 +222,8 @@ impl Core {
             !self.is_burst(*n)
                 && held.is_none_or(|h| h == cell)
                 && self.may_sit(*n, &c.need, &[])
+                && self.is_trusted(*n)
+                && !self.is_taken(*n, size)
                 && !self.sits_on(c.kernel, *n)
         };
         let spare = pool.lanes.spare.range((size, Idx::FIRST)..);

@@ -5,7 +5,7 @@ use crate::index::Idx;
 use crate::input::{PlaceKernel, SeatUp};
 use crate::output::{Output, SeatPlan};
 use crate::reason::RefusedBecause;
-use crate::state::{Kernel, Node, PilotState, Planned, Pool, Replica, Seat, Timer, User};
+use crate::state::{Kernel, Node, Pilot, PilotState, Planned, Pool, Replica, Seat, Timer, User};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use std::collections::BTreeSet;
@@ -183,6 +183,7 @@ impl Core {
             })
             .collect();
         fit.sort_unstable();
+        self.where_room_is(pool, place, &seats, wanted, &mut fit);
         self.where_gpus_are(pool, wanted, &mut fit);
         if self.supply.pools[pool].config.pack && gpus > 0 {
             self.home_first(pool, need.gpus, &mut fit);
@@ -191,18 +192,30 @@ impl Core {
         self.spread(&fit, wanted)
     }
 
-    /// Reduces a list to the preferred nodes, if enough: nodes with news from their agents, and nodes with pilots,
+    /// Reduces a list to the preferred nodes, if enough: nodes with news from their agents; those where Slurm has room for
+    /// a seat, or the user has one; those with a pilot or room for one.
+    fn where_room_is(
+        &self,
+        pool: Idx<Pool>,
+        place: &PlaceKernel,
+        seats: &BTreeSet<Idx<Node>>,
+        wanted: u16,
+        fit: &mut Vec<Fit>,
+    ) {
+        let size = self.pilot_size(pool, place.default_need.gpus, 0);
+        let lends = |p: &Idx<Pilot>| self.supply.pilots[*p].state == PilotState::Up;
+        let seat = |n: Idx<Node>| seats.contains(&n) || self.supply.nodes[n].room.seat;
+        let pilot = |n: Idx<Node>| !self.is_taken(n, size) || self.supply.nodes[n].pilots.iter().any(lends);
+        keep_if_enough(wanted, fit, &|f| !self.is_silent(f.3));
+        keep_if_enough(wanted, fit, &|f| seat(f.3));
+        keep_if_enough(wanted, fit, &|f| pilot(f.3));
+    }
+
+    /// Reduces a list to the preferred nodes, if enough: nodes with pilots,
     /// unless pilots follow demand. Next come the pool's own nodes while they have room, then those of burst
     /// partitions.
     fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
-        let mut only = |better: &dyn Fn(&Fit) -> bool| {
-            let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
-            if enough {
-                fit.retain(|f| better(f));
-            }
-            enough
-        };
-        only(&|f| !self.is_silent(f.3));
+        let mut only = |better: &dyn Fn(&Fit) -> bool| keep_if_enough(wanted, fit, better);
         let config = &self.supply.pools[pool].config;
         if config.scale.is_none() {
             let up = |n: Idx<Node>| {
@@ -238,7 +251,7 @@ impl Core {
         let node = &self.supply.nodes[n];
         let mut pilots = node.pilots.iter().map(|p| &self.supply.pilots[*p]);
         let free = pilots.any(|p| p.state == PilotState::Up && p.free_gpus() > 0);
-        let coming = self.supply.tickets.on(n).next().is_some();
+        let coming = self.supply.tickets.on(n).any(|(_, t)| !self.is_stuck(t));
         let none = node.pilots.is_empty() && !coming && !self.could_bring(pool, n);
         !free && (!node.queue.is_empty() || none)
     }
@@ -373,4 +386,13 @@ impl Core {
             self.replica_lost(&kernel, incarnation, out);
         }
     }
+}
+
+/// Reduces the list to its better nodes, if those are enough. Returns whether they are.
+fn keep_if_enough(wanted: u16, fit: &mut Vec<Fit>, better: &dyn Fn(&Fit) -> bool) -> bool {
+    let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
+    if enough {
+        fit.retain(|f| better(f));
+    }
+    enough
 }

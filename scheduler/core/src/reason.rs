@@ -40,6 +40,8 @@ pub enum Reason {
     NoReplica,
     /// No pilot is up on the kernel's nodes. `coming`: a pilot is on its way.
     NoPilot { pool: PoolName, coming: bool },
+    /// Slurm has not started the pilot that was asked for on the node, though it should be up by now.
+    PilotLate { node: NodeName },
     /// GPUs that fit are lent to others.
     GpusBusy {
         node: NodeName,
@@ -96,6 +98,7 @@ impl Reason {
             Self::NoReplica => "KernelStarting",
             Self::NoPilot { coming: true, .. } => "PilotStarting",
             Self::NoPilot { coming: false, .. } => "NoPilot",
+            Self::PilotLate { .. } => "PilotPending",
             Self::GpusBusy { .. } | Self::CoresBusy { .. } => "Resources",
             Self::WrongType { .. } => "GPUType",
             Self::Claiming { .. } => "Claiming",
@@ -160,6 +163,9 @@ impl fmt::Display for Reason {
                     "pool {pool} has no job with GPUs on this kernel's nodes, and none elsewhere lies idle that could \
                      give way (a restarted kernel is placed anew)"
                 )
+            }
+            Self::PilotLate { node } => {
+                write!(f, "Slurm has not started the job with GPUs for it on {node} yet")
             }
             Self::GpusBusy { .. } | Self::CoresBusy { .. } | Self::WrongType { .. } => self.write_lacking(f),
             Self::Claiming { node } => {

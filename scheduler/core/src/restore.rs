@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
+use crate::late::GIVEN_UP;
 use crate::output::Output;
 use crate::state::{Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
 use crate::usage::Usage;
@@ -186,6 +187,7 @@ impl Core {
                 cell: None,
             },
         );
+        self.at(image.at + GIVEN_UP, Timer::Stuck(ticket));
         if let Some(node) = node {
             self.list_node(node);
         }

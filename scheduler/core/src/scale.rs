@@ -6,7 +6,7 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
 use crate::placement::Fit;
-use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Standing, Ticket, Timer};
+use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Standing, Timer};
 use hop_words::id::JobId;
 use hop_words::time::Span;
 
@@ -59,7 +59,7 @@ impl Core {
             return;
         }
         let mut nodes: Vec<Idx<Node>> = self.work.kernels[k].able().map(|r| r.node).collect();
-        nodes.sort_by_key(|&n| (home != Some(n), n));
+        nodes.sort_by_key(|&n| (self.is_taken(n, size), home != Some(n), n));
         match nodes.into_iter().find(|&n| self.could_boot(n, size, cell)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
             None => self.burst(cell, out),
@@ -75,7 +75,8 @@ impl Core {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let pool = k.pool;
-        let unplaced = || self.supply.tickets.anywhere().any(|t| t.pool == pool);
+        let anywhere = || self.supply.tickets.anywhere();
+        let unplaced = || anywhere().any(|t| t.pool == pool && !self.is_stuck(t));
         if self.is_served(cell) || unplaced() {
             return;
         }
@@ -87,10 +88,10 @@ impl Core {
             .able()
             .map(|r| r.node)
             .filter(fits)
-            .min_by_key(|&n| (k.home != Some(n), n));
+            .min_by_key(|&n| (self.is_taken(n, size), k.home != Some(n), n));
         let Some(node) = node else { return };
         if !self.may_add(pool, node, size) {
-            if self.is_burst(node) {
+            if self.is_burst(node) || self.is_taken(node, size) {
                 return;
             }
             let Some(victim) = self.gives_way(pool, c.due) else {
@@ -107,11 +108,12 @@ impl Core {
     pub(crate) fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.dedicate(ticket, cell);
+        self.dedicate(ticket, cell, out);
     }
 
     /// The coming pilot is meant for the cell.
-    fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>) {
+    fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        self.give_up_stuck_for(cell, out);
         let seq = self.work.cells[cell].seq;
         self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
         self.reconsider_hold(cell);
@@ -144,15 +146,17 @@ impl Core {
             }
         };
         let here = |n: Idx<Node>| {
-            let coming = self.supply.tickets.on(n).any(|(_, t)| t.pool == k.pool);
-            coming || self.supply.nodes[n].pilots.iter().any(lends)
+            let mut coming = self.supply.tickets.on(n);
+            coming.any(|(_, t)| t.pool == k.pool && !self.is_stuck(t))
+                || self.supply.nodes[n].pilots.iter().any(lends)
         };
         k.able().any(|r| here(r.node))
     }
 
     /// Whether a pilot could be started on the node now, if need be in place of an idle pilot elsewhere.
     pub(crate) fn could_bring(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
-        self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
+        let may_replace = || !self.is_burst(node) && !self.is_taken(node, 1);
+        self.may_add(pool, node, 1) || may_replace() && self.gives_way(pool, false).is_some()
     }
 
     /// The pool's own least useful pilot: without leases on a node without waiting cells, or else with all leases held
@@ -178,10 +182,11 @@ impl Core {
             })
     }
 
-    /// Whether Slurm can start the pool's pilots on the node now. A kernel may sit on a node that has left its pool.
+    /// Whether Slurm can start the pool's pilots on the node now, as far as known. A kernel may sit on a node that has
+    /// left its pool.
     pub(crate) fn takes_pilots(&self, node: Idx<Node>, pool: Idx<Pool>) -> bool {
         let n = &self.supply.nodes[node];
-        n.standing.is_up() && n.pool == pool
+        n.standing.is_up() && n.pool == pool && self.is_trusted(node)
     }
 
     /// Whether `size` more GPUs are allowed on the node.
@@ -205,7 +210,18 @@ impl Core {
         burst.map_or_else(|| size.into(), |b| self.too_many_there(pool, b, size))
     }
 
+    /// Pilots that Slurm doesn't start are given up for others.
     fn too_many_own(&self, pool: Idx<Pool>, size: u16) -> u32 {
+        let excess = self.too_many_in_all(pool, size);
+        if excess == 0 {
+            0
+        } else {
+            excess.saturating_sub(self.gpus_stuck(pool))
+        }
+    }
+
+    /// The same with all coming pilots.
+    pub(crate) fn too_many_in_all(&self, pool: Idx<Pool>, size: u16) -> u32 {
         let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
         (self.gpus_coming(pool) + u32::from(size)).saturating_sub(most)
@@ -279,7 +295,7 @@ impl Core {
 
     pub(crate) fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
         let this = (cell, self.work.cells[cell].seq);
-        self.supply.tickets.for_cell(this).next().is_some()
+        self.supply.tickets.for_cell(this).any(|t| !self.is_stuck(t))
     }
 
     /// Starts a pilot on the node, after idle pilots that are in the way are given back.
@@ -311,7 +327,7 @@ impl Core {
         }
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
         if let Some(cell) = cell {
-            self.dedicate(ticket, cell);
+            self.dedicate(ticket, cell, out);
         }
     }
 
@@ -337,27 +353,6 @@ impl Core {
             .iter()
             .map(|p| &self.supply.pilots[*p]);
         up.filter(|p| !going(p)).map(Pilot::gpus).sum()
-    }
-
-    /// Cancels requested pilots for which the node has no room any more. They would wait in Slurm's queue for our own
-    /// pilots' GPUs, and their cells with them.
-    pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
-        let mut room = self.supply.nodes[node].gpus.saturating_sub(self.gpus_up(node));
-        let here = self.supply.tickets.on(node).map(|(n, t)| (n, t.clone()));
-        let here: Vec<(u64, Ticket)> = here.collect();
-        let mut left_out = Vec::new();
-        for (ticket, Ticket { gpus, job, cell, .. }) in here {
-            if gpus <= room {
-                room -= gpus;
-                continue;
-            }
-            left_out.push(cell);
-            self.drop_ticket(ticket, out);
-            out.push(Output::CancelPilot { ticket, job });
-        }
-        for waiting in left_out {
-            self.instead_of(waiting, out);
-        }
     }
 
     /// Idle pilots of the node, the smallest first.
@@ -412,6 +407,9 @@ impl Core {
         if missing == 0 {
             return true;
         }
+        if self.is_taken(node, size) {
+            return false;
+        }
         let partition = |n: Idx<Node>| &self.supply.nodes[n].burst;
         let same = |p: &Idx<Pilot>| partition(self.supply.pilots[*p].node) == partition(node);
         let pilots = self.supply.pools[pool].pilots.iter().copied().filter(same);
@@ -457,7 +455,7 @@ impl Core {
                 BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
                 BurstNode::Unknown => {
                     let ticket = self.submit_pilot(pool, Some(partition.clone()), None, Some(size), out);
-                    return self.dedicate(ticket, cell);
+                    return self.dedicate(ticket, cell, out);
                 }
                 BurstNode::Full => {}
             }
@@ -474,7 +472,10 @@ impl Core {
             return BurstNode::Unknown;
         }
         let room = |n: &&Idx<Node>| {
-            self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size && self.may_start_there(**n, cell)
+            self.may_sit(**n, &c.need, &[])
+                && self.spare_gpus(**n) >= size
+                && !self.is_taken(**n, size)
+                && self.may_start_there(**n, cell)
         };
         let found = nodes.iter().filter(there).filter(room);
         let found = found.min_by_key(|&&n| (self.supply.nodes[n].pilots.is_empty(), n));
@@ -509,7 +510,8 @@ impl Core {
             self.supply.pilots[*p].state == PilotState::Up && self.supply.pilots[*p].free_gpus() >= gpus
         };
         let there = self.supply.nodes[node].pilots.iter().any(free);
-        let room = self.takes_pilots(node, pool) && self.spare_gpus(node) >= size;
+        let room =
+            self.takes_pilots(node, pool) && self.spare_gpus(node) >= size && !self.is_taken(node, size);
         if !there && room && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
@@ -533,11 +535,11 @@ impl Core {
             return false;
         };
         let mut coming = self.supply.tickets.for_cell((cell, c.seq));
-        if coming.any(|t| t.node == Some(home)) {
+        if coming.any(|t| t.node == Some(home) && !self.is_stuck(t)) {
             return true;
         }
         let size = self.size_for(cell);
-        self.could_boot(home, size, cell) && self.may_add(k.pool, home, size)
+        self.could_boot(home, size, cell) && !self.is_taken(home, size) && self.may_add(k.pool, home, size)
     }
 
     // --- keeping and giving back ---

@@ -7,12 +7,12 @@ mod tickets;
 
 pub(crate) use overtaking::{Arena, Overtaking};
 pub(crate) use shape::{Shape, Size};
-pub(crate) use standing::Standing;
+pub(crate) use standing::{Failing, Shunned, Standing};
 pub(crate) use tickets::{Ticket, Tickets, Waiting};
 
 use crate::config::{Limit, PoolConfig};
 use crate::index::{Idx, Places, Slab, Table};
-use crate::input::PoolOffers;
+use crate::input::{PoolOffers, Room};
 use crate::predict::Habit;
 use crate::price::Price;
 use crate::usage::Usage;
@@ -253,6 +253,8 @@ pub(crate) struct Node {
     pub rack: String,
     /// GPUs, cores as known from Slurm or from its pilots.
     pub gpus: u16,
+    /// Slurm has told the number of GPUs. Until then the node has at least as many as a pilot of it had.
+    pub sized: bool,
     pub gpu_type: GpuType,
     pub gpu_mem_mib: u64,
     pub standing: Standing,
@@ -262,6 +264,8 @@ pub(crate) struct Node {
     pub queue: BTreeSet<(Rank, Idx<Cell>)>,
     /// Consecutive failures of pilots on this node, since the last success.
     pub failing: Option<Failing>,
+    pub shunned: Option<Shunned>,
+    pub room: Room,
     /// The due cell with a hold on the node.
     pub held_for: Option<Idx<Cell>>,
     /// GPUs that no pilot has or will have, as [`Lanes`] lists them.
@@ -275,15 +279,6 @@ pub(crate) struct Node {
     pub home_sizes: Vec<(u16, u32)>,
     /// The kernels with a replica here.
     pub sitting: BTreeSet<Idx<Kernel>>,
-}
-
-/// Pilots that failed on a node one after the other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Failing {
-    /// The first of them was asked for then.
-    pub since: Timestamp,
-    /// The last of them failed then.
-    pub last: Timestamp,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -776,4 +771,6 @@ pub(crate) enum Timer {
     /// A cell whose kernel's new executor has not asked for it.
     Unasked(Idx<Cell>, u64),
     Renew,
+    /// A coming pilot that Slurm may not start.
+    Stuck(u64),
 }

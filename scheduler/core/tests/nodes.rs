@@ -3,9 +3,9 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
-use hop_core::journal::Entry;
-use hop_core::{Core, Input, NodeFacts, Output, PlaceKernel, Submit};
-use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
+use hop_core::journal::{Entry, Key, TicketImage, Value};
+use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, Room, Submit};
+use hop_words::id::{GpuIndex, Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 
@@ -123,6 +123,253 @@ fn a_pilot_for_a_node_that_is_down_is_given_up_when_it_is_late_and_not_before() 
     assert_eq!(pilots(&w.tell(down("n0"))), ["-1", "+2 n1"]);
     w.tell(Input::Node(facts("n0")));
     assert_eq!(pilots(&w.tell(down("n0"))), [""; 0]);
+}
+
+/// Lets so many seconds pass, in steps. Pilots asked for and given up meanwhile; nothing else but news of waits is said.
+fn passes(w: &mut World, seconds: u64) -> Vec<String> {
+    let mut out = Vec::new();
+    for _ in 0..seconds / 10 {
+        out.extend(w.pass(Span::from_secs(10)));
+        w.core.sanity_check().unwrap();
+    }
+    out.retain(|o| !matches!(o, Output::Queued { .. }));
+    let said = pilots(&out);
+    assert_eq!(said.len(), out.len(), "{out:?}");
+    said
+}
+
+/// Slurm has the pilot in its queue. Somebody's batch job has the node.
+fn queued(w: &mut World, ticket: u64) {
+    let job = JobId(7000 + ticket as u32);
+    assert_eq!(w.tell(Input::PilotQueued { ticket, job }), []);
+}
+
+/// A kernel without another node, whose cell waits for a pilot there.
+fn stays(w: &mut World, name: &str, node: &str) -> (KernelId, Vec<String>) {
+    let k = w.kernel(name, name, &[node], 2);
+    let why = Some("its state is not saved".into());
+    w.tell(Input::KernelFixed {
+        kernel: k.clone(),
+        why,
+    });
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    (k, pilots(&out))
+}
+
+#[test]
+fn a_pilot_that_slurm_does_not_start_is_given_up_for_one_on_another_node_of_its_cell() {
+    let mut w = world(1);
+    waits(&mut w);
+    queued(&mut w, 1);
+    assert_eq!(passes(&mut w, 290), [""; 0]);
+    assert_eq!(
+        w.core.waiting()[0].reason.to_string(),
+        "Slurm has not started the job with GPUs for it on n0 yet"
+    );
+    assert_eq!(passes(&mut w, 310), ["-1", "+2 n1"]);
+    w.pilot("n1", 2, 8);
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+}
+
+#[test]
+fn pilots_that_slurm_does_not_start_keep_nobody_from_the_free_nodes() {
+    let mut w = world(2);
+    for node in ["n2", "n3"] {
+        w.tell(Input::Node(facts(node)));
+    }
+    assert_eq!(stays(&mut w, "ada", "n0").1, ["+1 n0"]);
+    assert_eq!(stays(&mut w, "bob", "n1").1, ["+2 n1"]);
+    (1..=2).for_each(|ticket| queued(&mut w, ticket));
+    assert_eq!(stays(&mut w, "carol", "n2").1, [""; 0], "two are coming");
+    // They keep their places in Slurm's queue for as long as nobody needs them.
+    assert_eq!(passes(&mut w, 600), ["-1", "+3 n2"]);
+    w.pilot("n2", 2, 8);
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+    assert_eq!(stays(&mut w, "dan", "n3").1, ["-2", "+4 n3"]);
+}
+
+#[test]
+fn a_kernel_moves_away_from_where_slurm_starts_no_pilot() {
+    let mut w = world(1);
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n0"]);
+    queued(&mut w, 1);
+    let mut out = Vec::new();
+    for _ in 0..60 {
+        out.extend(w.pass(Span::from_secs(10)));
+    }
+    assert_eq!(pilots(&out), ["-1", "+2 n1"]);
+    let moves = out.iter().filter(|o| matches!(o, Output::Migrate { .. }));
+    assert_eq!(moves.count(), 1);
+}
+
+#[test]
+fn a_pilot_that_slurm_does_not_start_is_given_up_once_its_cell_is_gone() {
+    let mut w = world(2);
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n0"]);
+    queued(&mut w, 1);
+    w.tell(Input::CancelCell {
+        kernel: k.clone(),
+        cell,
+    });
+    assert_eq!(passes(&mut w, 290), [""; 0], "it may come yet");
+    assert_eq!(passes(&mut w, 10), ["-1"]);
+    assert_eq!(passes(&mut w, 10), [""; 0]);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+2 n1"], "n0 isn't tried again at once");
+}
+
+/// Its cell has no other node, and each time another cell takes the pilot's place.
+#[test]
+fn a_node_where_slurm_starts_no_pilot_is_asked_ever_more_rarely() {
+    let mut w = world(1);
+    let (_, asked) = stays(&mut w, "ada", "n0");
+    assert_eq!(asked, ["+1 n0"]);
+    let other = w.kernel("bob", "bob", &["n1"], 2);
+    let mut pauses = Vec::new();
+    for ticket in [1, 3, 5, 7] {
+        queued(&mut w, ticket);
+        assert_eq!(passes(&mut w, 300), [""; 0]);
+        let (cell, out) = w.submit(&other, Need::gpus(2));
+        assert_eq!(
+            pilots(&out),
+            [format!("-{ticket}"), format!("+{} n1", ticket + 1)]
+        );
+        let mut pause = 0;
+        let pilot = w.pilot("n1", 2, 8);
+        w.settle();
+        w.end_cell(&other, &cell);
+        w.settle();
+        w.agents.remove(&pilot);
+        let cause = hop_words::lease::EndCause::Done;
+        let mut out = w.tell(Input::PilotLost { pilot, cause });
+        while pilots(&out).is_empty() {
+            pause += 10;
+            out = w.pass(Span::from_secs(10));
+        }
+        assert_eq!(pilots(&out), [format!("+{} n0", ticket + 2)]);
+        pauses.push(pause / 600);
+    }
+    assert_eq!(pauses, [1, 2, 4, 8]);
+}
+
+#[test]
+fn a_cell_gets_its_pilot_though_slurm_starts_none_for_the_pools_minimum() {
+    let mut pool = PoolConfig::fixed("main", 1, 2, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    w.tell(Input::Node(facts("n1")));
+    queued(&mut w, 1);
+    let (_, asked) = stays(&mut w, "ada", "n1");
+    assert_eq!(asked, [""; 0], "it may come to that node");
+    assert_eq!(passes(&mut w, 290), [""; 0]);
+    assert_eq!(passes(&mut w, 310), ["-1", "+2 n1"]);
+}
+
+/// The jobs of others have so many GPUs of the node; and whether a seat finds room.
+fn room(w: &mut World, node: &str, taken: u16, seat: bool) {
+    let node = node.into();
+    let room = Room { taken, seat };
+    assert_eq!(w.tell(Input::NodeRoom { node, room }), []);
+}
+
+#[test]
+fn kernels_are_placed_where_a_seat_and_a_pilot_find_room() {
+    let mut w = world(2);
+    w.tell(Input::Node(facts("n2")));
+    room(&mut w, "n0", 2, false);
+    room(&mut w, "n1", 2, true);
+    for name in ["a", "b"] {
+        assert_eq!(
+            placed(&w.tell(place(name))),
+            Some("n2"),
+            "n0 and n1 would be less loaded"
+        );
+    }
+    // Nowhere is room for a pilot: but a seat can start.
+    room(&mut w, "n2", 2, false);
+    assert_eq!(placed(&w.tell(place("c"))), Some("n1"));
+    // Nowhere is room: the kernel waits where it always would.
+    room(&mut w, "n1", 2, false);
+    assert_eq!(placed(&w.tell(place("d"))), Some("n0"));
+}
+
+#[test]
+fn a_pilot_is_asked_for_where_the_jobs_of_others_leave_room() {
+    let mut w = world(2);
+    room(&mut w, "n0", 1, true);
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+1 n1"], "its first node is n0");
+    w.tell(Input::CancelCell {
+        kernel: k.clone(),
+        cell,
+    });
+    w.tell(gone("n1"));
+    // A place in Slurm's queue is better than none.
+    let (cell, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+2 n0"]);
+    w.tell(Input::CancelCell {
+        kernel: k.clone(),
+        cell,
+    });
+    // Its own pilots aren't others' jobs.
+    w.tell(Input::PilotFailed {
+        ticket: 2,
+        reason: "none".into(),
+    });
+    w.pass(Span::from_secs(60));
+    let small = w.kernel("s", "ada", &["n0"], 1);
+    assert_eq!(pilots(&w.submit(&small, Need::gpus(1)).1), ["+3 n0"]);
+}
+
+#[test]
+fn no_idle_pilot_gives_way_to_one_that_would_wait_for_others_jobs() {
+    let mut w = world(1);
+    w.pilot("n1", 2, 8);
+    room(&mut w, "n0", 2, true);
+    let (_, asked) = stays(&mut w, "ada", "n0");
+    assert_eq!(asked, [""; 0]);
+    room(&mut w, "n0", 0, true);
+    let (_, asked) = stays(&mut w, "bob", "n0");
+    assert_eq!(asked, ["+1 n0"], "as ever");
+}
+
+#[test]
+fn a_cell_has_a_pilot_on_another_node_than_the_one_that_cannot_run_it() {
+    let mut w = world(2);
+    waits(&mut w);
+    let reason = "Requested node configuration is not available".into();
+    let out = w.tell(Input::PilotRefused { ticket: 1, reason });
+    assert_eq!(pilots(&out), ["+2 n1"]);
+}
+
+/// A mixed node: Slurm's word is on the GPUs that the pool lends.
+#[test]
+fn slurms_word_on_a_nodes_type_stays_whatever_its_pilots_first_gpu_is() {
+    let mut w = world(1);
+    let typed = NodeFacts {
+        gpu_type: "a100".into(),
+        ..facts("n0")
+    };
+    w.tell(Input::Node(typed));
+    w.tell(gone("n1"));
+    w.pilot("n0", 2, 8);
+    let of = |name: &str, gpu_type: &str| match place(name) {
+        Input::PlaceKernel(mut place) => {
+            place.default_need.gpu_type = Some(gpu_type.into());
+            Input::PlaceKernel(place)
+        }
+        other => other,
+    };
+    assert_eq!(placed(&w.tell(of("a", "a100"))), Some("n0"));
+    assert_eq!(placed(&w.tell(of("b", "fake"))), None);
 }
 
 /// A burst node is not usable while it boots.
@@ -280,4 +527,65 @@ fn a_node_of_the_journal_takes_nothing_until_somebody_has_named_it() {
     assert_eq!(placed(&tell(cores("a"))), Some("n1"));
     assert_eq!(pilots(&tell(gone("n1"))).len(), 1, "it is given up");
     assert_eq!(placed(&tell(cores("b"))), None);
+}
+
+/// The journal has a pilot of one GPU on n0, and another that Slurm has not started yet.
+#[test]
+fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() {
+    let now = Timestamp(1_000_000);
+    let (node, job) = (NodeName::from("n0"), JobId(7));
+    let ticket = Value::Ticket(TicketImage {
+        pool: "main".into(),
+        partition: None,
+        node: Some(node.clone()),
+        gpus: 1,
+        job: Some(JobId(8)),
+        at: now,
+    });
+    let pilot = Value::Pilot {
+        node: node.clone(),
+        pool: "main".into(),
+    };
+    let journal = [(Key::Pilot(job), pilot), (Key::Ticket(1), ticket)];
+    let journal = journal.map(|(key, value)| Entry {
+        key,
+        value: Some(value),
+    });
+    let mut out = Vec::new();
+    let mut core = Core::restore(Config::default(), vec![pool("main", 2)], journal, now, &mut out);
+    let mut tell = |input| {
+        core.handle(input, now, &mut out);
+        core.sanity_check().unwrap();
+        std::mem::take(&mut out)
+    };
+    let up = PilotUp {
+        node,
+        pilot: job,
+        pool: "main".into(),
+        gpus: vec![GpuSlot {
+            index: GpuIndex(0),
+            gpu_type: "".into(),
+            mem_mib: 0,
+            blocked: None,
+        }],
+        cpus: 4,
+        ends: None,
+        steps_left: 1000,
+        leases: Vec::new(),
+        starting: Vec::new(),
+        ended: Vec::new(),
+        draining: false,
+        node_drains: false,
+    };
+    assert_eq!(tell(Input::PilotUp(up)), []);
+    assert_eq!(tell(Input::Node(facts("n0"))), [], "both have room there");
+    let small = NodeFacts {
+        gpus: 1,
+        ..facts("n0")
+    };
+    assert_eq!(
+        pilots(&tell(Input::Node(small))),
+        ["-1"],
+        "Slurm has told its size"
+    );
 }

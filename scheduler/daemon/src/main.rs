@@ -17,6 +17,7 @@ mod scheduler;
 mod server;
 mod slurm;
 mod state_dir;
+mod supply;
 mod views;
 
 use crate::inbox::Inbox;

@@ -21,12 +21,19 @@ const LAST_PAUSE: Span = Span::from_secs(120);
 const MUTE: Span = Span::from_secs(300);
 /// A node where a pilot's agent didn't come up is the last choice for this long.
 const FAILED: Span = Span::from_secs(3600);
+/// A pilot that Slurm has not started for this long is asked for on another node, if one has room.
+const PASSED_OVER: Span = Span::from_secs(300);
 /// How often a job has to be missing from squeue before it counts as gone.
 const MISSES: u8 = 2;
 
 /// The name of a pilot's job.
 pub(crate) fn job_name(pool: &PoolName, ticket: u64) -> String {
     format!("{NAME}.{pool}.{ticket}")
+}
+
+/// Whether a job of this name is a pilot.
+pub(crate) fn is_pilot(name: &str) -> bool {
+    parse_name(name).is_some()
 }
 
 fn parse_name(name: &str) -> Option<(PoolName, u64)> {
@@ -108,6 +115,8 @@ pub(crate) enum Failure {
     Uncertain(String),
     /// Slurm is away, or refused the job for now.
     No(String),
+    /// Slurm refused the job for the node that it names.
+    Unfit(String),
 }
 
 #[derive(Debug, Default)]
@@ -133,6 +142,10 @@ pub(crate) struct PilotJobs {
     mute: BTreeMap<JobId, Mute>,
     /// Nodes on which the last pilot's agent did not come up.
     failed: BTreeMap<NodeName, Failed>,
+    /// Nodes for which Slurm refused a pilot, or where it didn't start one, and since when.
+    passed_over: BTreeMap<NodeName, Timestamp>,
+    /// Nodes where no whole pilot fits beside the jobs of others.
+    full: BTreeSet<NodeName>,
     /// Whether squeue has answered once: until then existing pilots are unknown.
     looked: bool,
 }
@@ -143,6 +156,8 @@ struct Ticket {
     /// Node of the pilot, requested or chosen.
     node: Option<NodeName>,
     state: State,
+    /// Since when its job waits, as seen.
+    waits: Option<Timestamp>,
     cancelled: bool,
 }
 
@@ -181,6 +196,7 @@ impl PilotJobs {
             request,
             node,
             state,
+            waits: None,
             cancelled: false,
         };
         self.tickets.insert(ticket, entry);
@@ -242,28 +258,64 @@ impl PilotJobs {
                 }
                 vec![Act::Tell(Input::PilotQueued { ticket, job })]
             }
-            Err(failure) => {
-                let reason = match failure {
-                    Failure::Uncertain(reason) => {
-                        t.state = State::Uncertain(0);
-                        reason
-                    }
-                    Failure::No(reason) => {
-                        t.state = State::Wanted;
-                        t.node = t.request.node.clone();
-                        if t.cancelled {
-                            self.tickets.remove(&ticket);
-                        }
-                        reason
-                    }
-                };
-                let length = self.pause(&pool, now);
-                vec![Act::Say(format!(
-                    "no pilot for pool {pool}: {reason}; the next try is in {:.0} s",
-                    length.as_secs_f64()
-                ))]
+            Err(Failure::Unfit(reason)) if t.node.is_some() => self.unfit(ticket, reason, now),
+            Err(Failure::Uncertain(reason)) => {
+                t.state = State::Uncertain(0);
+                self.try_later(&pool, &reason, now)
+            }
+            Err(Failure::No(reason) | Failure::Unfit(reason)) => {
+                t.state = State::Wanted;
+                t.node = t.request.node.clone();
+                if t.cancelled {
+                    self.tickets.remove(&ticket);
+                }
+                self.try_later(&pool, &reason, now)
             }
         }
+    }
+
+    fn try_later(&mut self, pool: &PoolName, reason: &str, now: Timestamp) -> Vec<Act> {
+        let length = self.pause(pool, now);
+        vec![Act::Say(format!(
+            "no pilot for pool {pool}: {reason}; the next try is in {:.0} s",
+            length.as_secs_f64()
+        ))]
+    }
+
+    /// Slurm can never start the pilot on its node. Another node is tried, at once if one was not tried lately. The core
+    /// chooses it where the core chose the first.
+    fn unfit(&mut self, ticket: u64, reason: String, now: Timestamp) -> Vec<Act> {
+        let Some(mut t) = self.tickets.remove(&ticket) else {
+            return Vec::new();
+        };
+        self.passed_over.extend(t.node.take().map(|node| (node, now)));
+        let pool = t.request.pool.clone();
+        if t.cancelled {
+            return Vec::new();
+        }
+        let mut acts = vec![Act::Say(format!("no pilot for pool {pool}: {reason}"))];
+        if t.request.node.is_some() {
+            acts.push(Act::Tell(Input::PilotRefused { ticket, reason }));
+            return acts;
+        }
+        t.state = State::Wanted;
+        self.tickets.insert(ticket, t);
+        if !self.has_better(&pool) {
+            self.pause(&pool, now);
+        }
+        acts.extend(self.submit_wanted(now));
+        acts
+    }
+
+    /// Whether a node of the pool without a pilot has room, and nothing speaks against it.
+    fn has_better(&self, pool: &PoolName) -> bool {
+        let staying = self.staying();
+        let avoided = |n: &NodeName| {
+            let bad = self.failed.contains_key(n) || self.passed_over.contains_key(n);
+            bad || self.full.contains(n) || staying.contains(n)
+        };
+        let nodes = self.nodes.get(pool);
+        nodes.is_some_and(|nodes| nodes.iter().any(|n| !avoided(n)))
     }
 
     /// A pilot's agent has reported: its pool works. An unknown job is matched with a request of its pool that has no
@@ -290,6 +342,7 @@ impl PilotJobs {
     pub(crate) fn node_works(&mut self, job: JobId, node: &NodeName) {
         self.mute.remove(&job);
         self.failed.remove(node);
+        self.passed_over.remove(node);
     }
 
     /// The job's agent has reported, and was refused.
@@ -320,6 +373,10 @@ impl PilotJobs {
 
     pub(crate) fn set_homes(&mut self, homes: BTreeSet<NodeName>) {
         self.homes = homes;
+    }
+
+    pub(crate) fn set_full(&mut self, full: BTreeSet<NodeName>) {
+        self.full = full;
     }
 
     pub(crate) fn drains(&mut self, job: JobId) {
@@ -397,6 +454,7 @@ impl PilotJobs {
         self.draining.retain(|job| ours.contains_key(job));
         self.mute.retain(|job, _| ours.contains_key(job));
         self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
+        self.passed_over.retain(|_, at| now.since(*at) < FAILED);
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
         let is_up = |t: &Ticket| matches!(t.state, State::Queued(job) if pilots.contains(&job));
         self.tickets.retain(|_, t| !is_up(t));
@@ -490,6 +548,9 @@ impl PilotJobs {
         let job = seen.job;
         if seen.state != Seen::Running {
             self.mute.remove(&job);
+            if seen.state == Seen::Waiting {
+                self.await_slurm(job, ticket, now, acts);
+            }
             return;
         }
         let Mute { since, refused } = self.mute(job, now).clone();
@@ -504,6 +565,27 @@ impl PilotJobs {
         let reason = format!("Slurm job {job} ran for {:.0} s, and {but}", silent.as_secs_f64());
         acts.push(Act::Scancel(job));
         self.fail(ticket, seen.node.clone(), reason, now, acts);
+    }
+
+    /// Gives up a pilot that Slurm doesn't start on a node chosen here, while another has room. The core asks again.
+    fn await_slurm(&mut self, job: JobId, ticket: u64, now: Timestamp, acts: &mut Vec<Act>) {
+        let Some(t) = self.tickets.get_mut(&ticket) else {
+            return;
+        };
+        let since = *t.waits.get_or_insert(now);
+        let chosen = t.request.node.is_none() && t.request.partition.is_none();
+        let pool = t.request.pool.clone();
+        if !chosen || now.since(since) < PASSED_OVER || !self.has_better(&pool) {
+            return;
+        }
+        let node = self.tickets.remove(&ticket).and_then(|t| t.node);
+        let place = node.as_ref().map(|n| format!(" on {n}")).unwrap_or_default();
+        self.passed_over.extend(node.map(|n| (n, now)));
+        self.places.remove(&job);
+        let reason = format!("Slurm has not started job {job}{place}, and another node has room");
+        acts.push(Act::Scancel(job));
+        acts.push(Act::Say(format!("a pilot for pool {pool} is given up: {reason}")));
+        acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
     }
 
     fn look_for_tickets(
@@ -616,21 +698,23 @@ impl PilotJobs {
         acts
     }
 
-    /// Picks a node of the pool without a lasting pilot: homes of kernels first, nodes with a leaving pilot after their
-    /// equals, and nodes without a working agent last. Without such a node, names the nodes to leave out.
+    /// Nodes with a pilot that stays, or that comes.
+    fn staying(&self) -> BTreeSet<NodeName> {
+        let coming = self.tickets.values().filter_map(|t| t.node.clone());
+        let there = self.places.iter();
+        let there = there.filter(|(job, _)| !self.draining.contains(job));
+        there.map(|(_, node)| node.clone()).chain(coming).collect()
+    }
+
+    /// Picks a node of the pool without a lasting pilot: nodes with room beside the jobs of others first, of equals
+    /// homes of kernels, then nodes without a leaving pilot. Nodes without a working agent come last, and before them
+    /// those where Slurm started no pilot. Without a node, names the nodes to leave out.
     fn place(&self, ticket: u64) -> (Option<NodeName>, Vec<NodeName>) {
         let t = &self.tickets[&ticket];
         if t.node.is_some() {
             return (t.node.clone(), Vec::new());
         }
-        let coming = self.tickets.values().filter_map(|t| t.node.clone());
-        let staying: BTreeSet<NodeName> = self
-            .places
-            .iter()
-            .filter(|(job, _)| !self.draining.contains(job))
-            .map(|(_, node)| node.clone())
-            .chain(coming)
-            .collect();
+        let staying = self.staying();
         let leaving: BTreeSet<&NodeName> = self
             .draining
             .iter()
@@ -645,7 +729,13 @@ impl PilotJobs {
         let choice = free
             .min_by_key(|n| {
                 let failed = self.failed.get(*n).map(|failed| failed.at);
-                (failed, !self.homes.contains(*n), leaving.contains(n))
+                let passed_over = self.passed_over.get(*n);
+                let fits = (
+                    self.full.contains(*n),
+                    !self.homes.contains(*n),
+                    leaving.contains(n),
+                );
+                (failed, passed_over, fits)
             })
             .cloned();
         let exclude = if choice.is_some() {
@@ -820,6 +910,83 @@ mod tests {
         assert_eq!(pilot_jobs.want(1, here, NOW), std::slice::from_ref(&wanted));
         pilot_jobs.submitted(1, Err(Failure::No("not now".into())), NOW);
         assert_eq!(pilot_jobs.submit_wanted(later(2)), [wanted]);
+    }
+
+    fn full(nodes: &[&str]) -> BTreeSet<NodeName> {
+        nodes.iter().map(|n| NodeName::from(*n)).collect()
+    }
+
+    #[test]
+    fn a_pilot_goes_where_others_jobs_leave_room_before_where_kernels_are() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2", "n3"]);
+        pilot_jobs.set_homes(["n1".into(), "n3".into()].into());
+        pilot_jobs.set_full(full(&["n1"]));
+        assert_eq!(pilot_jobs.want(1, request(), NOW), [sbatch(1, Some("n3"), &[])]);
+        assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
+        // It waits where it may be of use.
+        assert_eq!(pilot_jobs.want(3, request(), NOW), [sbatch(3, Some("n1"), &[])]);
+    }
+
+    #[test]
+    fn a_pilot_that_slurm_does_not_start_is_asked_for_elsewhere_once_another_node_has_room() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        pilot_jobs.set_full(full(&["n1", "n2"]));
+        assert_eq!(pilot_jobs.want(1, request(), NOW), [sbatch(1, Some("n1"), &[])]);
+        assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
+        let waiting = [seen(11, 1, "", Seen::Waiting)];
+        let look = |of: &mut PilotJobs, s| of.looked(&waiting, &BTreeSet::new(), later(s));
+        for s in [0, 299, 300, 1000] {
+            assert_eq!(look(&mut pilot_jobs, s), []);
+        }
+        pilot_jobs.set_full(full(&["n1"]));
+        let (acts, ticket, reason) = failed(look(&mut pilot_jobs, 1003));
+        assert_eq!((acts, ticket), (vec![Act::Scancel(JobId(11))], 1));
+        assert_eq!(
+            reason,
+            "Slurm has not started job 11 on n1, and another node has room"
+        );
+        // Even if n1 seems to have room: a reservation may begin soon.
+        pilot_jobs.set_full(full(&[]));
+        assert_eq!(
+            pilot_jobs.want(2, request(), later(1013)),
+            [sbatch(2, Some("n2"), &[])]
+        );
+        assert_eq!(pilot_jobs.problems().count(), 0);
+    }
+
+    #[test]
+    fn a_pilot_that_its_node_cannot_run_is_asked_for_on_the_next_node_at_once() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let unfit = || {
+            Err(Failure::Unfit(
+                "Requested node configuration is not available".into(),
+            ))
+        };
+        assert_eq!(pilot_jobs.want(1, request(), NOW), [sbatch(1, Some("n1"), &[])]);
+        let acts = silent(pilot_jobs.submitted(1, unfit(), NOW));
+        assert_eq!(acts, [sbatch(1, Some("n2"), &[])]);
+        // No node is left: all pause.
+        assert_eq!(silent(pilot_jobs.submitted(1, unfit(), NOW)), []);
+        assert_eq!(pilot_jobs.submit_wanted(later(2)), [sbatch(1, Some("n1"), &[])]);
+        assert_eq!(pilot_jobs.cancel(1, None), []);
+        assert_eq!(silent(pilot_jobs.submitted(1, unfit(), later(2))), []);
+        assert_eq!(pilot_jobs.next_wake(later(2)), None);
+    }
+
+    #[test]
+    fn the_core_hears_of_a_node_of_its_choice_that_cannot_run_the_pilot() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let here = PilotRequest {
+            node: Some("n1".into()),
+            ..request()
+        };
+        assert_eq!(pilot_jobs.want(1, here, NOW), [sbatch(1, Some("n1"), &[])]);
+        let unfit = Failure::Unfit("Requested node configuration is not available".into());
+        let reason = "Requested node configuration is not available".into();
+        let refused = Act::Tell(Input::PilotRefused { ticket: 1, reason });
+        assert_eq!(silent(pilot_jobs.submitted(1, Err(unfit), NOW)), [refused]);
+        // Nobody else has to wait for that.
+        assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use crate::admission::Rules;
 use crate::limits::{self, SlurmAccounts};
 use crate::pilot_jobs::{Failure, PilotRequest, Seen, SeenJob, job_name};
+use crate::supply::{self, Rooms};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_core::config::{Limits, Shares};
 use hop_core::{NodeFacts, PoolOffers};
@@ -63,6 +64,7 @@ pub(crate) struct Queue {
     pub ends: BTreeMap<JobId, Ending>,
     /// Drained nodes, with the reason given for each.
     pub drained: BTreeMap<NodeName, String>,
+    pub rooms: Rooms,
 }
 
 /// A job's end by its time limit. Slurm says it by the wall clock.
@@ -101,6 +103,7 @@ impl SlurmSide {
         self.slurm.submit(&spec).await.map_err(|error| {
             let text = chain(&error);
             match error {
+                SubmitError::Refused { reason, .. } if is_about_nodes(&reason) => Failure::Unfit(text),
                 SubmitError::NoJobId { .. } => Failure::Uncertain(text),
                 SubmitError::Run(hop_slurm::RunError::Timeout { .. }) => Failure::Uncertain(text),
                 _ => Failure::No(text),
@@ -217,8 +220,9 @@ done
         let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
-        let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
+        let rooms = supply::rooms(&self.config, &jobs, &nodes);
+        let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
         let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
         Ok(Queue {
@@ -226,6 +230,7 @@ done
             alive,
             ends,
             drained,
+            rooms,
         })
     }
 
@@ -311,41 +316,21 @@ done
             // Without slurmdbd's word nothing is complained of.
             hidden: self.hidden(&settings).await.unwrap_or_default(),
         };
+        let seats = self.seating(&partitions);
+        let seated = nodes.iter().filter(|n| may_sit(seats.as_ref(), &n.name));
+        let mut own = supply::own(&self.config, seated);
         for (name, pool) in &self.config.pool {
             let partition = partitions.iter().find(|p| p.name == pool.partition);
-            match refusal(pool, partition, settings.constrains_devices()) {
+            let why = refusal(pool, partition, settings.constrains_devices());
+            match why.or_else(|| own.disputed.remove(name)) {
                 Some(why) => drop(facts.refused.insert(name.clone(), why)),
-                None => drop(facts.usable.insert(name.clone(), Vec::new())),
+                None => {
+                    let usable = own.usable.remove(name).unwrap_or_default();
+                    facts.usable.insert(name.clone(), usable);
+                }
             }
         }
-        let seats = self.seating(&partitions);
-        for node in nodes.iter().filter(|n| may_sit(seats.as_ref(), &n.name)) {
-            let mut pools = self.config.pool.iter();
-            let Some((name, pool)) = pools.find(|(_, p)| node.partitions.contains(&p.partition)) else {
-                continue;
-            };
-            let gpus = hop_slurm::gres::gpus(&node.gres);
-            facts.nodes.push(NodeFacts {
-                node: node.name.clone(),
-                pool: name.clone(),
-                gpus: u16::try_from(gpus).unwrap_or(u16::MAX),
-                gpu_type: node
-                    .gres
-                    .iter()
-                    .find(|g| g.name == "gpu")
-                    .map(Gres::gpu_type)
-                    .unwrap_or_else(|| "".into()),
-                gpu_mem_mib: pool.gpu_mem_mib,
-                cpus: u16::try_from(node.cpus).unwrap_or(u16::MAX),
-                rack: String::new(),
-            });
-            let enough = gpus >= u64::from(pool.gpus_per_pilot);
-            if !node.state.is_usable() {
-                facts.down.push(node.name.clone());
-            } else if enough && let Some(usable) = facts.usable.get_mut(name) {
-                usable.push(node.name.clone());
-            }
-        }
+        (facts.nodes, facts.down) = (own.nodes, own.down);
         self.burst_facts(&partitions, &nodes, &mut facts);
         Ok(facts)
     }
@@ -436,18 +421,13 @@ done
                     if known.is_some_and(|n| !n.state.is_usable() && !n.state.is_powered_down()) {
                         facts.down.push(node.clone());
                     }
-                    let gpus = known.map_or_else(
-                        || u64::from(pool.gpus_per_pilot),
-                        |n| hop_slurm::gres::gpus(&n.gres),
-                    );
-                    let gpu = known.and_then(|n| n.gres.iter().find(|g| g.name == "gpu"));
                     let there = NodeFacts {
                         node: node.clone(),
                         pool: name.clone(),
-                        gpus: u16::try_from(gpus).unwrap_or(u16::MAX),
-                        gpu_type: gpu.map_or_else(
+                        gpus: known.map_or(pool.gpus_per_pilot, |n| supply::gpus(pool, &n.gres)),
+                        gpu_type: known.map_or_else(
                             || pool.gpu_type.as_deref().unwrap_or_default().into(),
-                            Gres::gpu_type,
+                            |n| supply::gpu_type(pool, &n.gres),
                         ),
                         gpu_mem_mib: pool.gpu_mem_mib,
                         cpus: known
@@ -506,6 +486,15 @@ fn offers(name: &PoolName, pool: &Pool, partitions: &[Partition], nodes: &[Node]
         gpu_mem_mib: pool.gpu_mem_mib,
         cpus,
     }
+}
+
+/// Whether Slurm refuses the job for the node that it names: the node could never run such a job.
+fn is_about_nodes(reason: &str) -> bool {
+    let words = [
+        "Requested node configuration is not available",
+        "Invalid node name specified",
+    ];
+    words.iter().any(|w| reason.contains(w))
 }
 
 fn is_typed(gres: &Gres) -> bool {
@@ -725,6 +714,157 @@ mod tests {
             &[a(), node("b", "gpu:h100:1", Some("22.05"))],
         );
         assert_eq!(known.gpus, [("a100".into(), 4)]);
+    }
+
+    fn two_pools(first: &str, second: &str) -> Config {
+        let pool = |name: &str, more: &str| {
+            format!(
+                "[pool.{name}]\npartition='p'\naccount='pool'\ngpus_per_pilot=4\ncpus_per_pilot=8\nmin_pilots=1\n\
+                 max_pilots=1\n{more}\n"
+            )
+        };
+        let text = pool("a", first) + &pool("b", second);
+        Config::parse(&text, "x".as_ref()).unwrap()
+    }
+
+    /// The node's pool, GPUs and type in these facts; and the pools that can take it.
+    fn facts_of<'a>(own: &'a supply::Own, node: &str) -> Option<(&'a str, u16, &'a str, Vec<&'a str>)> {
+        let facts = own.nodes.iter().find(|n| n.node.as_str() == node)?;
+        let usable = own.usable.iter();
+        let usable = usable.filter(|(_, nodes)| nodes.contains(&facts.node));
+        let usable = usable.map(|(pool, _)| pool.as_str()).collect();
+        Some((facts.pool.as_str(), facts.gpus, facts.gpu_type.as_str(), usable))
+    }
+
+    #[test]
+    fn a_pool_has_the_nodes_and_gpus_of_its_type() {
+        let config = two_pools("gpu_type='t4'", "gpu_type='a100'");
+        let nodes = [
+            node("na", "gpu:a100:4", None),
+            node("nt", "gpu:t4:4", None),
+            node("few", "gpu:t4:2,gpu:a100:2", None),
+            node("none", "gpu:v100:8", None),
+            Node {
+                cpus: 4,
+                ..node("cores", "gpu:t4:8", None)
+            },
+        ];
+        let own = supply::own(&config, nodes.iter());
+        assert_eq!(facts_of(&own, "na"), Some(("b", 4, "a100", vec!["b"])));
+        assert_eq!(facts_of(&own, "nt"), Some(("a", 4, "t4", vec!["a"])));
+        assert_eq!(facts_of(&own, "few"), Some(("a", 2, "t4", vec![])));
+        assert_eq!(facts_of(&own, "none"), None);
+        assert_eq!(facts_of(&own, "cores"), Some(("a", 8, "t4", vec![])));
+        assert_eq!((own.disputed, own.down), (BTreeMap::new(), vec![]));
+    }
+
+    #[test]
+    fn of_two_pools_for_one_node_the_second_is_refused_with_what_to_do() {
+        let mixed = [node("n1", "gpu:t4:4,gpu:a100:4", None)];
+        for config in [
+            two_pools("", ""),
+            two_pools("", "gpu_type='t4'"),
+            two_pools("gpu_type='t4'", "gpu_type='a100'"),
+        ] {
+            let own = supply::own(&config, mixed.iter());
+            assert_eq!(facts_of(&own, "n1").unwrap().0, "a");
+            let why: Vec<_> = own
+                .disputed
+                .iter()
+                .map(|(p, why)| (p.as_str(), why.as_str()))
+                .collect();
+            let said = "its pilots could go to node n1 of pool a: give each of the two a partition or a gpu_type of \
+                        its own";
+            assert_eq!(why, [("b", said)]);
+        }
+        // The second takes none of its pilots.
+        let small = [node("n1", "gpu:t4:2", None)];
+        assert_eq!(
+            supply::own(&two_pools("", ""), small.iter()).disputed,
+            BTreeMap::new()
+        );
+    }
+
+    fn job(name: &str, user: &str, node: &str, cpus: u32, gres: &str) -> Job {
+        Job {
+            id: JobId(1),
+            name: name.to_owned(),
+            comment: None,
+            user: user.into(),
+            uid: 1,
+            account: None,
+            partition: "p".to_owned(),
+            qos: None,
+            state: JobState::Running,
+            reason: None,
+            nodes: vec![node.into()],
+            cpus,
+            gres: Gres::parse_list(gres).unwrap(),
+            submitted: None,
+            start: None,
+            end: None,
+            limit: TimeLimit::Unlimited,
+        }
+    }
+
+    #[test]
+    fn room_is_what_the_jobs_of_others_leave() {
+        let config = two_pools("gpu_type='t4'", "gpu_type='a100'");
+        let uses = |name: &str, used: &str, cpus: u32| Node {
+            gres_used: Gres::parse_list(used).unwrap(),
+            cpus_allocated: cpus,
+            mem_mib: 1 << 20,
+            ..node(name, "gpu:t4:4", None)
+        };
+        let service = config.service_user.to_string();
+        let pilot = |node| job("hop-pool.a.7", &service, node, 8, "gpu:t4:4");
+        let jobs = [
+            pilot("ours"),
+            pilot("both"),
+            job("train", "ada", "batch", 8, "gpu:t4:4"),
+            job("hop-pool.a.7", "ada", "forged", 8, "gpu:t4:4"),
+        ];
+        let nodes = [
+            uses("idle", "gpu:t4:0(IDX:N/A)", 0),
+            uses("ours", "gpu:t4:4(IDX:0-3)", 8),
+            uses("both", "gpu:t4:4(IDX:0-3)", 16),
+            uses("batch", "gpu:t4:3(IDX:0-2)", 4),
+            uses("forged", "gpu:t4:4(IDX:0-3)", 8),
+            uses("cores", "gpu:t4:0(IDX:N/A)", 9),
+            Node {
+                state: hop_slurm::state::NodeState::parse("IDLE+RESERVED"),
+                ..uses("course", "gpu:t4:0(IDX:N/A)", 0)
+            },
+            Node {
+                mem_allocated_mib: 1 << 20,
+                ..uses("full", "gpu:t4:0(IDX:N/A)", 1)
+            },
+        ];
+        let rooms = supply::rooms(&config, &jobs, &nodes);
+        let room = |taken, seat| hop_core::Room { taken, seat };
+        let expected = [
+            ("batch", room(3, true)),
+            ("both", room(0, false)),
+            ("cores", room(u16::MAX, true)),
+            ("course", room(u16::MAX, false)),
+            ("forged", room(4, true)),
+            ("full", room(0, false)),
+            ("idle", room(0, true)),
+            ("ours", room(0, true)),
+        ];
+        assert_eq!(rooms.of, expected.map(|(n, r)| (NodeName::from(n), r)).into());
+        let full = ["batch", "cores", "course", "forged"];
+        assert_eq!(rooms.full, full.map(NodeName::from).into());
+    }
+
+    #[test]
+    fn a_refusal_of_the_node_is_told_from_all_others() {
+        assert!(is_about_nodes(
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+        ));
+        assert!(!is_about_nodes(
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+        ));
     }
 
     #[test]

@@ -527,6 +527,7 @@ fn node_state(state: u32) -> NodeState {
         (sys::HOP_NODE_STATE_PLANNED, NodeFlag::Planned),
         (sys::HOP_NODE_STATE_REBOOT_ISSUED, NodeFlag::RebootIssued),
         (sys::HOP_NODE_STATE_REBOOT_REQUESTED, NodeFlag::RebootRequested),
+        (sys::HOP_NODE_STATE_RES, NodeFlag::Reserved),
     ];
     let flags = all
         .into_iter()

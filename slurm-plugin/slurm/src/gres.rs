@@ -88,6 +88,11 @@ impl Gres {
         })
     }
 
+    /// Whether it is GPUs, and of this type; `None` means any.
+    pub fn is_gpu_of(&self, kind: Option<&str>) -> bool {
+        self.name == "gpu" && kind.is_none_or(|kind| self.kind.as_deref() == Some(kind))
+    }
+
     /// The type as the core names it: empty where Slurm names none.
     pub fn gpu_type(&self) -> GpuType {
         GpuType::from(self.kind.as_deref().unwrap_or_default())
@@ -115,6 +120,12 @@ pub fn gpus(list: &[Gres]) -> u64 {
         .filter(|gres| gres.name == "gpu")
         .map(|gres| gres.count)
         .sum()
+}
+
+/// GPUs of this type in a list; `None` means all.
+pub fn gpus_of(list: &[Gres], kind: Option<&str>) -> u64 {
+    let mine = list.iter().filter(|gres| gres.is_gpu_of(kind));
+    mine.map(|gres| gres.count).sum()
 }
 
 /// The indices of all GPUs in a list that has them.

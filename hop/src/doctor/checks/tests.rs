@@ -274,6 +274,10 @@ const BROKEN: [(&str, &str, Break); 47] = [
             pool.cpus_per_pilot = 10;
         },
     ),
+    ("partition", "GPUs of type t4 on a node, and no node", |f| {
+        let pool = config(f).pool.values_mut().next().unwrap();
+        pool.gpu_type = Some("t4".into());
+    }),
     ("seats", "no partition cpu", |f| {
         config(f).seat.partition = "cpu".into()
     }),

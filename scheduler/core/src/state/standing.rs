@@ -1,4 +1,6 @@
-//! A node's availability as far as known, and the one by whose word.
+//! A node's availability as far as known, and the one by whose word; and the pilots that failed there.
+
+use hop_words::time::{Span, Timestamp};
 
 /// Whether pilots and replicas may be placed on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,6 +27,23 @@ impl Standing {
             Self::Up | Self::Down | Self::Gone => self,
         }
     }
+}
+
+/// Pilots that failed on a node one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Failing {
+    /// The first of them was asked for then.
+    pub since: Timestamp,
+    /// The last of them failed then.
+    pub last: Timestamp,
+}
+
+/// Pilots were asked for on a node in vain: none is asked for until then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shunned {
+    pub until: Timestamp,
+    /// How long it was last shunned.
+    pub pause: Span,
 }
 
 #[cfg(test)]

@@ -59,6 +59,10 @@ impl Tickets {
         self.all.values()
     }
 
+    pub(crate) fn numbered(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+        self.all.iter().map(|(&number, ticket)| (number, ticket))
+    }
+
     pub(crate) fn insert(&mut self, number: u64, ticket: Ticket) {
         self.remove(number);
         match ticket.node {

@@ -5,8 +5,9 @@ use super::{Due, Report, Scheduler};
 use crate::admission::Rules;
 use crate::pilot_jobs::{Seen, SeenJob};
 use crate::slurm::{Facts, Queue};
+use crate::supply::Rooms;
 use hop_core::config::{Limits, Shares};
-use hop_core::{Input, NodeFacts};
+use hop_core::{Input, NodeFacts, Room};
 use hop_words::clock::Skew;
 use hop_words::id::{JobId, NodeName, PoolName};
 use hop_words::time::{Span, Timestamp};
@@ -38,6 +39,8 @@ pub(super) struct SlurmNews {
     pub(super) rules: Option<BTreeMap<PoolName, Rules>>,
     /// The shares that are in the journal. `None` means that Slurm has never said.
     pub(super) shares: Option<Shares>,
+    /// The nodes with room taken by the jobs of others, as the core was told.
+    rooms: BTreeMap<NodeName, Room>,
     look_pause: Span,
     /// Since when Slurm's queue is being read. `None` means that nobody reads it now.
     looking: Option<Timestamp>,
@@ -57,6 +60,7 @@ impl SlurmNews {
             limits,
             rules,
             shares,
+            rooms: BTreeMap::new(),
             look_pause,
             looking: None,
             problems: BTreeMap::new(),
@@ -102,6 +106,11 @@ impl SlurmNews {
     pub(super) fn look_began(&mut self, at: Timestamp) {
         self.looking = Some(at);
     }
+}
+
+fn room_of(node: &NodeName, room: Room) -> Input {
+    let node = node.clone();
+    Input::NodeRoom { node, room }
 }
 
 impl Scheduler {
@@ -158,6 +167,7 @@ impl Scheduler {
                 self.connections.doubt();
                 let pilots: BTreeSet<JobId> = self.core.pilots().iter().map(|p| p.pilot).collect();
                 self.say_what_pilots_wait_for(&queue.pilots);
+                self.rooms(queue.rooms);
                 let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);
                 self.act(acts);
                 self.seats_gone(&queue.alive);
@@ -195,6 +205,17 @@ impl Scheduler {
         if self.news.trouble("clock", text.clone()) {
             warn!("{text}");
         }
+    }
+
+    /// The jobs of others come and go all the time: the core is told what has changed for its pilots and seats.
+    fn rooms(&mut self, rooms: Rooms) {
+        let before = &self.news.rooms;
+        let is_news = |node: &NodeName, room: &Room| before.get(node).copied().unwrap_or_default() != *room;
+        let told = rooms.of.iter().filter(|(node, room)| is_news(node, room));
+        self.todo.extend(told.map(|(node, room)| room_of(node, *room)));
+        self.pilot_jobs.set_full(rooms.full);
+        let taken = rooms.of.into_iter().filter(|(_, room)| *room != Room::default());
+        self.news.rooms = taken.collect();
     }
 
     /// Reports pilots that Slurm doesn't start: `hop info` shows them as the reason why cells wait.
@@ -431,6 +452,9 @@ impl Scheduler {
                 self.news.stepmgr = facts.stepmgr;
                 self.hidden(facts.hidden);
                 self.nodes(facts.nodes, facts.burst);
+                // The core may not have known the node at the last look.
+                let rooms = self.news.rooms.iter();
+                self.todo.extend(rooms.map(|(node, room)| room_of(node, *room)));
                 self.rules(facts.rules);
                 self.todo.extend(facts.offers.into_iter().map(Input::PoolOffers));
                 // A look at the queue may have seen a drain since these facts were asked for.

@@ -540,6 +540,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
         alive: vec![],
         ends: BTreeMap::new(),
         drained: BTreeMap::new(),
+        rooms: crate::supply::Rooms::default(),
     }));
     house.scheduler.settle();
     let house = house.restarted();

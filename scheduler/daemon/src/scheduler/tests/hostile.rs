@@ -418,6 +418,7 @@ async fn whose_seat_was_believed_while_slurm_was_away_is_asked_when_it_answers()
         alive: vec![JobId(7)],
         ends: BTreeMap::new(),
         drained: BTreeMap::new(),
+        rooms: crate::supply::Rooms::default(),
     };
     house.scheduler.looked(Err("away".into()));
     house.scheduler.settle();

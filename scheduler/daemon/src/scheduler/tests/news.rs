@@ -94,6 +94,7 @@ fn both_end_in(seconds: u64) -> Queue {
         alive: vec![JobId(1), JobId(7)],
         ends: [(JobId(1), end), (JobId(7), end)].into(),
         drained: BTreeMap::new(),
+        rooms: crate::supply::Rooms::default(),
     }
 }
 

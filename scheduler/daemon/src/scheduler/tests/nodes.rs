@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::slurm::Facts;
-use hop_core::{NodeFacts, Output};
+use crate::supply::Rooms;
+use hop_core::{NodeFacts, Output, Room};
 use hop_words::id::NodeName;
 
 fn node(name: &str) -> NodeFacts {
@@ -108,6 +109,7 @@ fn looks(house: &mut House, drained: &[&str]) {
         alive: vec![JobId(7)],
         ends: BTreeMap::new(),
         drained: drained.collect(),
+        rooms: Rooms::default(),
     };
     house.scheduler.looked(Ok(queue));
     house.scheduler.settle();
@@ -170,4 +172,49 @@ async fn facts_asked_for_before_a_drain_do_not_end_it() {
             "{answer:?}"
         );
     }
+}
+
+/// What the core is told of the nodes' room after a look, or after facts.
+fn told_of_room(house: &mut House, hears: impl FnOnce(&mut Scheduler)) -> Vec<(String, Room)> {
+    hears(&mut house.scheduler);
+    let told = house.scheduler.todo.iter().filter_map(|input| match input {
+        Input::NodeRoom { node, room } => Some((node.to_string(), *room)),
+        _ => None,
+    });
+    let told = told.collect();
+    house.scheduler.settle();
+    told
+}
+
+#[tokio::test]
+async fn the_core_is_told_of_room_that_others_take_when_it_changes_and_of_new_nodes() {
+    let mut house = House::new();
+    let look = |of: &[(&str, u16)]| {
+        let of = of.iter();
+        let room = |taken| Room { taken, seat: true };
+        let rooms = Rooms {
+            of: of.map(|&(n, taken)| (n.into(), room(taken))).collect(),
+            full: BTreeSet::new(),
+        };
+        Queue {
+            pilots: vec![],
+            alive: vec![],
+            ends: BTreeMap::new(),
+            drained: BTreeMap::new(),
+            rooms,
+        }
+    };
+    let mut told = |of: &[(&str, u16)]| {
+        let queue = look(of);
+        let told = told_of_room(&mut house, |s| s.looked(Ok(queue)));
+        told.into_iter()
+            .map(|(node, room)| (node, room.taken))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(told(&[("n0", 0), ("n1", 2)]), [("n1".into(), 2)]);
+    assert_eq!(told(&[("n0", 0), ("n1", 2)]), []);
+    assert_eq!(told(&[("n0", 1), ("n1", 2)]), [("n0".into(), 1)]);
+    assert_eq!(told(&[("n0", 1), ("n1", 0)]), [("n1".into(), 0)]);
+    let again = told_of_room(&mut house, |s| s.facts(Ok(facts(&["n0", "n1"], None))));
+    assert_eq!(again.len(), 1, "{again:?}");
 }

@@ -158,6 +158,7 @@ impl Lived {
             alive: vec![JobId(7)],
             ends,
             drained,
+            rooms: crate::supply::Rooms::default(),
         };
         self.house.scheduler.looked(Ok(queue));
         self.house.scheduler.settle();

@@ -1,0 +1,207 @@
+//! Pilots that were asked for and don't come: given up, and asked for elsewhere.
+//!
+//! A pilot that Slurm doesn't start keeps its place in Slurm's queue for as long as nobody else needs it: it may be the
+//! first to get the GPUs there. But it keeps nobody from asking for a pilot on another node.
+//! Pilots are first asked for where the jobs of others leave room for them.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::input::Room;
+use crate::output::Output;
+use crate::state::{Cell, Node, Pool, Shunned, Ticket, Timer, Waiting};
+use hop_words::id::NodeName;
+use hop_words::time::Span;
+use std::collections::BTreeSet;
+
+/// A pilot is waited for at least so long: longer than `slurmd` or a node takes to restart.
+pub(crate) const GIVEN_UP: Span = Span::from_secs(300);
+
+/// After a pilot that was given up, none is asked for on its node for so long: it would go the same way.
+const SHUNNED: Span = Span::from_secs(600);
+
+/// The longest such pause, after several in a row.
+const SHUNNED_AT_MOST: Span = Span::from_secs(4 * 3600);
+
+impl Core {
+    /// Whether Slurm should have started the pilot long ago, and may be asked for another instead. Slurm itself ends
+    /// the job whose burst node doesn't boot.
+    pub(crate) fn is_stuck(&self, ticket: &Ticket) -> bool {
+        !ticket.bursts && self.now.since(ticket.at) >= GIVEN_UP && self.is_late_to_boot(ticket)
+    }
+
+    /// Whether a pilot asked for on the node should come soon. No other is asked for beside one that Slurm doesn't
+    /// start.
+    pub(crate) fn is_trusted(&self, node: Idx<Node>) -> bool {
+        let shunned = self.supply.nodes[node].shunned;
+        let mut coming = self.supply.tickets.on(node);
+        shunned.is_none_or(|s| s.until <= self.now) && !coming.any(|(_, t)| self.is_stuck(t))
+    }
+
+    /// Slurm has told what the jobs of others leave of the node. Where they leave more than before, pilots are asked for
+    /// again.
+    pub(crate) fn node_room(&mut self, name: &NodeName, room: Room) {
+        if let Some(i) = self.find_node(name) {
+            let node = &mut self.supply.nodes[i];
+            if room.taken < node.room.taken {
+                node.shunned = None;
+            }
+            node.room = room;
+        }
+    }
+
+    /// Whether the jobs of others are in the way of so many GPUs more on the node: a pilot there would wait for them.
+    pub(crate) fn is_taken(&self, node: Idx<Node>, size: u16) -> bool {
+        let taken = self.supply.nodes[node].room.taken;
+        taken > 0 && self.spare_gpus(node) < size.saturating_add(taken)
+    }
+
+    /// A pilot was asked for on the node in vain: the next is asked for after `pause` at the earliest, or after twice
+    /// the last pause.
+    pub(crate) fn shun(&mut self, node: Idx<Node>, pause: Span) {
+        let last = self.supply.nodes[node].shunned.map_or(Span::ZERO, |s| s.pause);
+        let pause = Span(last.0.saturating_mul(2)).clamp(pause, SHUNNED_AT_MOST);
+        let until = self.now + pause;
+        self.supply.nodes[node].shunned = Some(Shunned { until, pause });
+    }
+
+    /// GPUs of the pool's coming pilots on its own nodes that Slurm doesn't start.
+    pub(crate) fn gpus_stuck(&self, pool: Idx<Pool>) -> u32 {
+        self.stuck_in(pool).map(|(_, t)| u32::from(t.gpus)).sum()
+    }
+
+    fn stuck_in(&self, pool: Idx<Pool>) -> impl Iterator<Item = (u64, &Ticket)> {
+        let all = self.supply.tickets.numbered();
+        all.filter(move |(_, t)| t.pool == pool && self.is_stuck(t))
+    }
+
+    /// Another pilot of so many GPUs is asked for: as many of the pilots that Slurm doesn't start are given up as the
+    /// pool's maximum asks for, the oldest first.
+    pub(crate) fn take_place_of_stuck(&mut self, pool: Idx<Pool>, gpus: u16, out: &mut Vec<Output>) {
+        let mut excess = self.too_many_in_all(pool, gpus);
+        if excess == 0 {
+            return;
+        }
+        let mut given_up = Vec::new();
+        for (number, ticket) in self.stuck_in(pool) {
+            if excess == 0 {
+                break;
+            }
+            excess = excess.saturating_sub(ticket.gpus.into());
+            given_up.push(number);
+        }
+        self.give_up_stuck(&given_up, out);
+    }
+
+    /// Another pilot was asked for on account of the cell: those that Slurm doesn't start aren't its any more.
+    pub(crate) fn give_up_stuck_for(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let this = (cell, self.work.cells[cell].seq);
+        let stuck = self.supply.tickets.numbered();
+        let stuck = stuck.filter(|(_, t)| t.cell == Some(this) && self.is_stuck(t));
+        let stuck: Vec<u64> = stuck.map(|(number, _)| number).collect();
+        self.give_up_stuck(&stuck, out);
+    }
+
+    /// Cancels these pilots. Cells that wait on their nodes, and the pool's minimum, are looked at once the present
+    /// request is made.
+    fn give_up_stuck(&mut self, tickets: &[u64], out: &mut Vec<Output>) {
+        for &ticket in tickets {
+            let Some(given_up) = self.cancel_ticket(ticket, out) else {
+                continue;
+            };
+            if let Some(node) = given_up.node {
+                self.shun(node, SHUNNED);
+                self.work.demanding.insert(node);
+            }
+            self.at(self.now, Timer::Scale(given_up.pool));
+        }
+    }
+
+    /// A pilot that Slurm doesn't start, and for which nobody waits, is given up.
+    pub(crate) fn stuck_due(&mut self, ticket: u64, out: &mut Vec<Output>) {
+        let Some(t) = self.supply.tickets.get(ticket) else {
+            return;
+        };
+        let Some(node) = t.node.filter(|_| !t.bursts) else {
+            return;
+        };
+        let has_cell = t.cell.is_some_and(|(cell, seq)| self.is_same(cell, seq));
+        if has_cell || !self.supply.nodes[node].queue.is_empty() || !self.is_stuck(t) {
+            return self.at(self.now + GIVEN_UP, Timer::Stuck(ticket));
+        }
+        self.shun(node, SHUNNED);
+        self.give_up(&[ticket], out);
+    }
+
+    /// Slurm can't start the pilot on its node, however long it waits.
+    pub(crate) fn pilot_refused(&mut self, ticket: u64, out: &mut Vec<Output>) {
+        if let Some(t) = self.drop_ticket(ticket, out) {
+            if let Some(node) = t.node {
+                self.shun(node, SHUNNED);
+            }
+            self.keep_pilots(t.pool, out);
+            self.instead_of(t.cell, out);
+        }
+    }
+
+    /// Cancels these of the pilots that were asked for on the node, and looks for others for their cells and pools.
+    pub(crate) fn give_up_tickets(
+        &mut self,
+        node: Idx<Node>,
+        which: impl Fn(&Self, &Ticket) -> bool,
+        out: &mut Vec<Output>,
+    ) {
+        let here = self.supply.tickets.on(node);
+        let given_up = here.filter(|(_, t)| which(self, t)).map(|(number, _)| number);
+        let given_up: Vec<u64> = given_up.collect();
+        self.give_up(&given_up, out);
+    }
+
+    /// Cancels requested pilots for which the node has no room any more. They would wait in Slurm's queue for our own
+    /// pilots' GPUs, and their cells with them. Of a node of unknown size nothing can be told.
+    pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+        let n = &self.supply.nodes[node];
+        if !n.sized {
+            return;
+        }
+        let mut room = n.gpus.saturating_sub(self.gpus_up(node));
+        let here = self.supply.tickets.on(node).filter(|(_, t)| {
+            let fits = t.gpus <= room;
+            room -= if fits { t.gpus } else { 0 };
+            !fits
+        });
+        let crowded_out: Vec<u64> = here.map(|(number, _)| number).collect();
+        self.give_up(&crowded_out, out);
+    }
+
+    fn give_up(&mut self, tickets: &[u64], out: &mut Vec<Output>) {
+        let given_up: Vec<Ticket> = tickets
+            .iter()
+            .filter_map(|&t| self.cancel_ticket(t, out))
+            .collect();
+        let pools: BTreeSet<_> = given_up.iter().map(|t| t.pool).collect();
+        for pool in pools {
+            self.keep_pilots(pool, out);
+        }
+        for ticket in given_up {
+            self.instead_of(ticket.cell, out);
+        }
+    }
+
+    fn cancel_ticket(&mut self, ticket: u64, out: &mut Vec<Output>) -> Option<Ticket> {
+        let dropped = self.drop_ticket(ticket, out)?;
+        out.push(Output::CancelPilot {
+            ticket,
+            job: dropped.job,
+        });
+        Some(dropped)
+    }
+
+    /// The pilot for this cell doesn't come: the cell may need another.
+    fn instead_of(&mut self, waiting: Option<Waiting>, out: &mut Vec<Output>) {
+        if let Some((cell, seq)) = waiting
+            && self.is_same(cell, seq)
+        {
+            self.demand_grew(cell, out);
+        }
+    }
+}
