@@ -29,11 +29,13 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
+from gresshopper import started
+
 from . import adapters, contexts, libraries, loggers, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
 from .session import NotHereError, own_module, reason
 
-#: Set by Jupyter, Slurm or Gresshopper for this process alone.
+#: Left out of the records of former versions, which held the whole environment.
 OWN_ENV = (
     "JPY_",
     "JUPYTER_",
@@ -55,17 +57,27 @@ OWN_ENV = (
 )
 
 
-#: The environment as it was last read, as the process holds it and as a section.
-_environ_read: tuple[dict[Any, Any] | None, dict[str, str]] = (None, {})
+#: Variables that were set, and names of those that were deleted.
+_Changes = tuple["dict[str, str]", "list[str]"]
+
+#: The environment as it was last read, and the section.
+_environ_read: tuple[dict[Any, Any] | None, _Changes] = (None, ({}, []))
 
 
-def _environ() -> dict[str, str]:
+def _environ() -> _Changes:
+    """Variables that differ from those at the process's start: the others are the job's."""
     global _environ_read  # noqa: PLW0603 - a process has one environment
     held = getattr(os.environ, "_data", None)  # without decoding all of it again
     if held is None or held != _environ_read[0]:
-        found = {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
-        _environ_read = (None if held is None else dict(held), found)
+        was = started.start().environment
+        made = {name: value for name, value in os.environ.items() if was.get(name) != value}
+        deleted = sorted(name for name in was if name not in os.environ and not name.startswith(_OURS))
+        _environ_read = (None if held is None else dict(held), (made, deleted))
     return _environ_read[1]
+
+
+#: Variables that this package takes out once it has read them.
+_OURS = "GRESSHOPPER_"
 
 
 #: The last state of the random numbers, and its section.
@@ -462,11 +474,32 @@ def _set_paths(state: Any) -> None:
     os.chdir(state["cwd"])
 
 
-def _set_environ(state: dict[str, str]) -> None:
-    for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
-        del os.environ[key]
-    os.environ.update({k: v for k, v in state.items() if os.environ.get(k) != v})
+#: What the state that was set last changed in the environment.
+_environ_set: _Changes = ({}, [])
+
+
+def _set_environ(state: _Changes | dict[str, str]) -> None:
+    global _environ_set  # noqa: PLW0603 - a process has one environment
+    if isinstance(state, dict):  # of a former version: all variables
+        for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
+            del os.environ[key]
+        made, deleted = state, list[str]()
+    else:
+        made, deleted = state
+        was = started.start().environment
+        for name in {*_environ_set[0], *_environ_set[1]}.difference(made, deleted):
+            _set_variable(name, was.get(name))
+        _environ_set = state
+    for name, value in (*made.items(), *((name, None) for name in deleted)):
+        _set_variable(name, value)
     time.tzset()
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    elif os.environ.get(name) != value:
+        os.environ[name] = value
 
 
 def _set_python(state: Any) -> None:

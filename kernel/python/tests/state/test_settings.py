@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,58 @@ def test_modules_of_a_package_that_cells_import_come_back_with_it(tmp_path: Path
     before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
     after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
     assert before == after == ["a", "&lt;"], told
+
+
+def test_the_users_variables_come_back_and_the_jobs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["TMPDIR", "CUDA_VISIBLE_DEVICES", "HOP_MINE", "HOP_GONE", "SCRATCH", "HOP_OLD", "HOP_NEW"]
+    asked = f"import os\nout = [os.environ.get(n) for n in {names}]"
+    for name, value in (
+        ("SCRATCH", "/local/1"),
+        ("HOP_GONE", "1"),
+        ("HOP_OLD", "1"),
+        ("CUDA_VISIBLE_DEVICES", "0,1"),
+    ):
+        monkeypatch.setenv(name, value)
+    cells = [
+        "import os\nos.environ['TMPDIR'] = '/var/tmp'\nos.environ['HOP_MINE'] = 'x'",
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '1'\ndel os.environ['HOP_GONE']",
+    ]
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    assert before == ["/var/tmp", "1", "x", None, "/local/1", "1", None]
+    monkeypatch.setenv("SCRATCH", "/local/2")
+    monkeypatch.setenv("HOP_NEW", "1")
+    monkeypatch.delenv("HOP_OLD")
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert after == ["/var/tmp", "1", "x", None, "/local/2", None, "1"], told
+
+
+def test_an_environment_that_a_former_version_saved_is_still_set() -> None:
+    from gresshopper.state import process
+
+    here = dict(os.environ)
+    try:
+        process.apply({"environ": pickle.dumps({**here, "HOP_MINE": "x"})}, pytest.fail)
+        assert os.environ["HOP_MINE"] == "x"
+        process.apply({"environ": pickle.dumps(here)}, pytest.fail)
+        assert "HOP_MINE" not in os.environ
+    finally:
+        os.environ.clear()
+        os.environ.update(here)
+
+
+def test_a_standby_gives_back_a_variable_that_the_user_took_away() -> None:
+    from gresshopper.state import process
+
+    here = dict(os.environ)
+    try:
+        process.apply({"environ": pickle.dumps(({"HOP_MINE": "x", "HOME": "/y"}, ["PATH"]))}, pytest.fail)
+        assert (os.environ["HOP_MINE"], os.environ["HOME"], "PATH" in os.environ) == ("x", "/y", False)
+        process.apply({"environ": pickle.dumps(({}, []))}, pytest.fail)
+        assert ("HOP_MINE" in os.environ, os.environ["HOME"], os.environ["PATH"]) == (
+            False,
+            here["HOME"],
+            here["PATH"],
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(here)
