@@ -13,8 +13,6 @@ import contextlib
 import copyreg
 import functools
 import gc
-import hashlib
-import io
 import locale
 import os
 import pickle
@@ -24,16 +22,15 @@ import signal
 import sys
 import threading
 import time
-import types
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
 from gresshopper import started
 
-from . import adapters, contexts, libraries, loggers, settings, standard, unswept, yielding
+from . import adapters, contexts, libraries, loggers, own, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
-from .session import NotHereError, own_module, reason
+from .session import NotHereError, reason
 
 #: Left out of the records of former versions, which held the whole environment.
 OWN_ENV = (
@@ -223,91 +220,6 @@ def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
         found[where] = _called(value)
 
 
-#: What is larger isn't compared.
-_COMPARED = 1 << 20
-
-
-class _Short(io.BytesIO):
-    """Takes little."""
-
-    def write(self, data: Any) -> int:
-        if self.tell() > _COMPARED:
-            raise ValueError("too large")
-        return super().write(data)
-
-
-def _mark(value: Any) -> str:
-    """Tag that tells the value of a module's variable from another, the same in every process; empty if none
-    exists."""
-    if isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)):
-        return ""
-    if type(value) in (set, frozenset):
-        value = sorted(map(repr, value))
-    out = _Short()
-    try:
-        pickler = pickle.Pickler(out, protocol=5)
-        pickler.fast = True  # which strings are one object differs from process to process
-        pickler.dump(value)
-    except Exception:  # what can't be pickled, holds itself, or is too large
-        return ""
-    return hashlib.blake2b(out.getvalue(), digest_size=8).hexdigest()
-
-
-def _marks(module: types.ModuleType) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in list(vars(module).items()):
-        if name.startswith("__"):
-            continue
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            inside = type.__dict__["__dict__"].__get__(value).items()
-            found.update({f"{name}.{k}": _mark(v) for k, v in list(inside) if not k.startswith("__")})
-        else:
-            found[name] = _mark(value)
-    return {name: mark for name, mark in found.items() if mark}
-
-
-#: The user's own modules, found anew after a load of modules; and each module's content at the first look.
-_own: tuple[Any, list[types.ModuleType]] = (None, [])
-_first: dict[str, dict[str, str]] = {}
-
-
-def see_modules() -> list[types.ModuleType]:
-    """The user's own modules; remembers the content of new ones."""
-    global _own  # noqa: PLW0603 - a process has one list of modules
-    loaded = (len(sys.modules), next(reversed(sys.modules)))
-    if _own[0] != loaded:
-        _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
-        for module in _own[1]:
-            if module.__name__ not in _first:
-                _first[module.__name__] = _marks(module)
-    return _own[1]
-
-
-def own_modules() -> dict[str, dict[str, Any]]:
-    """Present values of variables in the user's own modules (`is`), and the variables changed since the first look."""
-    found: dict[str, dict[str, Any]] = {}
-    for module in see_modules():
-        marks, first = _marks(module), _first.get(module.__name__, {})
-        found[module.__name__] = {
-            "is": marks,
-            "changed": sorted(k for k, v in first.items() if marks.get(k, "") != v),
-        }
-    return found
-
-
-def _set_own_modules(state: dict[str, dict[str, Any]]) -> None:
-    others: list[str] = []
-    for name, saved in state.items():
-        module = sys.modules.get(name)
-        here = _marks(module) if own_module(module) and module is not None else None
-        differ = saved["changed"] if here is None else [k for k, v in saved["is"].items() if here.get(k, v) != v]
-        others += [f"{name}.{attr}" for attr in differ]
-    if others:
-        raise NotHereError(
-            f"{', '.join(others)}: what the notebook's own modules hold isn't saved, run its cells again"
-        )
-
-
 def _set_assigned(state: dict[str, Any]) -> None:
     missing = settings.set_assigned(state)
     if missing:
@@ -378,7 +290,7 @@ def read() -> dict[str, bytes]:
 def look_at_libraries(scope: dict[str, Any]) -> dict[str, bytes]:
     """The sections that take a look at all modules."""
     standard.find_codecs()
-    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": own_modules()}
+    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": own.read()}
     return {name: pickle.dumps(content, protocol=5) for name, content in found.items()}
 
 
@@ -388,7 +300,7 @@ def know() -> None:
         if section.know is not None and name in sys.modules:
             with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
                 section.know()
-    see_modules()
+    own.see()
 
 
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
@@ -545,7 +457,7 @@ _OWN: dict[str, Section] = {
     "lent functions": Section(_elsewhere, libraries.set_lent, soon=True),
     "library tables": Section(_elsewhere, libraries.set_tables, soon=True),
     "types of files": Section(_elsewhere, standard.set_types_of_files, soon=True),
-    "own modules": Section(_elsewhere, _set_own_modules, soon=True),
+    "own modules": Section(_elsewhere, own.set_, soon=True),
     "decimal": Section(functools.partial(contexts.read, "decimal", _decimal), _set_decimal, in_context=_set_decimal),
     "random": Section(_random, _set_random, soon=True),
 }

@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, effects, follow, form, names, process, records, rerun, restore, session
+from gresshopper.state import capture, effects, follow, form, names, records, rerun, restore, session
 from gresshopper.state.store import Store
 
 
@@ -118,7 +118,7 @@ class Clean:
             if getattr(how, "__module__", "") == "__main__":
                 del copyreg.dispatch_table[kind]
         for name in set(sys.modules) - self._modules:
-            if process.own_module(sys.modules[name]):
+            if session.own_module(sys.modules[name]):
                 del sys.modules[name]
 
 

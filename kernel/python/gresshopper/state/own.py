@@ -1,0 +1,129 @@
+"""The user's own modules, of files beside the notebook: what they hold isn't saved, and a difference is told.
+
+A restore imports them anew. Marks of their variables, of their functions and of those of their classes, are compared
+with those of the save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .marks import mark
+from .session import NotHereError, own_module
+
+
+class _Seen(NamedTuple):
+    """A module at the first look after it was loaded, or loaded again."""
+
+    #: Another object after each loading.
+    spec: Any
+    marks: dict[str, str]
+    #: A digest of its file.
+    file: str
+
+
+#: The user's own modules, found anew after a load of modules; and each at the first look.
+_own: tuple[Any, list[types.ModuleType]] = (None, [])
+_first: dict[str, _Seen] = {}
+
+
+def see() -> list[types.ModuleType]:
+    """The user's own modules; remembers the content of new ones."""
+    global _own  # noqa: PLW0603 - a process has one list of modules
+    loaded = (len(sys.modules), next(reversed(sys.modules)))
+    if _own[0] != loaded:
+        _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
+    for module in _own[1]:
+        spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
+        if seen is None or seen.spec is not spec:
+            _first[module.__name__] = _Seen(spec, _marks(module), _file(str(module.__file__)))
+    return _own[1]
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Marks of the modules (`is`), names of what has changed since the first look, and their files as of then."""
+    found: dict[str, dict[str, Any]] = {}
+    for module in see():
+        marks, seen = _marks(module), _first[module.__name__]
+        found[module.__name__] = {
+            "is": marks,
+            "changed": _differ(seen.marks, marks),
+            "python": sys.implementation.cache_tag,
+            "file": (module.__file__, seen.file),
+        }
+    return found
+
+
+def set_(state: dict[str, dict[str, Any]]) -> None:
+    """
+    # Errors
+    `NotHereError` names what is another here.
+    """
+    others: list[str] = []
+    for name, saved in state.items():
+        module = sys.modules.get(name)
+        if module is None or not own_module(module) or saved.get("python") not in (None, _PYTHON):
+            others += [f"{name}.{attr}" for attr in saved["changed"]]
+            path, was = saved.get("file", ("", ""))
+            if _file(path) not in (was, ""):
+                others.append(f"the module {name}")
+            continue
+        here = _marks(module)
+        if "python" not in saved:  # a former version marked less
+            here = {k: here[k] for k in saved["is"] if k in here}
+            others += [f"{name}.{k}" for k, v in saved["is"].items() if k not in here]
+        others += [f"{name}.{attr}" for attr in _differ(saved["is"], here)]
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        raise NotHereError(
+            f"{', '.join(others[:_NAMED])}{more}: what the notebook's own modules hold isn't saved, run its cells again"
+        )
+
+
+_PYTHON = sys.implementation.cache_tag
+#: Most names in a sentence.
+_NAMED = 8
+
+
+def _differ(was: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Names that one lacks, or of which both know what they are, and not the same."""
+    there = was.keys() & now.keys()
+    return sorted((was.keys() ^ now.keys()) | {k for k in there if was[k] and now[k] and was[k] != now[k]})
+
+
+def _marks(module: types.ModuleType) -> dict[str, str]:
+    """A mark for each name; empty for what has none. Other modules, and what is theirs, don't count."""
+    found: dict[str, str] = {}
+    for name, value in list(vars(module).items()):
+        if name.startswith("__") or isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            continue
+        if isinstance(value, (type, types.FunctionType)):
+            if value.__module__ != module.__name__:
+                continue
+            if isinstance(value, type):
+                found.update((f"{name}.{k}", mark(v)) for k, v in _members(value))
+                continue
+        found[name] = mark(value)
+    return found
+
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """What a class holds. Of what Python and libraries name with two underscores, methods alone."""
+    held = type.__dict__["__dict__"].__get__(kind)
+    return [
+        (name, value)
+        for name, value in list(held.items())
+        if (not name.startswith("__") or type(value) is types.FunctionType)
+        and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
+    ]
+
+
+def _file(path: str) -> str:
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest() if path.endswith(".py") else ""
+    except OSError:
+        return ""

@@ -1,0 +1,130 @@
+"""A part of the torture set: what the modules beside the notebook hold, and all ways to change it."""
+
+from __future__ import annotations
+
+from cases import NP, hidden
+
+#: A module with members of every kind.
+MODULE = """
+import collections, dataclasses, enum, functools, itertools, os, re, threading, typing
+import logging as log
+from pathlib import Path
+RATE, NAMES, SEEN = 1.5, ["a"], {"a", "b", "c"}
+TABLE = None
+LEVELS = {name: {name, "x"} for name in {"a", "b", "c"}}
+LOCK, LOCAL, EVENT = threading.Lock(), threading.local(), threading.Event()
+LOG, HERE, WORD, NUMBERS = log.getLogger("hop"), Path("."), re.compile("a+"), itertools.count(5)
+GROUPS = collections.defaultdict(set, a={"x", "y"})
+QUEUE, ITEMS = collections.deque(["a"]), iter([1, 2])
+class Color(enum.Enum):
+    RED = 1
+    BLUE = frozenset({"a", "b"})
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+    tags: list = dataclasses.field(default_factory=list)
+class Pair(typing.NamedTuple):
+    a: int = 1
+class Registry:
+    made = {"p": Point(1)}
+    __slots__ = ("lock", "d", "__dict__")
+    def __init__(self):
+        self.lock, self.d, self.me = threading.Lock(), {"k": {"a", "b"}}, self
+    @property
+    def size(self): return len(self.d)
+    @classmethod
+    def make(cls, n=[0]): return cls()
+    @functools.cached_property
+    def long(self): return 3
+reg = Registry()
+WORKER = type("Worker", (threading.Thread,), {"__module__": __name__})(target=EVENT.wait, daemon=True)
+WORKER.start()
+def counter():
+    n = 0
+    def step():
+        nonlocal n
+        n += 1
+        return n
+    return step
+next_id = counter()
+def keep(x, into=[], *, names={"a", "b"}):
+    into.append(x)
+    return len(into)
+def one_of(names, x): return x in names
+def known(x): return x in {"a", "b", "c"}
+@functools.lru_cache
+def slow(x): return x
+@functools.singledispatch
+def shown(x): return "?"
+@shown.register
+def _(x: collections.abc.Sequence): return "s"
+half = functools.partial(one_of, {"a"})
+names = functools.partial(dict, a=[1])
+tenth = lambda x: x / 10
+def setup(n):
+    global TABLE
+    TABLE = {"n": n}
+def table(): return TABLE["n"]
+def one(): return 1
+def at_once(x):
+    global json
+    import json
+    return json.dumps(x)
+"""
+
+
+#: By a case's name: the names that have to be told, of the module or in it. None: nothing may be.
+NAMED: dict[str, str] = {}
+
+
+def module(name: str, change: str, check: str, named: str = "", more: str = "") -> None:
+    """A change to the module above, and what `more` adds to it."""
+    path = "hop_" + "".join(ch for ch in name if ch.isalpha())
+    begin = (
+        f"import sys,os\nopen('{path}.py','w').write({MODULE + more!r})\nsys.dont_write_bytecode=True\n"
+        f"sys.path.insert(0,os.getcwd())\nimport {path} as m"
+    )
+    NAMED[f"own module/{name}"] = named and f"{path}.{named}"
+    needs = NP if "numpy" in more else ""
+    hidden(f"own module/{name}", begin, change=change, check=check, needs=needs, reported=bool(named))
+
+
+ARRAY, TABLE = "import numpy as np\nA=np.zeros(1_000_000)\n", "T={n: str(n) for n in range(100_000)}\n"
+ANOTHER, COMMENTED = MODULE.replace("return 1", "return 222"), MODULE.replace("def one", "# a word\ndef one")
+USED = "m.slow(1); m.shown([1]); m.at_once(1); m.LOG.info('x'); m.known('a'); m.reg.size"
+
+module("untouched", USED, "out=m.RATE,m.next_id(),m.keep(1),len(m.reg.d),m.Color.RED.value,m.half(1),m.names()")
+module("untouched and large", "pass", "out=float(m.A[7]),m.T[70_000]", more=ARRAY + TABLE)
+module("a comment in its file", f"open(m.__file__,'w').write({COMMENTED!r})", "out=m.one()")
+module("another file", f"open(m.__file__,'w').write({ANOTHER!r})", "out=m.one()", "one")
+module("a variable that a function sets", "m.setup(3)", "out=m.table()", "TABLE")
+module("a name that a function makes", "exec('NEW=5',vars(m))", "out=m.NEW", "NEW")
+module("a name that is deleted", "del m.RATE", "out=hasattr(m,'RATE')", "RATE")
+module("an array", "m.A[7]=5", "out=float(m.A[7])", "A", ARRAY)
+module("a large table", "m.T[70_000]=5", "out=m.T[70_000]", "T", TABLE)
+module("an object with a lock", "m.reg.d['a']=1", "out=sorted(m.reg.d)", "reg")
+module("a closure", "m.next_id(); m.next_id()", "out=m.next_id()", "next_id")
+module("a default", "m.keep(1)", "out=m.keep(1)", "keep")
+module(
+    "a keyword's default",
+    "m.keep.__kwdefaults__['names'].add('z')",
+    "out=len(m.keep.__kwdefaults__['names'])",
+    "keep",
+)
+module(
+    "a method's default",
+    "m.Registry.make.__defaults__[0].append(1)",
+    "out=m.Registry.make.__defaults__",
+    "Registry.make",
+)
+module("a function's attribute", "m.one.calls=3", "out=getattr(m.one,'calls',1)", "one")
+module("the iterator of numbers", "next(m.NUMBERS)", "out=next(m.NUMBERS)", "NUMBERS")
+module("a set in a dictionary", "m.GROUPS['a'].add('z')", "out=sorted(m.GROUPS['a'])", "GROUPS")
+hidden(
+    "own module/another file of one that no variable needs",
+    f"import sys,os\nopen('hop_unneeded.py','w').write({MODULE!r})\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())\ndef one():\n    import hop_unneeded\n    return hop_unneeded.one()\none()",
+    change=f"open('hop_unneeded.py','w').write({ANOTHER!r})",
+    check="out=one()",
+    reported=True,
+)
+NAMED["own module/another file of one that no variable needs"] = "the module hop_unneeded"
