@@ -25,7 +25,7 @@ from typing import Any
 from .session import own_module
 
 #: Most objects that are looked at one by one; a larger value is pickled.
-_MOST = 20_000
+_MOST = 5_000
 #: Most bytes of what is pickled, without arrays' memory.
 _PICKLED = 16 << 20
 #: Memory of which all is read. Of more so much is, in pieces with even distances.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,36 +27,47 @@ class _Seen(NamedTuple):
     file: str
 
 
-#: The user's own modules, found anew after a load of modules; and each at the first look.
+#: Seconds for marks of new modules in a capture, and for those of all in an audit. The next ones go on from there.
+_NEW, _ALL = 0.02, 0.5
+#: The user's own modules, found anew after a load of modules; each at the first look, and its last marks.
 _own: tuple[Any, list[types.ModuleType]] = (None, [])
 _first: dict[str, _Seen] = {}
+_last: dict[str, dict[str, str]] = {}
 
 
-def see() -> list[types.ModuleType]:
+def see(seconds: float = _NEW) -> list[types.ModuleType]:
     """The user's own modules; remembers the content of new ones."""
     global _own  # noqa: PLW0603 - a process has one list of modules
     loaded = (len(sys.modules), next(reversed(sys.modules)))
     if _own[0] != loaded:
         _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
+    until = time.perf_counter() + seconds
     for module in _own[1]:
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
-        if seen is None or seen.spec is not spec:
-            _first[module.__name__] = _Seen(spec, _marks(module), _file(str(module.__file__)))
+        if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
+            marks = _last[module.__name__] = _marks(module)
+            _first[module.__name__] = _Seen(spec, marks, _file(str(module.__file__)))
     return _own[1]
 
 
 def read() -> dict[str, dict[str, Any]]:
     """Marks of the modules (`is`), names of what has changed since the first look, and their files as of then."""
-    found: dict[str, dict[str, Any]] = {}
-    for module in see():
-        marks, seen = _marks(module), _first[module.__name__]
-        found[module.__name__] = {
-            "is": marks,
-            "changed": _differ(seen.marks, marks),
-            "python": sys.implementation.cache_tag,
-            "file": (module.__file__, seen.file),
+    until = time.perf_counter() + _ALL
+    names = {module.__name__: module for module in see(_ALL) if module.__name__ in _first}
+    for name in [name for name in _last if name in names]:  # those first that were marked longest ago
+        if time.perf_counter() > until:
+            break
+        del _last[name]
+        _last[name] = _marks(names[name])
+    return {
+        name: {
+            "is": _last[name],
+            "changed": _differ(_first[name].marks, _last[name]),
+            "python": _PYTHON,
+            "file": (module.__file__, _first[name].file),
         }
-    return found
+        for name, module in names.items()
+    }
 
 
 def set_(state: dict[str, dict[str, Any]]) -> None:
@@ -64,6 +76,7 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
     `NotHereError` names what is another here.
     """
     others: list[str] = []
+    until = time.perf_counter() + _ALL
     for name, saved in state.items():
         module = sys.modules.get(name)
         if module is None or not own_module(module) or saved.get("python") not in (None, _PYTHON):
@@ -72,7 +85,7 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
             if _file(path) not in (was, ""):
                 others.append(f"the module {name}")
             continue
-        here = _marks(module)
+        here = _marks(module) if time.perf_counter() < until else dict.fromkeys(saved["is"], "")
         if "python" not in saved:  # a former version marked less
             here = {k: here[k] for k in saved["is"] if k in here}
             others += [f"{name}.{k}" for k, v in saved["is"].items() if k not in here]
