@@ -35,14 +35,29 @@ _first: dict[str, _Seen] = {}
 _last: dict[str, dict[str, str]] = {}
 
 
-def see(seconds: float = _NEW) -> list[types.ModuleType]:
-    """The user's own modules; remembers the content of new ones."""
+def modules() -> list[types.ModuleType]:
+    """The user's own modules that are loaded."""
     global _own  # noqa: PLW0603 - a process has one list of modules
     loaded = (len(sys.modules), next(reversed(sys.modules)))
     if _own[0] != loaded:
         _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
+    return _own[1]
+
+
+_looks = 0
+
+
+def looks() -> int:
+    """The number of looks so far: a capture takes one at its end."""
+    return _looks
+
+
+def see(seconds: float = _NEW) -> list[types.ModuleType]:
+    """The user's own modules; remembers the content of new ones."""
+    global _looks  # noqa: PLW0603 - a process has one count
+    _looks += 1
     until = time.perf_counter() + seconds
-    for module in _own[1]:
+    for module in modules():
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
         if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
             marks = _last[module.__name__] = _marks(module)

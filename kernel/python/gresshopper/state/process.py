@@ -28,7 +28,7 @@ from typing import Any, Callable
 
 from gresshopper import started
 
-from . import adapters, contexts, libraries, loggers, own, settings, standard, unswept, yielding
+from . import adapters, contexts, libraries, loggers, own, recipes, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
 from .session import NotHereError, reason
 
@@ -424,6 +424,8 @@ def _set_python(state: Any) -> None:
 def _set_decimal(state: Any) -> None:
     import decimal
 
+    for held in recipes.decimals:
+        decimal.setcontext(held)
     c = decimal.getcontext()
     c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp = state[:6]
     for kind in c.traps if len(state) > 6 else ():
@@ -458,7 +460,9 @@ _OWN: dict[str, Section] = {
     "library tables": Section(_elsewhere, libraries.set_tables, soon=True),
     "types of files": Section(_elsewhere, standard.set_types_of_files, soon=True),
     "own modules": Section(_elsewhere, own.set_, soon=True),
-    "decimal": Section(functools.partial(contexts.read, "decimal", _decimal), _set_decimal, in_context=_set_decimal),
+    "decimal": Section(
+        functools.partial(contexts.read, "decimal", _decimal), _set_decimal, soon=True, in_context=_set_decimal
+    ),
     "random": Section(_random, _set_random, soon=True),
 }
 #: Those of them that are no module's.

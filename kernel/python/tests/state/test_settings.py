@@ -223,3 +223,19 @@ def test_a_standby_gives_back_a_variable_that_the_user_took_away() -> None:
     finally:
         os.environ.clear()
         os.environ.update(here)
+
+
+def test_what_a_variable_holds_of_the_shell_and_of_decimals_is_the_kernels_own(tmp_path: Path) -> None:
+    cells = [
+        "import decimal\nctx = decimal.getcontext()\nctx.prec = 5\nip = get_ipython()",
+        "text = ip.display_formatter.formatters['text/plain']\ntext.max_width = 60",
+        "completer, tb = ip.Completer, ip.InteractiveTB",
+    ]
+    asked = (
+        "ip = get_ipython()\nfound = ip.display_formatter.formatters\nctx.prec = 4\n"
+        "out = [ctx is decimal.getcontext(), str(decimal.Decimal(1) / 3), text is found['text/plain'],"
+        " text.max_width, completer is ip.Completer, tb is ip.InteractiveTB]"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before == after == [True, "0.3333", True, 60, True, True], told

@@ -6,8 +6,9 @@ import sys
 import types
 from typing import Any
 
+from .. import recipes
 from ..session import MAIN, NotHereError, own_module
-from . import Adapter, Section
+from . import Adapter, Rule, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
 
@@ -164,4 +165,23 @@ def set_ipython(state: dict[str, Any]) -> None:
         raise NotHereError("; ".join(told))
 
 
-ADAPTER = Adapter(modules=("IPython",), sections={"IPython": Section(ipython, set_ipython)})
+def _formatter(dump: Any, made: Any) -> Any:
+    for kind, formatter in get_shell().display_formatter.formatters.items():
+        if formatter is made:
+            dump.unlinked.add(id(made))  # what the notebook registered there is a section
+            return recipes.formatter, (kind,)
+    return NotImplemented
+
+
+@recipes.recipe
+def formatter(kind: str) -> Any:
+    """The shell's formatter of a kind of output."""
+    return get_shell().display_formatter.formatters[kind]
+
+
+def _bases() -> list[tuple[Any, Rule]]:
+    formatters: Any = sys.modules.get("IPython.core.formatters")
+    return [] if formatters is None else [(formatters.BaseFormatter, _formatter)]
+
+
+ADAPTER = Adapter(modules=("IPython",), bases=_bases, sections={"IPython": Section(ipython, set_ipython)})
