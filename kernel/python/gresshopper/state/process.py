@@ -116,6 +116,8 @@ def _interpreter() -> Any:
         open("/proc/self/status", "rb") as said,
     ):
         found["umask"] = int(said.read().partition(b"Umask:")[2].split()[0], 8)
+    if not started.is_given(sys.argv):
+        found["argv"] = list(sys.argv)
     if hasattr(sys, "get_int_max_str_digits"):
         found["digits"] = sys.get_int_max_str_digits()
     net = sys.modules.get("socket")
@@ -137,7 +139,17 @@ _FIELD = 131_072
 _LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
 
 
+#: `sys.argv` as it was before a state was set.
+_argv: list[str] = []
+
+
 def _set_interpreter(state: Any) -> None:
+    global _argv  # noqa: PLW0603 - a process has one
+    if "argv" in state:
+        _argv = _argv or list(sys.argv)
+        sys.argv[:] = state["argv"]
+    elif _argv:
+        sys.argv[:], _argv = _argv, []
     enabled, threshold = state["gc"]
     unswept.enable(enabled)
     gc.set_threshold(*threshold)

@@ -28,7 +28,6 @@ from .session import MAIN, STREAMS, importable, reason
 #: Attributes that are sections of their own, or belong to the process.
 _ELSEWHERE = frozenset(
     {
-        ("sys", "stdin"),
         ("sys", "path"),
         ("sys", "argv"),
         ("sys", "modules"),
@@ -236,9 +235,9 @@ def assigned() -> dict[str, Any]:
             kept[place] = ("named", name)
         elif _plain(value):
             kept[place] = ("value", value)
-        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, io.StringIO)):
             try:
-                kept[place] = ("pickled", dump(value))
+                kept[place] = ("pickled", dump(value, short=True))
             except Exception:
                 told.append(".".join(filter(None, place)))
         else:

@@ -239,3 +239,28 @@ def test_what_a_variable_holds_of_the_shell_and_of_decimals_is_the_kernels_own(t
     before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
     after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
     assert before == after == [True, "0.3333", True, 60, True, True], told
+
+
+def test_names_of_ipythons_and_the_interpreters_that_the_user_set_come_back(tmp_path: Path) -> None:
+    cells = [
+        "import sys, io\nsys.argv = ['train.py', '--epochs', '3']\nsys.stdin = io.StringIO('a\\nb\\n')\nsys.stdin.readline()",
+        "from codecs import open\n__file__ = 'mynb.py'\nx: int = 5\nquit = 'q'\n__doc__ = 'mine'",
+    ]
+    asked = (
+        "import sys\nout = [sys.argv, sys.stdin.readline(), open.__module__, __file__, __annotations__ == {'x': int},"
+        " quit, __doc__, callable(exit), get_ipython() is not None, __name__]"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    argv = ["train.py", "--epochs", "3"]
+    assert before == after == [argv, "b\n", "codecs", "mynb.py", True, "q", "mine", True, True, "__main__"], told
+
+
+def test_what_nobody_set_is_the_new_kernels_own(tmp_path: Path) -> None:
+    asked = "import sys\nout = [sys.argv[1:], sys.stdin is sys.__stdin__]\ntext = sorted(k for k in locals())"
+    told = "print(agent.restore(base / 'state'), sorted(ip.user_ns), file=sys.stderr)"
+    script = SCRIPT.replace('agent.restore(base / "state")', told)
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(["y = 1"]), asked, base=tmp_path)
+    after, said = child.answer(script, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before[0][1] != after[0][1] == "[]" and after[1]
+    assert "Told(names=['y'], lost={}, notices=[]" in said
