@@ -55,8 +55,8 @@ OTHERS = frozenset(
         "parso",
     }
 )
-#: Libraries whose functions stand in other libraries from the kernel's start on.
-_KERNELS = OTHERS | {"matplotlib_inline", "decorator", "_pytest", "pytest"}
+#: Libraries whose functions stand in other libraries from the kernel's start on, or from their own import.
+_KERNELS = OTHERS | {"matplotlib_inline", "decorator", "_pytest", "pytest", "typing_extensions"}
 _STANDARD: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
 _TABLES = (dict, list, set)
 #: Entries of a large table, and those of its end.

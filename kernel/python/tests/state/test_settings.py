@@ -264,3 +264,37 @@ def test_what_nobody_set_is_the_new_kernels_own(tmp_path: Path) -> None:
     after, said = child.answer(script, str(tmp_path), "[]", asked, base=tmp_path)
     assert before[0][1] != after[0][1] == "[]" and after[1]
     assert "Told(names=['y'], lost={}, notices=[]" in said
+
+
+def test_what_decides_how_later_cells_are_compiled_and_shown_comes_back(tmp_path: Path) -> None:
+    cells = [
+        "from __future__ import annotations",
+        "%pdb on\n%autoawait off\n%colors nocolor\n%autocall 1",
+        "%config IPCompleter.greedy = True\n%config InteractiveShell.display_page = True",
+        "%config InlineBackend.figure_format = 'svg'\n%config PlainTextFormatter.max_seq_length = 3",
+        "%pushd /\nimport ast\nclass Twice(ast.NodeTransformer): pass",
+        "ip = get_ipython()\nip.Completer.omit__names = 0",
+    ]
+    asked = (
+        "def g(y: Undefined1): return y\nip = get_ipython()\n"
+        "out = [g(1), ip.call_pdb, ip.autoawait, str(ip.colors).lower(), ip.Completer.greedy, ip.display_page,"
+        " ip.config.InlineBackend.figure_format, len(ip.dir_stack), ip.autocall, ip.Completer.omit__names,"
+        " ip.display_formatter.formatters['text/plain'].max_seq_length]"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    assert before == [1, True, False, "nocolor", True, True, "svg", 1, 1, 0, 3]
+    told = "print(agent.restore(base / 'state').notices, file=sys.stderr)"
+    after, said = child.answer(
+        SCRIPT.replace('agent.restore(base / "state")', told), str(tmp_path), "[]", asked, base=tmp_path
+    )
+    assert before == after, said
+    assert "[]" in said
+
+
+def test_a_transformer_of_trees_is_told(tmp_path: Path) -> None:
+    cells = ["import ast\nclass Twice(ast.NodeTransformer): pass", "get_ipython().ast_transformers.append(Twice())"]
+    child.answer(SCRIPT, str(tmp_path), json.dumps(cells), "out = 1", base=tmp_path)
+    told = "print(agent.restore(base / 'state').notices, file=sys.stderr)"
+    script = SCRIPT.replace('agent.restore(base / "state")', told)
+    _, said = child.answer(script, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert "the transformer of trees Twice: the notebook set this, run its cell again" in said
