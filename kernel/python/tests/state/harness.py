@@ -50,7 +50,7 @@ class Kernel:
         ok = True
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(source, f"<cell {self.seq}>", "exec"), self.ns)
+                exec(compile(source, f"<cell {self.seq}>", "exec", dont_inherit=True), self.ns)
         except Exception:
             ok = False
             self.error = traceback.format_exc()
@@ -126,7 +126,7 @@ def check(kernel: Kernel, source: str) -> str:
     before = kernel.ns.get("out")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(source, "<check>", "exec"), kernel.ns)
+            exec(compile(source, "<check>", "exec", dont_inherit=True), kernel.ns)
         return repr(kernel.ns["out"])
     except BaseException as e:
         return f"raised {type(e).__name__}: {str(e)[:300]}"

@@ -298,3 +298,17 @@ def test_a_transformer_of_trees_is_told(tmp_path: Path) -> None:
     script = SCRIPT.replace('agent.restore(base / "state")', told)
     _, said = child.answer(script, str(tmp_path), "[]", "out = 1", base=tmp_path)
     assert "the transformer of trees Twice: the notebook set this, run its cell again" in said
+
+
+@pytest.mark.parametrize("futures", [[], ["from __future__ import annotations"]], ids=["plain", "annotations"])
+def test_a_cell_that_runs_again_is_compiled_as_it_was(tmp_path: Path, futures: list[str]) -> None:
+    """Its functions' annotations are the recorded ones, or the re-run isn't taken."""
+    kind = "Later" if futures else "int"
+    script = SCRIPT.replace(
+        "store_history=True).success, cell", "store_history=True).success, cell\n            agent.audit()"
+    )
+    cells = [*futures, f"def g(x: {kind}):\n    yield x\n    yield 2\nit = g(1)\nnext(it)"]
+    asked = "out = [next(it), str(g.__annotations__['x'])]"
+    before, _ = child.answer(script, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(script, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before == after == [2, "Later" if futures else "<class 'int'>"], told
