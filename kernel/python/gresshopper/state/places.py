@@ -124,12 +124,37 @@ def _of_own(ids: Iterable[int]) -> Iterator[Held]:
     if _own[0] != own.looks():
         there = {id(v): (module, name) for module in own.modules() for name, v in _held_by(module, arrays=True)}
         _own = own.looks(), there
-    table = _own[1]
+    return _at(_own[1], ids)
+
+
+def _at(table: dict[int, tuple[types.ModuleType, str]], ids: Any) -> Iterator[Held]:
     for at in _common(table, ids):
         module, name = table[at]
         held = vars(module).get(name)
         if id(held) == at and (type(held) in _TYPES or _is_small_array(held)):
             yield Held(held, module.__name__, name)
+
+
+#: Places in the modules that are variables, as of their numbers of names.
+_tables: tuple[dict[int, int], dict[int, tuple[types.ModuleType, str]]] = ({}, {})
+#: These places, and the variables that hold a container by its id, as of a count of looks.
+_variables: tuple[Any, dict[int, tuple[types.ModuleType, str]], dict[int, str]] = (None, {}, {})
+
+
+def _of_variables(namespace: Mapping[str, Any]) -> tuple[dict[int, tuple[types.ModuleType, str]], dict[int, str]]:
+    global _tables, _variables  # noqa: PLW0603 - a process has one namespace
+    key = own.looks(), id(namespace), len(namespace)
+    if _variables[0] != key:
+        held = list(namespace.items())
+        modules = {id(v): v for _, v in held if type(v) is types.ModuleType and vars(v) is not namespace}
+        modules[id(sys)] = sys
+        known = {at: len(vars(module)) for at, module in modules.items()}
+        if _tables[0] != known:
+            loaded = [m for m in modules.values() if sys.modules.get(str(vars(m).get("__name__"))) is m]
+            _tables = known, {id(v): (module, name) for module in loaded for name, v in _held_by(module)}
+        names = {id(v): name for name, v in held if type(v) in _TYPES and not name.startswith("_")}
+        _variables = key, _tables[1], names
+    return _variables[1:]
 
 
 def _common(table: dict[int, Any], ids: Any) -> list[int]:
@@ -157,20 +182,14 @@ def direct(namespace: Mapping[str, Any], values: Any) -> list[Held]:
     found = {id(held.held): held for held in _of_own(sorted({*wanted, *map(id, filter(_is_array, values))}))}
     if not wanted:
         return [held for held in found.values() if not _is_given(held)]
-    for module in {id(v): v for v in (sys, *list(namespace.values())) if type(v) is types.ModuleType}.values():
-        place = str(vars(module).get("__name__"))
-        if sys.modules.get(place) is module and place != MAIN:
-            for name, value in _held_by(module):
-                if id(value) in wanted:
-                    found.setdefault(id(value), Held(value, place, name))
-    for name, value in list(namespace.items()):
-        if (
-            id(value) in wanted
-            and id(value) not in found
-            and not name.startswith("_")
-            and (place := _place(name, value))
-        ):
-            found[id(value)] = Held(value, place, name)
+    table, names = _of_variables(namespace)
+    for held in _at(table, sorted(wanted - found.keys())):
+        found[id(held.held)] = held
+    for at in wanted - found.keys():
+        name = names.get(at, "")
+        value = namespace.get(name)
+        if id(value) == at and (place := _place(name, value)):
+            found[at] = Held(value, place, name)
     return [held for held in found.values() if not _is_given(held)]
 
 
