@@ -135,7 +135,7 @@ fn api_number(lib: &Path, version: u32) -> Result<u32, String> {
 }
 
 /// Constants written as expressions by the headers of some series: bindgen does not evaluate expressions in macros.
-const CONSTANTS: [&str; 34] = [
+const CONSTANTS: [&str; 35] = [
     "SHOW_ALL",
     "SHOW_DETAIL",
     "SHOW_MIXED",

@@ -10,7 +10,20 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, command, debugger, door, lending, need, overview, revoked, saving, unkept, usage
+from gresshopper import (
+    channel,
+    command,
+    debugger,
+    door,
+    lending,
+    need,
+    overview,
+    revoked,
+    saving,
+    started,
+    unkept,
+    usage,
+)
 from gresshopper.imports import after_import
 
 _log = logging.getLogger("gresshopper")
@@ -41,6 +54,8 @@ def load_ipython_extension(ip: Any) -> None:
     _reply_at_once(ip)
     usage.watch(getattr(ip, "kernel", None))
     after_import("debugpy", debugger.guard)
+    if channel.is_here():
+        started.know()  # the last: none of our own changes is the user's
 
 
 def _open_door(ip: Any) -> None:

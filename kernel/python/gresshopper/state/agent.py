@@ -90,7 +90,8 @@ class Agent:
     def __init__(self, shell: Any, root: Path | None = None) -> None:
         self.shell = shell
         self.store = Store(root or default_store())
-        self._hidden_at_start = dict(shell.user_ns_hidden)
+        of_module = {name: shell.user_ns[name] for name in _OF_MODULE if name in shell.user_ns}
+        self._hidden_at_start = {**of_module, **shell.user_ns_hidden}
         self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
         self._writer = records.Writer(shell, self.capture)
         self.journal: records.Journal | None = None
@@ -574,8 +575,10 @@ class Agent:
         if name in _IPYTHON:
             empty = isinstance(value, str) and value == ""
             return name not in records.SHOWN or empty or self._writer.number_of(name, value) > 0
-        if name in self._hidden_at_start and self._hidden_at_start[name] is value:
-            return True
+        if name in self._hidden_at_start:
+            was = self._hidden_at_start[name]
+            if was is value or (type(value) is types.MethodType and was == value):
+                return True
         return name.startswith("_i") and name[2:].isdigit()
 
     # --- saving ---
@@ -1088,7 +1091,8 @@ def _take_back_streams() -> None:
         if isinstance(getattr(sys, name), Lost):
             setattr(sys, name, own)
             print(
-                f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again", file=own
+                f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again",
+                file=sys.stderr if name == "stdin" else own,
             )
 
 
@@ -1145,6 +1149,7 @@ def _own_module(value: Any) -> bool:
     return own_module(module)
 
 
+#: Names that IPython and Python bind themselves while cells run.
 _IPYTHON = frozenset(
     {
         "In",
@@ -1158,23 +1163,13 @@ _IPYTHON = frozenset(
         "_",
         "__",
         "___",
-        "get_ipython",
-        "exit",
-        "quit",
-        "open",
         "__builtin__",
         "__builtins__",
-        "__name__",
-        "__doc__",
-        "__package__",
-        "__loader__",
-        "__spec__",
         "_exit_code",
-        "__annotations__",
-        "__session__",
-        "__file__",
     }
 )
+#: Names of the module that a notebook is, and of the kernel's notebook. Another value than at the start is the user's.
+_OF_MODULE = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__session__")
 
 
 def agent(shell: Any = None, root: Path | None = None) -> Agent:

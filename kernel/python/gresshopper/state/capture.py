@@ -20,7 +20,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import effects, hurry, kinds, native, pickling, process, quiet, rules, settings, threads, unswept, verify
+from . import effects, hurry, kinds, native, own, pickling, process, quiet, rules, settings, threads, unswept, verify
 from . import names as naming
 from .lost import Lost
 from .store import CHUNK, Store
@@ -587,7 +587,7 @@ class Capture:
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()
-        process.see_modules()
+        own.see()
         if libraries:
             self._libraries = process.look_at_libraries(self.namespace)
         now.update(self._libraries)

@@ -23,6 +23,11 @@ def cell_is_over() -> None:
     _last = contextvars.copy_context()
 
 
+def of_cells(reader: Callable[[], Any]) -> Any:
+    """What a function finds in the cells' context."""
+    return reader() if _last is None else _last.copy().run(reader)
+
+
 def wait_for_cell(settings: Mapping[str, Any]) -> None:
     """Have these settings made where the next cell begins."""
     _waiting.update(settings)
@@ -38,7 +43,7 @@ def cell_begins(make: Callable[[str, Any], None]) -> None:
 
 def read(name: str, reader: Callable[[], Any]) -> Any:
     """The value found by a section's reader in the cells' context."""
-    found = reader() if _last is None else _last.copy().run(reader)
+    found = of_cells(reader)
     if name not in _waiting:
         return found
     waiting = _waiting[name]

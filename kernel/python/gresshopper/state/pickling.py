@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 
-from . import native, recipes, shapes
+from . import native, places, recipes, shapes
 from .kinds import harmless
 from .lost import Lost, parts
 from .quiet import DEEP_THREAD
@@ -195,11 +195,13 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
     kind: Any = _Fast
     depths = 0
     orders: list[Order] | None = None
+    held = places.direct(session.namespace, value)
     for _ in range(MAX_LOST):
         out = _Stream(session)
         pickler: Any = None
         try:
-            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value, orders or [], first)
+            leading = [*lead, *held]
+            pickler = _attempt(kind, session, out, owned or set(), bad, leading, value, orders or [], first)
         except Overlap as overlap:
             if any(root is overlap.root for root in lead):
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
@@ -230,7 +232,10 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             orders = [order for made in native.memo_sets(pickler) for order in ordered(made)]
             if orders:
                 continue
-        ids = _linking(pickler, (lead, value, orders))
+        ids = _linking(pickler, (leading, value, orders))
+        if more := places.within(ids, held):
+            held += more
+            continue
         return Dump(
             out.getvalue(),
             pickler.buffers,

@@ -13,8 +13,6 @@ import contextlib
 import copyreg
 import functools
 import gc
-import hashlib
-import io
 import locale
 import os
 import pickle
@@ -24,16 +22,17 @@ import signal
 import sys
 import threading
 import time
-import types
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
-from . import adapters, contexts, libraries, loggers, settings, standard, unswept, yielding
-from .adapters import Adapter, Section
-from .session import NotHereError, own_module, reason
+from gresshopper import started
 
-#: Set by Jupyter, Slurm or Gresshopper for this process alone.
+from . import adapters, contexts, libraries, loggers, own, recipes, settings, standard, unswept, yielding
+from .adapters import Adapter, Section
+from .session import NotHereError, reason
+
+#: Left out of the records of former versions, which held the whole environment.
 OWN_ENV = (
     "JPY_",
     "JUPYTER_",
@@ -55,17 +54,27 @@ OWN_ENV = (
 )
 
 
-#: The environment as it was last read, as the process holds it and as a section.
-_environ_read: tuple[dict[Any, Any] | None, dict[str, str]] = (None, {})
+#: Variables that were set, and names of those that were deleted.
+_Changes = tuple["dict[str, str]", "list[str]"]
+
+#: The environment as it was last read, and the section.
+_environ_read: tuple[dict[Any, Any] | None, _Changes] = (None, ({}, []))
 
 
-def _environ() -> dict[str, str]:
+def _environ() -> _Changes:
+    """Variables that differ from those at the process's start: the others are the job's."""
     global _environ_read  # noqa: PLW0603 - a process has one environment
     held = getattr(os.environ, "_data", None)  # without decoding all of it again
     if held is None or held != _environ_read[0]:
-        found = {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
-        _environ_read = (None if held is None else dict(held), found)
+        was = started.start().environment
+        made = {name: value for name, value in os.environ.items() if was.get(name) != value}
+        deleted = sorted(name for name in was if name not in os.environ and not name.startswith(_OURS))
+        _environ_read = (None if held is None else dict(held), (made, deleted))
     return _environ_read[1]
+
+
+#: Variables that this package takes out once it has read them.
+_OURS = "GRESSHOPPER_"
 
 
 #: The last state of the random numbers, and its section.
@@ -107,6 +116,8 @@ def _interpreter() -> Any:
         open("/proc/self/status", "rb") as said,
     ):
         found["umask"] = int(said.read().partition(b"Umask:")[2].split()[0], 8)
+    if not started.is_given(sys.argv):
+        found["argv"] = list(sys.argv)
     if hasattr(sys, "get_int_max_str_digits"):
         found["digits"] = sys.get_int_max_str_digits()
     net = sys.modules.get("socket")
@@ -128,7 +139,17 @@ _FIELD = 131_072
 _LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
 
 
+#: `sys.argv` as it was before a state was set.
+_argv: list[str] = []
+
+
 def _set_interpreter(state: Any) -> None:
+    global _argv  # noqa: PLW0603 - a process has one
+    if "argv" in state:
+        _argv = _argv or list(sys.argv)
+        sys.argv[:] = state["argv"]
+    elif _argv:
+        sys.argv[:], _argv = _argv, []
     enabled, threshold = state["gc"]
     unswept.enable(enabled)
     gc.set_threshold(*threshold)
@@ -211,91 +232,6 @@ def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
         found[where] = _called(value)
 
 
-#: What is larger isn't compared.
-_COMPARED = 1 << 20
-
-
-class _Short(io.BytesIO):
-    """Takes little."""
-
-    def write(self, data: Any) -> int:
-        if self.tell() > _COMPARED:
-            raise ValueError("too large")
-        return super().write(data)
-
-
-def _mark(value: Any) -> str:
-    """Tag that tells the value of a module's variable from another, the same in every process; empty if none
-    exists."""
-    if isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)):
-        return ""
-    if type(value) in (set, frozenset):
-        value = sorted(map(repr, value))
-    out = _Short()
-    try:
-        pickler = pickle.Pickler(out, protocol=5)
-        pickler.fast = True  # which strings are one object differs from process to process
-        pickler.dump(value)
-    except Exception:  # what can't be pickled, holds itself, or is too large
-        return ""
-    return hashlib.blake2b(out.getvalue(), digest_size=8).hexdigest()
-
-
-def _marks(module: types.ModuleType) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in list(vars(module).items()):
-        if name.startswith("__"):
-            continue
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            inside = type.__dict__["__dict__"].__get__(value).items()
-            found.update({f"{name}.{k}": _mark(v) for k, v in list(inside) if not k.startswith("__")})
-        else:
-            found[name] = _mark(value)
-    return {name: mark for name, mark in found.items() if mark}
-
-
-#: The user's own modules, found anew after a load of modules; and each module's content at the first look.
-_own: tuple[Any, list[types.ModuleType]] = (None, [])
-_first: dict[str, dict[str, str]] = {}
-
-
-def see_modules() -> list[types.ModuleType]:
-    """The user's own modules; remembers the content of new ones."""
-    global _own  # noqa: PLW0603 - a process has one list of modules
-    loaded = (len(sys.modules), next(reversed(sys.modules)))
-    if _own[0] != loaded:
-        _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
-        for module in _own[1]:
-            if module.__name__ not in _first:
-                _first[module.__name__] = _marks(module)
-    return _own[1]
-
-
-def own_modules() -> dict[str, dict[str, Any]]:
-    """Present values of variables in the user's own modules (`is`), and the variables changed since the first look."""
-    found: dict[str, dict[str, Any]] = {}
-    for module in see_modules():
-        marks, first = _marks(module), _first.get(module.__name__, {})
-        found[module.__name__] = {
-            "is": marks,
-            "changed": sorted(k for k, v in first.items() if marks.get(k, "") != v),
-        }
-    return found
-
-
-def _set_own_modules(state: dict[str, dict[str, Any]]) -> None:
-    others: list[str] = []
-    for name, saved in state.items():
-        module = sys.modules.get(name)
-        here = _marks(module) if own_module(module) and module is not None else None
-        differ = saved["changed"] if here is None else [k for k, v in saved["is"].items() if here.get(k, v) != v]
-        others += [f"{name}.{attr}" for attr in differ]
-    if others:
-        raise NotHereError(
-            f"{', '.join(others)}: what the notebook's own modules hold isn't saved, run its cells again"
-        )
-
-
 def _set_assigned(state: dict[str, Any]) -> None:
     missing = settings.set_assigned(state)
     if missing:
@@ -366,7 +302,7 @@ def read() -> dict[str, bytes]:
 def look_at_libraries(scope: dict[str, Any]) -> dict[str, bytes]:
     """The sections that take a look at all modules."""
     standard.find_codecs()
-    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": own_modules()}
+    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": own.read()}
     return {name: pickle.dumps(content, protocol=5) for name, content in found.items()}
 
 
@@ -376,7 +312,7 @@ def know() -> None:
         if section.know is not None and name in sys.modules:
             with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
                 section.know()
-    see_modules()
+    own.see()
 
 
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
@@ -462,11 +398,32 @@ def _set_paths(state: Any) -> None:
     os.chdir(state["cwd"])
 
 
-def _set_environ(state: dict[str, str]) -> None:
-    for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
-        del os.environ[key]
-    os.environ.update({k: v for k, v in state.items() if os.environ.get(k) != v})
+#: What the state that was set last changed in the environment.
+_environ_set: _Changes = ({}, [])
+
+
+def _set_environ(state: _Changes | dict[str, str]) -> None:
+    global _environ_set  # noqa: PLW0603 - a process has one environment
+    if isinstance(state, dict):  # of a former version: all variables
+        for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
+            del os.environ[key]
+        made, deleted = state, list[str]()
+    else:
+        made, deleted = state
+        was = started.start().environment
+        for name in {*_environ_set[0], *_environ_set[1]}.difference(made, deleted):
+            _set_variable(name, was.get(name))
+        _environ_set = state
+    for name, value in (*made.items(), *((name, None) for name in deleted)):
+        _set_variable(name, value)
     time.tzset()
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    elif os.environ.get(name) != value:
+        os.environ[name] = value
 
 
 def _set_python(state: Any) -> None:
@@ -479,6 +436,8 @@ def _set_python(state: Any) -> None:
 def _set_decimal(state: Any) -> None:
     import decimal
 
+    for held in recipes.decimals:
+        decimal.setcontext(held)
     c = decimal.getcontext()
     c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp = state[:6]
     for kind in c.traps if len(state) > 6 else ():
@@ -512,8 +471,10 @@ _OWN: dict[str, Section] = {
     "lent functions": Section(_elsewhere, libraries.set_lent, soon=True),
     "library tables": Section(_elsewhere, libraries.set_tables, soon=True),
     "types of files": Section(_elsewhere, standard.set_types_of_files, soon=True),
-    "own modules": Section(_elsewhere, _set_own_modules, soon=True),
-    "decimal": Section(functools.partial(contexts.read, "decimal", _decimal), _set_decimal, in_context=_set_decimal),
+    "own modules": Section(_elsewhere, own.set_, soon=True),
+    "decimal": Section(
+        functools.partial(contexts.read, "decimal", _decimal), _set_decimal, soon=True, in_context=_set_decimal
+    ),
     "random": Section(_random, _set_random, soon=True),
 }
 #: Those of them that are no module's.

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
-from . import adapters, singles
+from . import adapters, places, singles
 from .lost import Lost, LostError, stands_still
 from .session import MAIN, STREAMS
 
@@ -249,6 +249,37 @@ def module_value(module: str, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
+
+
+def held(module: str, name: str, kind: str, *like: Any) -> Any:
+    """A container that a module holds, or an array like that one."""
+    try:
+        found = places.found(importlib.import_module(module), name, kind, *like)
+    except Exception:  # whatever the user's own module raises
+        found = None
+    if found is None:
+        current().notice(f"{module}.{name} was an object of the notebook's, and isn't any more")
+        return places.made(kind, *like)
+    return found
+
+
+def set_held(made: Any, state: tuple[Any, Any]) -> None:
+    """Its content, unless that is the process's."""
+    if state[1] is not None:
+        places.fill(made, state[1])
+
+
+#: The context of decimals that a restored variable holds: the cells' one.
+decimals: list[Any] = []
+
+
+def decimal_context() -> Any:
+    """The cells' context of decimals."""
+    import decimal
+
+    if not decimals:
+        decimals.append(decimal.getcontext())
+    return decimals[0]
 
 
 def set_single(made: Any, state: singles.State) -> None:

@@ -80,6 +80,7 @@ class Replay:
     def __init__(self, snapshot: restore.Snapshot, store: Store, session: pickling.Session) -> None:
         self._snapshot, self._store, self._session = snapshot, store, session
         self._wanted = {uid: e for uid, e in snapshot.units.items() if e.said.get("redo")}
+        self._flags = rerun.flags_of(lambda: restore.stream(snapshot.sections["IPython"], store))
         self.values: dict[str, Any] = {}
         self.failed: dict[int, str] = {}
 
@@ -114,7 +115,8 @@ class Replay:
             drawn = {k: self._snapshot.redo_bytes(ref, self._store) for k, ref in cell["drawn"].items()}
             process.apply(drawn, lambda _: None)
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
+                file = cell.get("file") or "<re-run>"
+                exec(compile(cell["source"], file, "exec", self._flags, dont_inherit=True), scratch)
             self._compare(cell, scratch)
         except _Mismatch as e:
             self._fail(cell, str(e))

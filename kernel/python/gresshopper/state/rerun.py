@@ -5,10 +5,14 @@ that the cell saw then. Other results must equal the recorded ones, else the re-
 """
 
 from __future__ import annotations
+import __future__
 
 import contextlib
+import functools
 import hashlib
 import io
+import operator
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
@@ -186,7 +190,8 @@ def _run_cell(
     process.apply({k: v for k, v in sections.items() if k in ("random", "numpy", "torch")}, lambda _: None)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
+            file, flags = cell.get("file") or "<re-run>", flags_of(lambda: sections["IPython"])
+            exec(compile(cell["source"], file, "exec", flags, dont_inherit=True), scratch)
         _same_rest(records[at], wanted, scratch, session, store)
         return {name: scratch[name] for name in wanted if name in scratch}
     except _Barred:
@@ -197,6 +202,15 @@ def _run_cell(
         process.apply({k: v for k, v in kept.items() if k in ("random", "numpy", "torch")}, lambda _: None)
         for name in set(scratch) - fixed:
             del scratch[name]
+
+
+def flags_of(shell: Callable[[], bytes]) -> int:
+    """The compiler's flags by what cells imported from `__future__`, as the section of the shell says."""
+    try:
+        futures = pickle.loads(shell())["futures"]
+    except Exception:  # there was no shell, or what else it kept can't be loaded
+        return 0
+    return functools.reduce(operator.or_, (getattr(__future__, name).compiler_flag for name in futures), 0)
 
 
 def _as_now(before: restore.Snapshot, after: restore.Snapshot, uid: int) -> bool:

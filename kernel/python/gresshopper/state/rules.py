@@ -30,7 +30,7 @@ from typing import Any, Callable, TypeVar
 
 import cloudpickle
 
-from . import adapters, iterators, names, native, recipes, settings, shapes, singles
+from . import adapters, contexts, iterators, names, native, places, recipes, settings, shapes, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
@@ -314,7 +314,24 @@ class Rules(Writing):
     def _order(self, order: Order) -> Any:
         return recipes.set_order, tuple(order)
 
+    def _held(self, made: places.Held) -> Any:
+        content, known = made.content(), places.Known(made)
+        self.unlinked.update(map(id, (content, known)))
+        if content is None:
+            self.unlinked.add(id(made.held))
+        return recipes.held, made.where(), (known, content), None, None, recipes.set_held
+
+    def _known(self, made: places.Known) -> Any:
+        made.take_its_place(self)
+        return tuple, ()
+
     # --- the standard library ---
+
+    def _decimals(self, made: Any) -> Any:
+        if contexts.of_cells(sys.modules["decimal"].getcontext) is not made:
+            return NotImplemented
+        self.unlinked.add(id(made))  # its content is the process's
+        return recipes.decimal_context, ()
 
     def _lock(self, made: Any) -> Any:
         if made.locked():
@@ -754,6 +771,8 @@ _RULES: dict[type, Rule] = {
     Lost: Rules._lost,
     Pending: Rules._pending,
     Order: Rules._order,
+    places.Held: Rules._held,
+    places.Known: Rules._known,
     types.CellType: Rules._cell,
     functools._lru_cache_wrapper: Rules._lru,
     _thread.LockType: Rules._lock,
@@ -804,7 +823,7 @@ _modules_seen = -1
 #: Rules for types that are told by name alone: a type's name -> (the beginning of its module's name, the rule).
 _by_name: dict[str, tuple[str, Rule]] = {}
 #: Modules of the standard library that have rules once they are loaded.
-_STANDARD = ("concurrent.futures", "argparse")
+_STANDARD = ("concurrent.futures", "argparse", "decimal")
 
 
 def library_rules() -> list[tuple[Any, Rule]]:
@@ -828,6 +847,9 @@ def library_rules() -> list[tuple[Any, Rule]]:
         _RULES.update(adapter.exact())
         rules += adapter.bases()
         _by_name.update({name: (f"{adapter.modules[0]}.", rule) for name, rule in adapter.by_name.items()})
+    decimals: Any = sys.modules.get("decimal")
+    if decimals is not None and hasattr(decimals, "Context"):
+        _RULES[decimals.Context] = Rules._decimals
     futures: Any = sys.modules.get("concurrent.futures")
     if futures is not None and hasattr(futures, "Future"):
         rules.append((futures.Future, Rules._future))
@@ -866,6 +888,11 @@ _OF_SHELL = (
     "events",
     "history_manager",
     "magics_manager",
+    "alias_manager",
+    "extension_manager",
+    "payload_manager",
+    "Completer",
+    "InteractiveTB",
     "kernel",
 )
 

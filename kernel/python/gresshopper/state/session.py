@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 MAIN = "__main__"
 
-#: The kernel's own `sys.stdout` and `sys.stderr`, from before any cell. A notebook may put others in their places.
+#: The kernel's own `sys.stdin`, `sys.stdout` and `sys.stderr`, from before any cell. A notebook may put others in their places.
 STREAMS: dict[str, Any] = {}
 
 
 def know_streams() -> None:
     """Remember the process's own, before any cell has run."""
+    STREAMS.setdefault("stdin", sys.stdin)
     STREAMS.setdefault("stdout", sys.stdout)
     STREAMS.setdefault("stderr", sys.stderr)
 

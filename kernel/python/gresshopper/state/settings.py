@@ -17,6 +17,7 @@ import pickle
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import cloudpickle
@@ -27,7 +28,6 @@ from .session import MAIN, STREAMS, importable, reason
 #: Attributes that are sections of their own, or belong to the process.
 _ELSEWHERE = frozenset(
     {
-        ("sys", "stdin"),
         ("sys", "path"),
         ("sys", "argv"),
         ("sys", "modules"),
@@ -172,6 +172,11 @@ def see(stored: Iterable[str]) -> None:
             _places.add((*where, attr))
 
 
+def places() -> AbstractSet[tuple[str, str, str]]:
+    """All that cells may have set."""
+    return _places
+
+
 def held_by(base: Any) -> Any:
     """The members of a module or a class itself."""
     if isinstance(base, types.ModuleType):
@@ -230,9 +235,9 @@ def assigned() -> dict[str, Any]:
             kept[place] = ("named", name)
         elif _plain(value):
             kept[place] = ("value", value)
-        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type, io.StringIO)):
             try:
-                kept[place] = ("pickled", dump(value))
+                kept[place] = ("pickled", dump(value, short=True))
             except Exception:
                 told.append(".".join(filter(None, place)))
         else:

@@ -40,7 +40,7 @@ def state_of(single: Any) -> State:
     for name, value in list(vars(single).items()):
         if not isinstance(name, str) or name.startswith("__") or "cache" in name:
             continue
-        if _is_plain(value):
+        if is_plain(value):
             plain[name] = value
         elif not callable(value) and not isinstance(value, types.ModuleType):
             prints[name] = _print(value)
@@ -71,15 +71,16 @@ def _put(held: dict[str, Any], name: str, value: Any) -> None:
         held[name] = value
 
 
-def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
+def is_plain(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value is an atom, or a small container of such ones."""
     kind = type(value)
     if kind in settings.ATOMS:
         return True
     if kind not in _CONTAINERS or depth == 0 or len(value) > _MOST:
         return False
-    if kind is dict and not all(_is_plain(key, depth - 1) for key in value):
+    if kind is dict and not all(is_plain(key, depth - 1) for key in value):
         return False
-    return all(_is_plain(item, depth - 1) for item in (value.values() if kind is dict else value))
+    return all(is_plain(item, depth - 1) for item in (value.values() if kind is dict else value))
 
 
 def _print(value: Any) -> str:

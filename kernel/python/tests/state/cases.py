@@ -1623,4 +1623,5 @@ case(
 import cases_further  # noqa: F401 - adds its cases to these
 import cases_more  # noqa: F401
 import cases_numba  # noqa: F401
+import cases_own  # noqa: F401
 import cases_settings  # noqa: F401

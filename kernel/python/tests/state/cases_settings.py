@@ -256,3 +256,22 @@ case(
     reported=True,
     needs=NP,
 )
+case(
+    "settings/colours, cycles of colours and a font",
+    "import matplotlib as mpl, matplotlib.font_manager as fm, matplotlib.colors as mc, shutil\nfrom pathlib import Path\nshutil.copy(Path(mpl.get_data_path(),'fonts/ttf/DejaVuSans.ttf'),'hop_font.ttf')",
+    "fm.fontManager.addfont(str(Path('hop_font.ttf').resolve()))\nmc.get_named_colors_mapping()['hop_blue']='#0000fe'\nmpl.color_sequences.register('hop_cycle',['r','#00ff00'])",
+    check="out=mc.to_hex('hop_blue'),list(mpl.color_sequences['hop_cycle']),[e.name for e in fm.fontManager.ttflist if 'hop_font' in e.fname]\nmpl.color_sequences.unregister('hop_cycle')\ndel mc.get_named_colors_mapping()['hop_blue']",
+    needs="matplotlib",
+)
+case(
+    "settings/a type of the notebook for pandas' columns",
+    "import pandas as pd\nfrom pandas.api.extensions import ExtensionDtype, register_extension_dtype\n@register_extension_dtype\nclass HopType(ExtensionDtype):\n    name='hop_type'\n    type=float\n    @classmethod\n    def construct_array_type(cls): return None",
+    check="out=type(pd.api.types.pandas_dtype('hop_type')) is HopType\nimport pandas.core.dtypes.base as b\nb._registry.dtypes[:]=[t for t in b._registry.dtypes if t.__name__!='HopType']",
+    needs=PD,
+)
+case(
+    "settings/a constant of physics",
+    "import scipy.constants as sc\nsc.physical_constants['hop constant']=(1.5,'m',0.0)",
+    check="out=sc.value('hop constant')\ndel sc.physical_constants['hop constant']",
+    needs="scipy",
+)

@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, effects, follow, form, names, process, records, rerun, restore, session
+from gresshopper.state import capture, effects, follow, form, names, records, rerun, restore, session
 from gresshopper.state.store import Store
 
 
@@ -50,7 +50,7 @@ class Kernel:
         ok = True
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(source, f"<cell {self.seq}>", "exec"), self.ns)
+                exec(compile(source, f"<cell {self.seq}>", "exec", dont_inherit=True), self.ns)
         except Exception:
             ok = False
             self.error = traceback.format_exc()
@@ -118,7 +118,7 @@ class Clean:
             if getattr(how, "__module__", "") == "__main__":
                 del copyreg.dispatch_table[kind]
         for name in set(sys.modules) - self._modules:
-            if process.own_module(sys.modules[name]):
+            if session.own_module(sys.modules[name]):
                 del sys.modules[name]
 
 
@@ -126,7 +126,7 @@ def check(kernel: Kernel, source: str) -> str:
     before = kernel.ns.get("out")
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            exec(compile(source, "<check>", "exec"), kernel.ns)
+            exec(compile(source, "<check>", "exec", dont_inherit=True), kernel.ns)
         return repr(kernel.ns["out"])
     except BaseException as e:
         return f"raised {type(e).__name__}: {str(e)[:300]}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +168,147 @@ def test_modules_of_a_package_that_cells_import_come_back_with_it(tmp_path: Path
     before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
     after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
     assert before == after == ["a", "&lt;"], told
+
+
+def test_the_users_variables_come_back_and_the_jobs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["TMPDIR", "CUDA_VISIBLE_DEVICES", "HOP_MINE", "HOP_GONE", "SCRATCH", "HOP_OLD", "HOP_NEW"]
+    asked = f"import os\nout = [os.environ.get(n) for n in {names}]"
+    for name, value in (
+        ("SCRATCH", "/local/1"),
+        ("HOP_GONE", "1"),
+        ("HOP_OLD", "1"),
+        ("CUDA_VISIBLE_DEVICES", "0,1"),
+    ):
+        monkeypatch.setenv(name, value)
+    cells = [
+        "import os\nos.environ['TMPDIR'] = '/var/tmp'\nos.environ['HOP_MINE'] = 'x'",
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '1'\ndel os.environ['HOP_GONE']",
+    ]
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    assert before == ["/var/tmp", "1", "x", None, "/local/1", "1", None]
+    monkeypatch.setenv("SCRATCH", "/local/2")
+    monkeypatch.setenv("HOP_NEW", "1")
+    monkeypatch.delenv("HOP_OLD")
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert after == ["/var/tmp", "1", "x", None, "/local/2", None, "1"], told
+
+
+def test_an_environment_that_a_former_version_saved_is_still_set() -> None:
+    from gresshopper.state import process
+
+    here = dict(os.environ)
+    try:
+        process.apply({"environ": pickle.dumps({**here, "HOP_MINE": "x"})}, pytest.fail)
+        assert os.environ["HOP_MINE"] == "x"
+        process.apply({"environ": pickle.dumps(here)}, pytest.fail)
+        assert "HOP_MINE" not in os.environ
+    finally:
+        os.environ.clear()
+        os.environ.update(here)
+
+
+def test_a_standby_gives_back_a_variable_that_the_user_took_away() -> None:
+    from gresshopper.state import process
+
+    here = dict(os.environ)
+    try:
+        process.apply({"environ": pickle.dumps(({"HOP_MINE": "x", "HOME": "/y"}, ["PATH"]))}, pytest.fail)
+        assert (os.environ["HOP_MINE"], os.environ["HOME"], "PATH" in os.environ) == ("x", "/y", False)
+        process.apply({"environ": pickle.dumps(({}, []))}, pytest.fail)
+        assert ("HOP_MINE" in os.environ, os.environ["HOME"], os.environ["PATH"]) == (
+            False,
+            here["HOME"],
+            here["PATH"],
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(here)
+
+
+def test_what_a_variable_holds_of_the_shell_and_of_decimals_is_the_kernels_own(tmp_path: Path) -> None:
+    cells = [
+        "import decimal\nctx = decimal.getcontext()\nctx.prec = 5\nip = get_ipython()",
+        "text = ip.display_formatter.formatters['text/plain']\ntext.max_width = 60",
+        "completer, tb = ip.Completer, ip.InteractiveTB",
+    ]
+    asked = (
+        "ip = get_ipython()\nfound = ip.display_formatter.formatters\nctx.prec = 4\n"
+        "out = [ctx is decimal.getcontext(), str(decimal.Decimal(1) / 3), text is found['text/plain'],"
+        " text.max_width, completer is ip.Completer, tb is ip.InteractiveTB]"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before == after == [True, "0.3333", True, 60, True, True], told
+
+
+def test_names_of_ipythons_and_the_interpreters_that_the_user_set_come_back(tmp_path: Path) -> None:
+    cells = [
+        "import sys, io\nsys.argv = ['train.py', '--epochs', '3']\nsys.stdin = io.StringIO('a\\nb\\n')\nsys.stdin.readline()",
+        "from codecs import open\n__file__ = 'mynb.py'\nx: int = 5\nquit = 'q'\n__doc__ = 'mine'",
+    ]
+    asked = (
+        "import sys\nout = [sys.argv, sys.stdin.readline(), open.__module__, __file__, __annotations__ == {'x': int},"
+        " quit, __doc__, callable(exit), get_ipython() is not None, __name__]"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    argv = ["train.py", "--epochs", "3"]
+    assert before == after == [argv, "b\n", "codecs", "mynb.py", True, "q", "mine", True, True, "__main__"], told
+
+
+def test_what_nobody_set_is_the_new_kernels_own(tmp_path: Path) -> None:
+    asked = "import sys\nout = [sys.argv[1:], sys.stdin is sys.__stdin__]\ntext = sorted(k for k in locals())"
+    told = "print(agent.restore(base / 'state'), sorted(ip.user_ns), file=sys.stderr)"
+    script = SCRIPT.replace('agent.restore(base / "state")', told)
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(["y = 1"]), asked, base=tmp_path)
+    after, said = child.answer(script, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before[0][1] != after[0][1] == "[]" and after[1]
+    assert "Told(names=['y'], lost={}, notices=[]" in said
+
+
+def test_what_decides_how_later_cells_are_compiled_and_shown_comes_back(tmp_path: Path) -> None:
+    cells = [
+        "from __future__ import annotations",
+        "%pdb on\n%autoawait off\n%colors nocolor\n%autocall 1",
+        "%config IPCompleter.greedy = True\n%config InteractiveShell.display_page = True",
+        "%config InlineBackend.figure_format = 'svg'\n%config PlainTextFormatter.max_seq_length = 3",
+        "%pushd /\nimport ast\nclass Twice(ast.NodeTransformer): pass",
+        "ip = get_ipython()\nip.Completer.omit__names = 0",
+    ]
+    asked = (
+        "def g(y: Undefined1): return y\nip = get_ipython()\n"
+        "out = [g(1), ip.call_pdb, ip.autoawait, str(ip.colors).lower(), ip.Completer.greedy, ip.display_page,"
+        " ip.config.InlineBackend.figure_format, len(ip.dir_stack), ip.autocall, ip.Completer.omit__names,"
+        " ip.display_formatter.formatters['text/plain'].max_seq_length]"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    assert before == [1, True, False, "nocolor", True, True, "svg", 1, 1, 0, 3]
+    told = "print(agent.restore(base / 'state').notices, file=sys.stderr)"
+    after, said = child.answer(
+        SCRIPT.replace('agent.restore(base / "state")', told), str(tmp_path), "[]", asked, base=tmp_path
+    )
+    assert before == after, said
+    assert "[]" in said
+
+
+def test_a_transformer_of_trees_is_told(tmp_path: Path) -> None:
+    cells = ["import ast\nclass Twice(ast.NodeTransformer): pass", "get_ipython().ast_transformers.append(Twice())"]
+    child.answer(SCRIPT, str(tmp_path), json.dumps(cells), "out = 1", base=tmp_path)
+    told = "print(agent.restore(base / 'state').notices, file=sys.stderr)"
+    script = SCRIPT.replace('agent.restore(base / "state")', told)
+    _, said = child.answer(script, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert "the transformer of trees Twice: the notebook set this, run its cell again" in said
+
+
+@pytest.mark.parametrize("futures", [[], ["from __future__ import annotations"]], ids=["plain", "annotations"])
+def test_a_cell_that_runs_again_is_compiled_as_it_was(tmp_path: Path, futures: list[str]) -> None:
+    """Its functions' annotations are the recorded ones, or the re-run isn't taken."""
+    kind = "Later" if futures else "int"
+    script = SCRIPT.replace(
+        "store_history=True).success, cell", "store_history=True).success, cell\n            agent.audit()"
+    )
+    cells = [*futures, f"def g(x: {kind}):\n    yield x\n    yield 2\nit = g(1)\nnext(it)"]
+    asked = "out = [next(it), str(g.__annotations__['x'])]"
+    before, _ = child.answer(script, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, told = child.answer(script, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before == after == [2, "Later" if futures else "<class 'int'>"], told

@@ -62,6 +62,7 @@ _KNOWN = {
     "_torch": ("torch",),
     "_matplotlib": ("matplotlib",),
     "_pandas": ("pandas",),
+    "_registers": ("matplotlib", "pandas", "scipy.constants"),
     "_sklearn": ("sklearn",),
     "_widgets": ("ipywidgets", "traitlets"),
     "_devices": ("cupy", "jax"),

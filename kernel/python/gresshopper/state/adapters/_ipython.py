@@ -1,13 +1,15 @@
 """IPython: how the shell shows results and errors, and the notebook's magics, aliases and formatters."""
 
 from __future__ import annotations
+import __future__
 
 import sys
 import types
 from typing import Any
 
+from .. import recipes, singles
 from ..session import MAIN, NotHereError, own_module
-from . import Adapter, Section
+from . import Adapter, Rule, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
 
@@ -17,7 +19,9 @@ _RELOADER = ("enabled", "check_all", "autoload_obj")
 def ipython() -> dict[str, Any]:
     """How the shell shows results and errors, and the notebook's magics, aliases and formatters."""
     shell = get_shell()
-    text = shell.display_formatter.formatters["text/plain"]
+    # Made at the first need, by the configuration of then.
+    formatters = shell.display_formatter._trait_values.get("formatters", {})
+    text = formatters.get("text/plain")
     manager = shell.magics_manager
     magics = [(kind, name, f) for kind, by_name in manager.magics.items() for name, f in by_name.items()]
     reloader = _reloader(manager)
@@ -25,10 +29,10 @@ def ipython() -> dict[str, Any]:
         "shown": shell.ast_node_interactivity,
         "automagic": shell.automagic,
         "errors": shell.InteractiveTB.mode,
-        "text": {name: getattr(text, name) for name in _TEXT},
+        "text": {} if text is None else {name: getattr(text, name) for name in _TEXT},
         "types": [
             (mime, cls, how)
-            for mime, formatter in shell.display_formatter.formatters.items()
+            for mime, formatter in formatters.items()
             for cls, how in formatter.type_printers.items()
             if type(how) is types.FunctionType and how.__globals__ is shell.user_ns
         ],
@@ -50,8 +54,92 @@ def ipython() -> dict[str, Any]:
         "held": _held(manager),
         "registered": _registered(manager),
         "handled": [error.__name__ for error in shell.custom_exceptions],
+        "futures": [name for name, flag in _FUTURES.items() if shell.compile.flags & flag],
+        "pdb": bool(shell.call_pdb),
+        "directories": list(shell.dir_stack),
+        "config": _config(shell),
+        "traits": _traits(shell),
+        "trees": [type(t).__qualname__ for t in shell.ast_transformers if type(t).__module__ == MAIN],
         "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
     }
+
+
+#: Flags of the compiler by the names of `from __future__ import ..`, which holds for all later cells.
+_FUTURES: dict[str, int] = {name: getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
+#: Belong to the process rather than to the notebook.
+_APPLICATIONS = (
+    "App",
+    "Application",
+    "ConnectionFileMixin",
+    "ProfileDir",
+    "HistoryManager",
+    "HistoryAccessor",
+    "Session",
+)
+_OF_PROCESS = frozenset({"lazy_magics", "ipython_dir", "logfile", "logappend", "logstart", "hist_file"})
+#: Configurable traits of a class with their defaults, as far as these are written down.
+_defaults: dict[type, dict[str, Any]] = {}
+
+
+def _configurables(shell: Any) -> dict[str, Any]:
+    return {type(c).__name__: c for c in shell.configurables if not type(c).__name__.endswith(_APPLICATIONS)}
+
+
+def _config(shell: Any) -> dict[str, dict[str, Any]]:
+    """What `%config` set, also of what isn't loaded yet."""
+    found = {}
+    for kind, traits in shell.config.items():
+        if not kind.endswith(_APPLICATIONS) and isinstance(traits, dict):
+            plain = {name: v for name, v in traits.items() if name not in _OF_PROCESS and singles.is_plain(v)}
+            found.update({kind: plain} if plain else {})
+    return found
+
+
+def _traits(shell: Any) -> dict[str, dict[str, Any]]:
+    """Traits that aren't as IPython makes them."""
+    found: dict[str, dict[str, Any]] = {}
+    for made in shell.configurables:
+        values = made._trait_values
+        for name, default in _defaults_of(made).items():
+            value = values.get(name, default)
+            if value is not default and value != default and singles.is_plain(value):
+                found.setdefault(type(made).__name__, {})[name] = value
+    return found
+
+
+def _defaults_of(made: Any) -> dict[str, Any]:
+    known = _defaults.get(type(made))
+    if known is None:
+        # Asked for, a default that is found out may make what it describes.
+        found_out = {name for base in type(made).__mro__ for name in vars(base).get("_trait_default_generators", ())}
+        traits = {} if type(made).__name__.endswith(_APPLICATIONS) else made.traits(config=True)
+        known = _defaults[type(made)] = {
+            name: trait.default(made)
+            for name, trait in traits.items()
+            if name not in _OF_PROCESS | found_out and not hasattr(made, f"_{name}_default")
+        }
+    return known
+
+
+#: The traits that were set for a saved state: a later one may lack them.
+_set: list[tuple[str, str]] = []
+
+
+def _set_configured(shell: Any, state: dict[str, Any]) -> None:
+    if state["config"] != _config(shell):
+        config = type(shell.config)(state["config"])
+        for made in _configurables(shell).values():
+            made.update_config(config)
+    there, wanted = _configurables(shell), state["traits"]
+    while _set:
+        kind, name = _set.pop()
+        if name not in wanted.get(kind, ()) and kind in there:
+            setattr(there[kind], name, _defaults_of(there[kind])[name])
+    for kind, traits in wanted.items():
+        for name, value in traits.items() if kind in there else ():
+            if getattr(there[kind], name) != value:
+                setattr(there[kind], name, value)
+            _set.append((kind, name))
 
 
 def _by_notebook(f: Any, shell: Any) -> bool:
@@ -125,7 +213,14 @@ def set_ipython(state: dict[str, Any]) -> None:
     `NotHereError` names what isn't there.
     """
     shell = get_shell()
-    text = shell.display_formatter.formatters["text/plain"]
+    if "traits" in state:
+        _set_configured(shell, state)
+        for name, flag in _FUTURES.items():
+            shell.compile.flags = shell.compile.flags & ~flag | (flag if name in state["futures"] else 0)
+        shell.dir_stack[:] = state["directories"]
+        if bool(shell.call_pdb) != state["pdb"]:
+            shell.call_pdb = state["pdb"]
+    text = shell.display_formatter.formatters["text/plain"] if state["text"] else None
     for owner, name, value in (
         (shell, "ast_node_interactivity", state["shown"]),
         (shell, "automagic", state["automagic"]),
@@ -158,10 +253,34 @@ def set_ipython(state: dict[str, Any]) -> None:
     missing = sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what)
     missing += [name for name in state.get("registered", ()) if name not in _registered(shell.magics_manager)]
     told = [f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again"] if missing else []
+    trees = [
+        name for name in state.get("trees", ()) if name not in [type(t).__qualname__ for t in shell.ast_transformers]
+    ]
+    if trees:
+        told.append(f"the transformer of trees {', '.join(trees)}: the notebook set this, run its cell again")
     if state.get("handled") and not shell.custom_exceptions:
         told.append(f"the handler of {', '.join(state['handled'])}: the notebook set this, run its cell again")
     if told:
         raise NotHereError("; ".join(told))
 
 
-ADAPTER = Adapter(modules=("IPython",), sections={"IPython": Section(ipython, set_ipython)})
+def _formatter(dump: Any, made: Any) -> Any:
+    for kind, formatter in get_shell().display_formatter._trait_values.get("formatters", {}).items():
+        if formatter is made:
+            dump.unlinked.add(id(made))  # what the notebook registered there is a section
+            return recipes.formatter, (kind,)
+    return NotImplemented
+
+
+@recipes.recipe
+def formatter(kind: str) -> Any:
+    """The shell's formatter of a kind of output."""
+    return get_shell().display_formatter.formatters[kind]
+
+
+def _bases() -> list[tuple[Any, Rule]]:
+    formatters: Any = sys.modules.get("IPython.core.formatters")
+    return [] if formatters is None else [(formatters.BaseFormatter, _formatter)]
+
+
+ADAPTER = Adapter(modules=("IPython",), bases=_bases, sections={"IPython": Section(ipython, set_ipython)})

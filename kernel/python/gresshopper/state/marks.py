@@ -1,0 +1,271 @@
+"""Marks of values, the same in every process: of two values with different marks one is another.
+
+A mark leaves out what belongs to a process (locks, handles, addresses) and what a value can be asked for only by code of
+the user's. A library's object counts as it is pickled.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import enum
+import functools
+import gc
+import hashlib
+import io
+import itertools
+import pickle
+import pickletools
+import sys
+import threading
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from .session import own_module
+
+#: Most objects that are looked at one by one; a larger value is pickled.
+_MOST = 5_000
+#: Most bytes of what is pickled, without arrays' memory.
+_PICKLED = 16 << 20
+#: Memory of which all is read. Of more so much is, in pieces with even distances.
+_READ, _PIECE = 64 << 20, 4096
+#: Read by their own iterators: a subclass may have another.
+_SETS_OF: tuple[Any, ...] = (set, frozenset)
+_SEQUENCES: tuple[Any, ...] = (list, tuple, collections.deque)
+#: Bytes that begin a set in a pickle: its order differs from process to process.
+_SETS = (b"\x8f", b"\x91")
+
+_ATOMS = frozenset({int, float, complex, bool, type(None), type(Ellipsis), type(NotImplemented)})
+_BY_NAME = (type, types.BuiltinFunctionType, types.ModuleType)
+
+
+def mark(value: Any) -> str:
+    """A value's mark; empty if it has none."""
+    try:
+        if isinstance(value, (dict, list, tuple, set, frozenset)) and len(value) > _MOST:
+            raise _Large
+        found = _Look().at(value)
+    except _Large:
+        found = _pickled(value) or b""
+    except Exception:  # nested too deeply, or changed meanwhile by a thread
+        found = b""
+    return hashlib.blake2b(found, digest_size=8).hexdigest() if found else ""
+
+
+class _Large(Exception):
+    """A value holds too many objects."""
+
+
+class _Look:
+    """A walk through one value."""
+
+    def __init__(self) -> None:
+        self._left = _MOST
+        self._within: set[int] = set()
+
+    def at(self, value: Any) -> bytes:
+        kind = type(value)
+        self._left -= 1
+        if self._left < 0:
+            raise _Large
+        if kind in _ATOMS:
+            return f"{kind.__name__} {value!r}".encode()
+        if kind is str or kind is bytes:
+            content = value.encode("utf-8", "surrogatepass") if kind is str else value
+            return _digest(kind.__name__.encode(), content)
+        if isinstance(value, _BY_NAME):
+            return _name(value)
+        if id(value) in self._within:
+            return b"again"
+        self._within.add(id(value))
+        try:
+            return self._inside(value)
+        finally:
+            self._within.discard(id(value))
+
+    def _inside(self, value: Any) -> bytes:
+        if type(value) is types.FunctionType:
+            return self._function(value)
+        parts = _parts(value)
+        if parts is not None:
+            return _digest(_name(type(value)), *map(self.at, parts))
+        if isinstance(value, enum.Enum):
+            return _digest(_name(type(value)), str(value._name_).encode(), self.at(value._value_))
+        own = _is_own(type(value).__module__)
+        attrs = self._attributes(value) if own else b""
+        items = self._items(value)
+        if items is not None:
+            return _digest(_name(type(value)), *items, attrs)
+        if own:
+            return _digest(_name(type(value)), attrs)
+        if isinstance(value, itertools.count):
+            return repr(value).encode()  # from Python 3.14 on it isn't pickled
+        return _pickled(value) or _name(type(value))
+
+    def _items(self, value: Any) -> Iterable[bytes] | None:
+        if isinstance(value, dict):
+            pairs = [_digest(self.at(k), self.at(v)) for k, v in list(dict.items(value))]
+            return pairs if isinstance(value, collections.OrderedDict) else sorted(pairs)
+        for base in _SETS_OF:
+            if isinstance(value, base):
+                return sorted(map(self.at, list(base.__iter__(value))))
+        for base in _SEQUENCES:
+            if isinstance(value, base):
+                return list(map(self.at, list(base.__iter__(value))))
+        return None
+
+    def _attributes(self, value: Any) -> bytes:
+        if isinstance(value, threading.Thread):
+            return b""  # it has numbers of the process's
+        attrs = object.__getattribute__(value, "__dict__") if type(value).__dictoffset__ else {}
+        slots = {}
+        for base in type(value).__mro__:
+            for name, member in list(vars(base).items()):
+                if type(member) is types.MemberDescriptorType:
+                    with contextlib.suppress(AttributeError):
+                        slots[name] = member.__get__(value)
+        return _digest(*sorted(_digest(str(k).encode(), self.at(v)) for k, v in [*attrs.items(), *slots.items()]))
+
+    def _function(self, f: types.FunctionType) -> bytes:
+        if not _is_own(f.__module__):
+            return _name(f)
+        held = [f.__defaults__, f.__kwdefaults__, f.__dict__]
+        cells = [cell.cell_contents for cell in f.__closure__ or () if not _is_empty(cell)]
+        if not _is_own(f.__globals__.get("__name__")):
+            # A library's wrapper: it may count calls, and keep results.
+            cells = [held for held in cells if type(held) is types.FunctionType]
+        return _digest(code_mark(f.__code__), *map(self.at, held), *map(self.at, cells))
+
+
+def _is_own(module: Any) -> bool:
+    return isinstance(module, str) and own_module(sys.modules.get(module))
+
+
+def _parts(value: Any) -> tuple[Any, ...] | None:
+    """The parts of what wraps functions."""
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, (staticmethod, classmethod)):
+        return (value.__func__,)
+    if isinstance(value, functools.cached_property):
+        return (value.func,)
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if type(value) is functools.partial:
+        return value.func, value.args, value.keywords
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):
+        return (value.py_func,)  # pickled with a number of its own
+    return None
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
+
+
+def _name(value: Any) -> bytes:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}".encode()
+
+
+def _digest(*parts: bytes) -> bytes:
+    found = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.digest()
+
+
+#: Marks of code by its id, with the code, so that no other gets the id.
+_codes: dict[int, tuple[types.CodeType, bytes]] = {}
+
+
+def code_mark(code: types.CodeType) -> bytes:
+    """A mark of what code does, wherever its file is: the same for one version of Python alone."""
+    known = _codes.get(id(code))
+    if known is None:
+        names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        found = _digest(repr((names, counts)).encode(), code.co_code, *map(_constant, code.co_consts))
+        _codes[id(code)] = known = code, found
+    return known[1]
+
+
+def _constant(value: Any) -> bytes:
+    if isinstance(value, types.CodeType):
+        return code_mark(value)
+    if isinstance(value, frozenset):
+        return _digest(*sorted(map(_constant, value)))
+    if isinstance(value, tuple):
+        return _digest(*map(_constant, value))
+    return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
+
+
+# --- what is pickled ---
+
+
+class _Short(io.BytesIO):
+    """Takes little."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() > _PICKLED:
+            raise ValueError("too large")
+        return super().write(data)
+
+
+def _pickled(value: Any) -> bytes | None:
+    """A digest of a value's pickle and of its arrays' memory. None: there is none that is the same in every process."""
+    out, found = _Short(), hashlib.blake2b(digest_size=12)
+
+    def take(buffer: pickle.PickleBuffer) -> None:
+        _read(buffer.raw(), found)
+
+    try:
+        pickler = pickle.Pickler(out, protocol=5, buffer_callback=take)
+        pickler.fast = True  # which strings are one object differs from process to process
+        pickler.dump(value)
+    except Exception:  # what can't be pickled, holds itself, or is too large
+        return None
+    stream = out.getvalue()
+    if any(mark in stream for mark in _SETS) and _holds_set(stream, value):
+        return None
+    found.update(stream)
+    return found.digest()
+
+
+#: Longest pickle that is looked at op by op.
+_SHORT = 1 << 18
+
+
+def _holds_set(stream: bytes, value: Any) -> bool:
+    if len(stream) <= _SHORT:
+        return any(op.name in ("EMPTY_SET", "FROZENSET") for op, _, _ in pickletools.genops(stream))
+    level, seen = [value], {id(value)}
+    while level:
+        inside = {id(o): o for o in gc.get_referents(*level) if gc.is_tracked(o) and not isinstance(o, _APART)}
+        level = [o for at, o in inside.items() if at not in seen]
+        seen.update(inside)
+        if any(isinstance(o, (set, frozenset)) for o in level):
+            return True
+    return False
+
+
+#: Pickled by name, and lead to all others.
+_APART = (type, types.FunctionType, types.ModuleType)
+
+
+def _read(memory: memoryview, found: Any) -> None:
+    size = memory.nbytes
+    found.update(size.to_bytes(8, "little"))
+    if size <= _READ:
+        found.update(memory)
+        return
+    pieces = _READ // _PIECE
+    for i in range(pieces):
+        at = i * (size - _PIECE) // (pieces - 1)
+        found.update(memory[at : at + _PIECE])

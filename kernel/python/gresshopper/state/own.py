@@ -1,0 +1,157 @@
+"""The user's own modules, of files beside the notebook: what they hold isn't saved, and a difference is told.
+
+A restore imports them anew. Marks of their variables, of their functions and of those of their classes, are compared
+with those of the save.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .marks import mark
+from .session import NotHereError, own_module
+
+
+class _Seen(NamedTuple):
+    """A module at the first look after it was loaded, or loaded again."""
+
+    #: Another object after each loading.
+    spec: Any
+    marks: dict[str, str]
+    #: A digest of its file.
+    file: str
+
+
+#: Seconds for marks of new modules in a capture, and for those of all in an audit. The next ones go on from there.
+_NEW, _ALL = 0.02, 0.5
+#: The user's own modules, found anew after a load of modules; each at the first look, and its last marks.
+_own: tuple[Any, list[types.ModuleType]] = (None, [])
+_first: dict[str, _Seen] = {}
+_last: dict[str, dict[str, str]] = {}
+
+
+def modules() -> list[types.ModuleType]:
+    """The user's own modules that are loaded."""
+    global _own  # noqa: PLW0603 - a process has one list of modules
+    loaded = (len(sys.modules), next(reversed(sys.modules)))
+    if _own[0] != loaded:
+        _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
+    return _own[1]
+
+
+_looks = 0
+
+
+def looks() -> int:
+    """The number of looks so far: a capture takes one at its end."""
+    return _looks
+
+
+def see(seconds: float = _NEW) -> list[types.ModuleType]:
+    """The user's own modules; remembers the content of new ones."""
+    global _looks  # noqa: PLW0603 - a process has one count
+    _looks += 1
+    until = time.perf_counter() + seconds
+    for module in modules():
+        spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
+        if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
+            marks = _last[module.__name__] = _marks(module)
+            _first[module.__name__] = _Seen(spec, marks, _file(str(module.__file__)))
+    return _own[1]
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Marks of the modules (`is`), names of what has changed since the first look, and their files as of then."""
+    until = time.perf_counter() + _ALL
+    names = {module.__name__: module for module in see(_ALL) if module.__name__ in _first}
+    for name in [name for name in _last if name in names]:  # those first that were marked longest ago
+        if time.perf_counter() > until:
+            break
+        del _last[name]
+        _last[name] = _marks(names[name])
+    return {
+        name: {
+            "is": _last[name],
+            "changed": _differ(_first[name].marks, _last[name]),
+            "python": _PYTHON,
+            "file": (module.__file__, _first[name].file),
+        }
+        for name, module in names.items()
+    }
+
+
+def set_(state: dict[str, dict[str, Any]]) -> None:
+    """
+    # Errors
+    `NotHereError` names what is another here.
+    """
+    others: list[str] = []
+    until = time.perf_counter() + _ALL
+    for name, saved in state.items():
+        module = sys.modules.get(name)
+        if module is None or not own_module(module) or saved.get("python") not in (None, _PYTHON):
+            others += [f"{name}.{attr}" for attr in saved["changed"]]
+            path, was = saved.get("file", ("", ""))
+            if _file(path) not in (was, ""):
+                others.append(f"the module {name}")
+            continue
+        here = _marks(module) if time.perf_counter() < until else dict.fromkeys(saved["is"], "")
+        if "python" not in saved:  # a former version marked less
+            here = {k: here[k] for k in saved["is"] if k in here}
+            others += [f"{name}.{k}" for k, v in saved["is"].items() if k not in here]
+        others += [f"{name}.{attr}" for attr in _differ(saved["is"], here)]
+    if others:
+        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+        raise NotHereError(
+            f"{', '.join(others[:_NAMED])}{more}: what the notebook's own modules hold isn't saved, run its cells again"
+        )
+
+
+_PYTHON = sys.implementation.cache_tag
+#: Most names in a sentence.
+_NAMED = 8
+
+
+def _differ(was: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Names that one lacks, or of which both know what they are, and not the same."""
+    there = was.keys() & now.keys()
+    return sorted((was.keys() ^ now.keys()) | {k for k in there if was[k] and now[k] and was[k] != now[k]})
+
+
+def _marks(module: types.ModuleType) -> dict[str, str]:
+    """A mark for each name; empty for what has none. Other modules, and what is theirs, don't count."""
+    found: dict[str, str] = {}
+    for name, value in list(vars(module).items()):
+        if name.startswith("__") or isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            continue
+        if isinstance(value, (type, types.FunctionType)):
+            if value.__module__ != module.__name__:
+                continue
+            if isinstance(value, type):
+                found.update((f"{name}.{k}", mark(v)) for k, v in _members(value))
+                continue
+        found[name] = mark(value)
+    return found
+
+
+def _members(kind: type) -> list[tuple[str, Any]]:
+    """What a class holds. Of what Python and libraries name with two underscores, methods alone."""
+    held = type.__dict__["__dict__"].__get__(kind)
+    return [
+        (name, value)
+        for name, value in list(held.items())
+        if (not name.startswith("__") or type(value) is types.FunctionType)
+        and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
+    ]
+
+
+def _file(path: str) -> str:
+    try:
+        return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest() if path.endswith(".py") else ""
+    except OSError:
+        return ""

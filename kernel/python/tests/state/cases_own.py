@@ -1,0 +1,207 @@
+"""A part of the torture set: what the modules beside the notebook hold, and all ways to change it."""
+
+from __future__ import annotations
+
+from cases import NP, case, hidden
+
+#: A module with members of every kind.
+MODULE = """
+import collections, dataclasses, enum, functools, itertools, os, re, threading, typing
+import logging as log
+from pathlib import Path
+RATE, NAMES, SEEN = 1.5, ["a"], {"a", "b", "c"}
+TABLE = None
+LEVELS = {name: {name, "x"} for name in {"a", "b", "c"}}
+LOCK, LOCAL, EVENT = threading.Lock(), threading.local(), threading.Event()
+LOG, HERE, WORD, NUMBERS = log.getLogger("hop"), Path("."), re.compile("a+"), itertools.count(5)
+GROUPS = collections.defaultdict(set, a={"x", "y"})
+QUEUE, ITEMS = collections.deque(["a"]), iter([1, 2])
+class Color(enum.Enum):
+    RED = 1
+    BLUE = frozenset({"a", "b"})
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+    tags: list = dataclasses.field(default_factory=list)
+class Pair(typing.NamedTuple):
+    a: int = 1
+class Registry:
+    made = {"p": Point(1)}
+    __slots__ = ("lock", "d", "__dict__")
+    def __init__(self):
+        self.lock, self.d, self.me = threading.Lock(), {"k": {"a", "b"}}, self
+    @property
+    def size(self): return len(self.d)
+    @classmethod
+    def make(cls, n=[0]): return cls()
+    @functools.cached_property
+    def long(self): return 3
+reg = Registry()
+WORKER = type("Worker", (threading.Thread,), {"__module__": __name__})(target=EVENT.wait, daemon=True)
+WORKER.start()
+def counter():
+    n = 0
+    def step():
+        nonlocal n
+        n += 1
+        return n
+    return step
+next_id = counter()
+def keep(x, into=[], *, names={"a", "b"}):
+    into.append(x)
+    return len(into)
+def one_of(names, x): return x in names
+def known(x): return x in {"a", "b", "c"}
+@functools.lru_cache
+def slow(x): return x
+@functools.singledispatch
+def shown(x): return "?"
+@shown.register
+def _(x: collections.abc.Sequence): return "s"
+half = functools.partial(one_of, {"a"})
+names = functools.partial(dict, a=[1])
+tenth = lambda x: x / 10
+def setup(n):
+    global TABLE
+    TABLE = {"n": n}
+def table(): return TABLE["n"]
+def one(): return 1
+def at_once(x):
+    global json
+    import json
+    return json.dumps(x)
+"""
+
+
+#: By a case's name: the names that have to be told, of the module or in it. None: nothing may be.
+NAMED: dict[str, str] = {}
+
+
+def module(name: str, change: str, check: str, named: str = "", more: str = "") -> None:
+    """A change to the module above, and what `more` adds to it."""
+    path = "hop_" + "".join(ch for ch in name if ch.isalpha())
+    begin = (
+        f"import sys,os\nopen('{path}.py','w').write({MODULE + more!r})\nsys.dont_write_bytecode=True\n"
+        f"sys.path.insert(0,os.getcwd())\nimport {path} as m"
+    )
+    NAMED[f"own module/{name}"] = named and f"{path}.{named}"
+    needs = NP if "numpy" in more else ""
+    hidden(f"own module/{name}", begin, change=change, check=check, needs=needs, reported=bool(named))
+
+
+ARRAY, TABLE = "import numpy as np\nA=np.zeros(1_000_000)\n", "T={n: str(n) for n in range(100_000)}\n"
+ANOTHER, COMMENTED = MODULE.replace("return 1", "return 222"), MODULE.replace("def one", "# a word\ndef one")
+USED = "m.slow(1); m.shown([1]); m.at_once(1); m.LOG.info('x'); m.known('a'); m.reg.size"
+
+module("untouched", USED, "out=m.RATE,m.next_id(),m.keep(1),len(m.reg.d),m.Color.RED.value,m.half(1),m.names()")
+module("untouched and large", "pass", "out=float(m.A[7]),m.T[70_000]", more=ARRAY + TABLE)
+module("a comment in its file", f"open(m.__file__,'w').write({COMMENTED!r})", "out=m.one()")
+module("another file", f"open(m.__file__,'w').write({ANOTHER!r})", "out=m.one()", "one")
+module("a variable that a function sets", "m.setup(3)", "out=m.table()", "TABLE")
+module("a name that a function makes", "exec('NEW=5',vars(m))", "out=m.NEW", "NEW")
+module("a name that is deleted", "del m.RATE", "out=hasattr(m,'RATE')", "RATE")
+module("an array", "m.A[7]=5", "out=float(m.A[7])", "A", ARRAY)
+module("a large table", "m.T[70_000]=5", "out=m.T[70_000]", "T", TABLE)
+module("an object with a lock", "m.reg.d['a']=1", "out=sorted(m.reg.d)", "reg")
+module("a closure", "m.next_id(); m.next_id()", "out=m.next_id()", "next_id")
+module("a default", "m.keep(1)", "out=m.keep(1)", "keep")
+module(
+    "a keyword's default",
+    "m.keep.__kwdefaults__['names'].add('z')",
+    "out=len(m.keep.__kwdefaults__['names'])",
+    "keep",
+)
+module(
+    "a method's default",
+    "m.Registry.make.__defaults__[0].append(1)",
+    "out=m.Registry.make.__defaults__",
+    "Registry.make",
+)
+module("a function's attribute", "m.one.calls=3", "out=getattr(m.one,'calls',1)", "one")
+module("the iterator of numbers", "next(m.NUMBERS)", "out=next(m.NUMBERS)", "NUMBERS")
+module("a set in a dictionary", "m.GROUPS['a'].add('z')", "out=sorted(m.GROUPS['a'])", "GROUPS")
+hidden(
+    "own module/another file of one that no variable needs",
+    f"import sys,os\nopen('hop_unneeded.py','w').write({MODULE!r})\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())\ndef one():\n    import hop_unneeded\n    return hop_unneeded.one()\none()",
+    change=f"open('hop_unneeded.py','w').write({ANOTHER!r})",
+    check="out=one()",
+    reported=True,
+)
+NAMED["own module/another file of one that no variable needs"] = "the module hop_unneeded"
+
+# --- what a module and the notebook both hold -------------------------------------------------------------------------
+
+CONFIG = """
+import argparse, types
+CONFIG, NAMES, SEEN, RAW = {"lr": 1, "in": {"a": 1}}, ["a"], {"a"}, bytearray(b"a")
+SPACE, ARGS, HOOKS = types.SimpleNamespace(a=1), argparse.Namespace(b=1), {}
+MADE = None
+def train(): return CONFIG["lr"]
+def make():
+    global MADE
+    MADE = {"made": 1}
+    return MADE
+class Trainer:
+    def __init__(self): self.config, self.space = CONFIG, SPACE
+"""
+
+
+def held(name: str, *cells: str, check: str, named: str = "", more: str = "") -> None:
+    """Cells after an import of the module above, and of what `more` adds to it, as `m`; its end is audited."""
+    path = "hop_" + "".join(ch for ch in name if ch.isalpha())
+    begin = f"import sys,os\nopen('{path}.py','w').write({CONFIG + more!r})\nsys.path.insert(0,os.getcwd())\nimport {path} as m"
+    NAMED[f"held/{name}"] = named and f"{path}.{named}"
+    needs = NP if "numpy" in more else ""
+    hidden(f"held/{name}", begin, *cells, change="pass", check=check, reported=bool(named), needs=needs)
+
+
+held(
+    "of the users module",
+    "from hop_oftheusersmodule import CONFIG,NAMES,SEEN,RAW\ninner=CONFIG['in']",
+    "CONFIG['lr']=5; NAMES.append('b'); SEEN.discard('a'); RAW.extend(b'b'); inner['a']=2",
+    check="CONFIG['x']=1; NAMES.append('c'); RAW.extend(b'c'); inner['b']=3\nout=m.train(),m.CONFIG,m.NAMES,m.SEEN,m.RAW,m.CONFIG is CONFIG,m.SEEN is SEEN",
+)
+held(
+    "of the users module under another name",
+    "alias=m.CONFIG\nt=m.Trainer()\nboth=[m.NAMES,m.HOOKS]\nbox=[both,m.NAMES]",
+    "t.config['lr']=7; t.space.a=2; both[0].append('z')",
+    check="t.config['lr']+=1; t.space.b=3\nout=m.train(),alias is m.CONFIG,t.config is alias,m.SPACE,t.space is m.SPACE,box[1] is m.NAMES,both[1] is m.HOOKS,m.NAMES",
+)
+held(
+    "and holds itself",
+    "HOOKS=m.HOOKS\nHOOKS['me']=HOOKS\nHOOKS['f']=m.train\ndef mine(): return HOOKS\nHOOKS['mine']=mine",
+    check="out=m.HOOKS is HOOKS,HOOKS['me'] is HOOKS,HOOKS['f'] is m.train,HOOKS['mine']() is HOOKS,list(HOOKS)",
+)
+held("and was made by a function", "made=m.make()", "made['b']=2", check="out=made,m.MADE is made", named="MADE")
+held("and a cell put it there", "mine={'a':1}\nm.GIVEN=mine", check="mine['b']=1\nout=m.GIVEN is mine,m.GIVEN")
+held(
+    "as an array",
+    "import numpy as np\nfrom hop_asanarray import W\nv=W[1:]\ndef row(): return W[2]",
+    "v[0]=5",
+    check="v[1]=6; W[0]=4\nout=m.W.tolist(),m.W is W,row(),v.base is W",
+    more="import numpy as np\nW=np.zeros(3)\n",
+)
+held(
+    "unchanged as an array",
+    "from hop_unchangedasanarray import W",
+    check="out=m.W is W",
+    more=ARRAY.replace("A", "W"),
+)
+case(
+    "held/of the interpreter",
+    "import sys\nfrom sys import path, meta_path as finders, argv\nmods=sys.modules",
+    "path.append('/hop')",
+    check="path.append('/hop2')\nout=path is sys.path,sys.path[-2:],mods is sys.modules,finders is sys.meta_path,argv is sys.argv",
+)
+case(
+    "held/of a library",
+    "from json.encoder import ESCAPE_DCT\nimport json.decoder as d\nback=d.BACKSLASH",
+    "ESCAPE_DCT['q']='r'\nback['y']='z'",
+    check="import json.encoder\nout=json.encoder.ESCAPE_DCT is ESCAPE_DCT,json.decoder.BACKSLASH is back,ESCAPE_DCT['q'],back['y']\ndel ESCAPE_DCT['q'],back['y']",
+)
+case(
+    "held/the context of decimals",
+    "import decimal\nctx=decimal.getcontext()\nctx.prec=5",
+    "both=[ctx,decimal.Context(prec=3)]",
+    check="ctx.prec=4\nout=str(decimal.Decimal(1)/3),both[0] is decimal.getcontext(),both[1].prec\nctx.prec=28",
+)
