@@ -224,6 +224,14 @@ impl Life {
         self.stage == Stage::Asleep
     }
 
+    /// Whether no replica has the kernel's requests, nor will before the next one connects.
+    pub fn is_away(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Starting | Stage::Awaited { .. } | Stage::Paused { .. } | Stage::Asleep
+        )
+    }
+
     /// The tenure of the newest replica.
     pub fn tenure(&self) -> Tenure {
         self.tenure

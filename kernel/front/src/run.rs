@@ -5,7 +5,7 @@
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
-use crate::core::{End, Front, NO_STEP, SeatWaits, Wire};
+use crate::core::{Asked, End, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::info;
@@ -22,7 +22,7 @@ use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
-use hop_protocol::jupyter::{Channel, Envelope};
+use hop_protocol::jupyter::Channel;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::meanwhile::Meanwhile;
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
@@ -112,6 +112,8 @@ struct Main {
     /// Latest time at which the front ends. It ends earlier if the kernel has ended and no message is due.
     over_at: Option<Instant>,
     ending: bool,
+    /// A client ends the kernel, and its replica may not have heard of that.
+    shutdown: Option<Shutdown>,
     /// A client restarts the kernel: what becomes of the state is for the next front.
     restarts: bool,
     /// The kernel is being saved; this front ends afterwards.
@@ -220,6 +222,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         obituary_at: None,
         over_at: None,
         ending: false,
+        shutdown: None,
         restarts: false,
         parting: false,
         left,
@@ -501,7 +504,7 @@ impl Main {
                     self.live(Input::ProcessGone);
                 }
                 _ = terminate.recv() => self.end(),
-                _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
+                _ = interrupt.recv() => self.interrupt(Interrupt::Signal),
                 Some(wish) = inputs.wishes.recv() => self.wishes(wish),
                 Some(()) = inputs.wakes.recv() => self.live(Input::Wanted),
                 () = wait::at(self.obituary_at) => self.send_obituaries(),
@@ -585,7 +588,17 @@ impl Main {
 
     fn live(&mut self, input: Input) {
         let leaves = matches!(input, Input::Moving | Input::Leaving { .. });
-        for act in self.life.handle(input, now()) {
+        let was_away = self.life.is_away();
+        let acts = self.life.handle(input, now());
+        if !was_away && self.life.is_away() {
+            if let Some(asked) = self.shutdown.take() {
+                return self.shut_down_here(&asked);
+            }
+            let untaken = self.sockets.untaken_interrupts();
+            let answered = self.front.replica_is_gone(untaken, now(), &mut self.sockets);
+            self.sockets.take_back(&answered);
+        }
+        for act in acts {
             match act {
                 Act::Start {
                     fresh_seat,
@@ -796,13 +809,7 @@ impl Main {
             true => self.moving.elected(incarnation),
             false => process,
         };
-        self.sockets.out = None;
-        if self.met {
-            self.sockets.new_stream();
-            self.acks.clear();
-            self.frames = None;
-        }
-        self.front.next_tenure(tenure, self.met, now(), &mut self.sockets);
+        self.begin_stream(tenure);
         if let Some(state) = &state {
             self.front.reopened(state, now(), &mut self.sockets);
         }
@@ -823,6 +830,26 @@ impl Main {
         }
     }
 
+    /// The requests go to the replica of this tenure from now on.
+    fn begin_stream(&mut self, tenure: Tenure) {
+        self.sockets.out = None;
+        let mut untaken = Vec::new();
+        if self.met {
+            untaken = self.sockets.untaken_interrupts();
+            self.sockets.new_stream();
+            self.acks.clear();
+            self.frames = None;
+        }
+        self.front.next_tenure(tenure, self.met, now(), &mut self.sockets);
+        // Behind the cells for which they are.
+        for interrupt in untaken {
+            self.sockets.send(interrupt.item());
+        }
+        if let Some(asked) = self.shutdown.clone().filter(|_| self.met) {
+            self.sockets.send(asked.item());
+        }
+    }
+
     fn die(&mut self, reason: String) {
         self.front.die(reason, now(), &mut self.sockets);
     }
@@ -835,12 +862,14 @@ impl Main {
             // save.
             Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
-                self.note_shutdown(&message);
-                let wanted = self
+                let asked = self
                     .front
                     .request(channel, &peer.identity, message, now(), &mut self.sockets);
-                if wanted {
-                    self.live(Input::Wanted);
+                match asked {
+                    Asked::Nothing => {}
+                    Asked::Kernel => self.live(Input::Wanted),
+                    Asked::Interrupt(interrupt) => self.interrupt(interrupt),
+                    Asked::Shutdown(asked) => self.shut_down(asked),
                 }
             }
             Event::Subscribed(_, topic) => self.front.subscribed(&topic, now(), &mut self.sockets),
@@ -861,16 +890,33 @@ impl Main {
         }
     }
 
-    /// Notes whether a client shuts the kernel down for good: `hopd` is then told that the kernel is closed.
-    fn note_shutdown(&mut self, message: &Message) {
-        let Ok(envelope) = Envelope::parse(message) else {
+    /// The user interrupts the kernel.
+    fn interrupt(&mut self, interrupt: Interrupt) {
+        let away = self.life.is_away() && !self.parting;
+        let answered = self.front.interrupt(interrupt, away, now(), &mut self.sockets);
+        self.sockets.take_back(&answered);
+    }
+
+    /// A client ends the kernel, or restarts it. At an end for good, `hopd` is told that the kernel is closed.
+    fn shut_down(&mut self, asked: Shutdown) {
+        (self.restarts, self.close) = (asked.restart, !asked.restart);
+        if self.front.end().is_some() {
             return;
-        };
-        if envelope.header().is_ok_and(|h| h.msg_type == "shutdown_request") {
-            let content: serde_json::Value = serde_json::from_slice(&envelope.content).unwrap_or_default();
-            self.restarts = content["restart"].as_bool().unwrap_or(false);
-            self.close = !self.restarts;
         }
+        if self.life.is_away() {
+            self.shut_down_here(&asked);
+        } else {
+            self.sockets.send(asked.clone().item());
+            self.shutdown = Some(asked);
+        }
+    }
+
+    /// Ends a kernel without a replica, as a client asks.
+    fn shut_down_here(&mut self, asked: &Shutdown) {
+        tracing::info!(kernel = %self.start.kernel, restart = asked.restart, "a client ends the kernel");
+        self.front.shut_down(asked, now(), &mut self.sockets);
+        self.life.handle(Input::Over, now());
+        self.left = false;
     }
 
     // The replica.
@@ -911,7 +957,10 @@ impl Main {
         else {
             return;
         };
-        for (seq, item) in self.sockets.kept.lacking(self.last_taken(&hello), &[]) {
+        let taken = self.last_taken(&hello);
+        // The replica may have said so on a connection that broke.
+        self.sockets.kept.settle(taken, &[]);
+        for (seq, item) in self.sockets.kept.lacking(taken, &[]) {
             // The connection may have broken again; the next one then begins with the same items.
             let _ = out.send(Frame::Item(seq, item));
         }
