@@ -588,6 +588,7 @@ impl Main {
 
     fn live(&mut self, input: Input) {
         let leaves = matches!(input, Input::Moving | Input::Leaving { .. });
+        let ends_itself = leaves || self.life.is_asleep() || matches!(input, Input::Asleep { .. });
         let was_away = self.life.is_away();
         let acts = self.life.handle(input, now());
         if !was_away && self.life.is_away() {
@@ -609,7 +610,7 @@ impl Main {
                     if leaves || avoid.is_some() {
                         self.front.goes_elsewhere(now(), &mut self.sockets);
                     }
-                    self.end_old(old, leaves);
+                    self.end_old(old, ends_itself);
                     self.launch(fresh_seat, avoid, old);
                 }
                 Act::Die { reason } => self.die(reason),
@@ -623,13 +624,13 @@ impl Main {
 
     /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to
     /// exit: a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
-    fn end_old(&self, old: Option<Tenure>, leaves: bool) {
+    fn end_old(&self, old: Option<Tenure>, ends_itself: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
             return;
         };
         let (job, step) = (hello.seat, hello.step);
-        let after = if leaves { LEAVES } else { Duration::ZERO };
+        let after = if ends_itself { LEAVES } else { Duration::ZERO };
         tokio::spawn(async move {
             sleep(after).await;
             launch::end_step(job, step).await;
@@ -1037,7 +1038,8 @@ impl Main {
                     }
                     _ => {}
                 }
-                let input = of_life(&item);
+                let wanted = || !self.parting && !self.ending && self.front.is_wanted();
+                let input = of_life(&item, wanted);
                 self.of_move(&item);
                 let item = match &self.sockets.rekey {
                     Some(keys) => keys.to_clients(item),
@@ -1279,14 +1281,14 @@ fn say_up(hello: &Hello) {
     });
 }
 
-/// The input to [`Life`] that a note of the replica stands for.
-fn of_life(item: &Item) -> Option<Input> {
+/// The input to [`Life`] that a note of the replica stands for. `wanted` means that a client waits for the kernel.
+fn of_life(item: &Item, wanted: impl FnOnce() -> bool) -> Option<Input> {
     match item {
         Item::Note(Note::Leaving { reason }) => Some(Input::Leaving {
             reason: reason.clone(),
         }),
         Item::Note(Note::Moving { .. }) => Some(Input::Moving),
-        Item::Note(Note::Asleep { .. }) => Some(Input::Asleep),
+        Item::Note(Note::Asleep { .. }) => Some(Input::Asleep { wanted: wanted() }),
         Item::Note(Note::KernelOver {
             over: Over::Shutdown | Over::Died { .. } | Over::NotStarted { .. },
         }) => Some(Input::Over),
@@ -1314,5 +1316,76 @@ async fn end_child(child: Option<Child>) {
         .is_err()
     {
         let _ = child.kill().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Mark;
+    use hop_protocol::jupyter::Author;
+    use hop_words::time::Timestamp;
+    use serde_json::json;
+
+    /// Nobody is there.
+    struct Void;
+
+    impl Wire for Void {
+        fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<Mark>) -> Result<(), Message> {
+            Err(message)
+        }
+
+        fn publish(&mut self, _: &Message, _: Option<Mark>) -> bool {
+            false
+        }
+
+        fn subscribers(&self) -> usize {
+            0
+        }
+
+        fn send(&mut self, _: Item) {}
+
+        fn done(&mut self, _: u64) {}
+    }
+
+    #[test]
+    fn a_request_that_comes_during_the_last_save_wakes_the_kernel() {
+        let at = Timestamp(0);
+        let starts = |kind: &str| {
+            let mut front = Front::new(b"key", "front".into()).durable(true);
+            let mut life = Life::new(true, false);
+            life.handle(Input::Started { tenure: Tenure(1) }, at);
+            life.handle(Input::Connected { node: "n1".into() }, at);
+            let mut client = Author::new(b"key", "client".into());
+            let content = json!({"code": "1"});
+            let asked = client.write(kind, &Bytes::from_static(b"{}"), &json!({}), &content, at);
+            let identity = Bytes::from_static(b"me");
+            let asked = front.request(Channel::Shell, &identity, asked.message(), at, &mut Void);
+            if asked == Asked::Kernel {
+                assert_eq!(
+                    life.handle(Input::Wanted, at),
+                    [],
+                    "its replica seems to be there"
+                );
+            }
+            let reason = "hop hibernate".to_owned();
+            let input = of_life(&Item::Note(Note::Asleep { reason }), || front.is_wanted());
+            front.sanity_check();
+            life.handle(input.unwrap(), at)
+        };
+        let start = Act::Start {
+            fresh_seat: false,
+            avoid: None,
+            old: Some(Tenure(1)),
+        };
+        for kind in ["execute_request", "kernel_info_request"] {
+            assert_eq!(starts(kind), [start.clone()], "{kind}");
+        }
+        assert_eq!(
+            starts("complete_request"),
+            [],
+            "it wakes no sleeping kernel either"
+        );
+        assert_eq!(starts("interrupt_request"), []);
     }
 }

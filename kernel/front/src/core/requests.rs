@@ -59,6 +59,12 @@ pub(super) fn is_question(msg_type: &str) -> bool {
 }
 
 impl Front {
+    /// Whether a client waits for a request that wakes the kernel.
+    pub fn is_wanted(&self) -> bool {
+        let wants = |o: &Open| o.asks_for_info() || (o.is_cell && !self.before.has(&o.id));
+        self.end.is_none() && self.open.iter().any(wants)
+    }
+
     /// A request is open from now on, and goes to the replica unless it waits behind an earlier front's.
     pub(super) fn opens(
         &mut self,
