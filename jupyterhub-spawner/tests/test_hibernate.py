@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import BIN, TIMEOUT, Kernel, eventually, outputs, write_spec
 from jupyter_client.manager import KernelManager
+from jupyter_client.session import Session
 
 SAVED = "this notebook's kernel was saved"
 
@@ -131,6 +133,63 @@ def test_a_kernel_whose_replica_is_lost_as_well_goes_on_with_what_is_saved(home:
     with opened() as again:
         out, told = outputs(again, "print(x)")
         assert (out, SAVED in told) == ("41\n", True)
+
+
+def test_a_shutdown_request_of_another_kernels_client_costs_nothing_at_the_servers_end(home: Path) -> None:
+    """Ports are used again, by a kernel with another key."""
+    kernel = Kernel()
+    kernel.run("x = 41")
+    stranger = Session(key=b"another kernel's")
+    socket = kernel.km.connect_control()
+    stranger.send(socket, "shutdown_request", {"restart": False})
+    # The front reads a client's messages in their order.
+    kernel.km.session.send(socket, "interrupt_request", {})
+    assert socket.poll(TIMEOUT * 1000), "the front has read both"
+    socket.close()
+    server_ends(kernel)
+    with opened() as again:
+        out, told = outputs(again, "print(x)")
+        assert (out, SAVED in told) == ("41\n", True)
+
+
+@contextmanager
+def no_replica(home: Path) -> Iterator[Kernel]:
+    """A kernel whose replica was lost, and which gets no other one meanwhile."""
+    folder = home / "bin"
+    shutil.copytree(BIN, folder, ignore=lambda _, names: [n for n in names if n not in ("hop-front", "hop-replica")])
+    write_spec(home / "overlay", front_program=str(folder / "hop-front"))
+    with opened() as kernel:
+        kernel.run("x = 41")
+        eventually(lambda: any((home / "data/gresshopper/states").rglob("log*")), "it is saved")
+        time.sleep(2)
+        replica = kernel.pids()["replica"]
+        (folder / "hop-replica").rename(folder / "away")
+        os.kill(replica, signal.SIGKILL)
+        yield kernel
+        (folder / "away").rename(folder / "hop-replica")
+        if kernel.km.is_alive():
+            assert kernel.value("x") == "41"
+
+
+def test_an_interrupt_while_the_kernel_has_no_replica_ends_the_waiting_cell(home: Path) -> None:
+    with no_replica(home) as kernel:
+        first, second = kernel.kc.execute("x = 0"), kernel.kc.execute("x = 1")
+        # Behind the cells on their channel: on the control channel it might come before them.
+        kernel.kc.shell_channel.send(kernel.kc.session.msg("interrupt_request", {}))
+        said = {}
+        while len(said) < 3:
+            reply = kernel.kc.get_shell_msg(timeout=TIMEOUT)
+            said[reply["parent_header"]["msg_id"]] = reply["content"]
+        assert (said.pop(first)["ename"], said.pop(second)["status"]) == ("KeyboardInterrupt", "aborted")
+        assert list(said.values()) == [{"status": "ok"}]
+
+
+def test_a_client_ends_a_kernel_that_has_no_replica_and_its_state_goes(home: Path) -> None:
+    with no_replica(home) as kernel:
+        reply = kernel.kc.shutdown(reply=True, timeout=TIMEOUT)
+        assert reply["content"] == {"status": "ok", "restart": False}
+        eventually(lambda: not kernel.km.is_alive(), "its front has ended")
+        assert states(home) == []
 
 
 def test_it_is_saved_again_and_again(home: Path) -> None:

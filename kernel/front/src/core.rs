@@ -5,6 +5,7 @@
 mod answered;
 mod audience;
 mod before;
+mod control;
 mod marks;
 mod requests;
 mod seating;
@@ -13,6 +14,8 @@ mod unseen;
 use self::answered::Answered;
 use self::audience::Audience;
 use self::before::Before;
+pub(crate) use self::control::is_request_of;
+pub use self::control::{Asked, Interrupt, Shutdown};
 pub use self::marks::Mark;
 use self::marks::{Idle, Marks};
 use self::requests::{Open, is_open, is_question};
@@ -24,7 +27,7 @@ use self::unseen::Unseen;
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::comm::CommContent;
-use hop_protocol::jupyter::{Author, Channel, Envelope, date};
+use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
 use hop_protocol::link::Item;
 use hop_protocol::meanwhile::{self, Meanwhile};
 use hop_protocol::message::{Note, Over};
@@ -89,6 +92,8 @@ pub struct Front {
     open: Vec<Open>,
     /// Requests of a killed front wait for the replica's word: it may have them.
     requests_wait: bool,
+    /// Interrupts behind the requests of a killed front.
+    interrupts: Vec<Interrupt>,
     /// Cells with a reply, the oldest first.
     answered: Vec<Answered>,
     marks: Marks,
@@ -139,6 +144,7 @@ impl Front {
             tenure: Tenure(0),
             open: Vec::new(),
             requests_wait: false,
+            interrupts: Vec::new(),
             answered: Vec::new(),
             marks: Marks::default(),
             audience: Audience::default(),
@@ -185,7 +191,7 @@ impl Front {
         self.tenure
     }
 
-    /// A client sent a request. Returns whether it needs the kernel.
+    /// A client sent a request.
     pub fn request(
         &mut self,
         channel: Channel,
@@ -193,40 +199,26 @@ impl Front {
         message: Message,
         at: Time,
         wire: &mut impl Wire,
-    ) -> bool {
-        let Ok(envelope) = Envelope::parse(&message) else {
-            tracing::warn!("dropped something that is no message of Jupyter's");
-            return false;
+    ) -> Asked {
+        let Some((header, envelope)) = self.verified(&message) else {
+            return Asked::Nothing;
         };
-        let checked = self
-            .author
-            .signer()
-            .verify(&envelope)
-            .and_then(|()| envelope.header());
-        let header = match checked {
-            Ok(header) => header,
-            Err(error) => {
-                tracing::warn!(%error, "dropped a message");
-                return false;
-            }
-        };
-        if self.end.is_some() {
-            return false;
+        if let Some(asked) = self.order((channel, identity), (&header, &envelope), &message) {
+            return asked;
         }
-        if header.msg_type == "shutdown_request" && self.is_older(&envelope) {
-            tracing::info!("dropped a request to shut down the kernel that was here before");
-            return false;
+        if self.end.is_some() {
+            return Asked::Nothing;
         }
         if header.msg_type.starts_with("comm_")
             && let Ok(content) = serde_json::from_slice::<CommContent>(&envelope.content)
         {
             if self.page_says(&header, &envelope, &content, at, wire) {
-                return false;
+                return Asked::Nothing;
             }
             self.seating.comm(identity, &header, &envelope, content, &message);
         }
         if header.msg_type == INFO && self.is_informed((channel, identity), &envelope.header, at, wire) {
-            return true;
+            return Asked::Kernel;
         }
         let is_cell = header.msg_type == "execute_request";
         if is_cell || is_question(&header.msg_type) {
@@ -252,7 +244,22 @@ impl Front {
         if is_cell {
             self.tell_wait(at, wire);
         }
-        is_cell || header.msg_type == INFO
+        match is_cell || header.msg_type == INFO {
+            true => Asked::Kernel,
+            false => Asked::Nothing,
+        }
+    }
+
+    /// A request with the signature of a client that has the kernel's key.
+    fn verified(&self, message: &Message) -> Option<(Header, Envelope)> {
+        let Ok(envelope) = Envelope::parse(message) else {
+            tracing::warn!("dropped something that is no message of Jupyter's");
+            return None;
+        };
+        let signed = self.author.signer().verify(&envelope);
+        let header = signed.and_then(|()| envelope.header());
+        let header = header.inspect_err(|error| tracing::warn!(%error, "dropped a message"));
+        Some((header.ok()?, envelope))
     }
 
     /// Whether the request predates this kernel's launch. A manager of a dead kernel asks for a shutdown all the same
@@ -449,6 +456,11 @@ impl Front {
     /// Shows an error at a cell, and answers the cell.
     fn answer_open(&mut self, mut open: Open, shown: Value, at: Time, wire: &mut impl Wire) {
         let reply = self.error_reply(&mut open, shown, at, wire);
+        self.send_final(open, reply, wire);
+    }
+
+    /// Sends the front's own answer to a cell.
+    fn send_final(&mut self, open: Open, reply: Message, wire: &mut impl Wire) {
         let (to, mark) = ((Channel::Shell, open.identity.clone()), self.marks.give(None));
         self.answers(open, (mark, &reply), true);
         // After a front's death its clients may not be back yet.

@@ -90,8 +90,10 @@ pub enum Input {
     },
     /// The replica has left for another, waiting elsewhere: nothing is lost.
     Moving,
-    /// The kernel hibernates.
-    Asleep,
+    /// The kernel hibernates. `wanted` means that a request came during its last save, and waits.
+    Asleep {
+        wanted: bool,
+    },
     /// The kernel ended, and doesn't come back.
     Over,
     /// A client needs the kernel.
@@ -224,6 +226,14 @@ impl Life {
         self.stage == Stage::Asleep
     }
 
+    /// Whether no replica has the kernel's requests, nor will before the next one connects.
+    pub fn is_away(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Starting | Stage::Awaited { .. } | Stage::Paused { .. } | Stage::Asleep
+        )
+    }
+
     /// The tenure of the newest replica.
     pub fn tenure(&self) -> Tenure {
         self.tenure
@@ -242,9 +252,9 @@ impl Life {
             Input::Disconnected { silent } => self.disconnected(silent, now),
             Input::Leaving { reason } => self.leaving(&reason),
             Input::Moving => self.start(true, None),
-            Input::Asleep => {
+            Input::Asleep { wanted } => {
                 self.stage = Stage::Asleep;
-                Vec::new()
+                if wanted { self.wanted() } else { Vec::new() }
             }
             Input::Over => {
                 self.stage = Stage::Over;
@@ -650,7 +660,7 @@ mod tests {
     #[test]
     fn a_sleeping_kernel_wakes_when_it_is_wanted() {
         let mut life = up(true);
-        life.handle(Input::Asleep, at(5));
+        life.handle(Input::Asleep { wanted: false }, at(5));
         assert_eq!(life.handle(Input::Disconnected { silent: false }, at(6)), []);
         assert_eq!(life.handle(Input::Tick, at(9999)), []);
         let wake = Act::Start {
@@ -658,8 +668,16 @@ mod tests {
             avoid: None,
             old: Some(Tenure(1)),
         };
-        assert_eq!(life.handle(Input::Wanted, at(9999)), [wake]);
+        assert_eq!(life.handle(Input::Wanted, at(9999)), [wake.clone()]);
         assert_eq!(life.handle(Input::Wanted, at(9999)), [], "once");
+        let mut life = up(true);
+        assert_eq!(
+            life.handle(Input::Asleep { wanted: true }, at(5)),
+            [wake],
+            "a cell came during the last save"
+        );
+        assert!(life.is_away());
+        assert_eq!(life.handle(Input::Wanted, at(5)), [], "once");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
-use crate::core::{End, Front, NO_STEP, SeatWaits, Wire};
+use crate::core::{Asked, End, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::info;
@@ -22,7 +22,7 @@ use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
-use hop_protocol::jupyter::{Channel, Envelope};
+use hop_protocol::jupyter::Channel;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::meanwhile::Meanwhile;
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
@@ -112,6 +112,8 @@ struct Main {
     /// Latest time at which the front ends. It ends earlier if the kernel has ended and no message is due.
     over_at: Option<Instant>,
     ending: bool,
+    /// A client ends the kernel, and its replica may not have heard of that.
+    shutdown: Option<Shutdown>,
     /// A client restarts the kernel: what becomes of the state is for the next front.
     restarts: bool,
     /// The kernel is being saved; this front ends afterwards.
@@ -220,6 +222,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         obituary_at: None,
         over_at: None,
         ending: false,
+        shutdown: None,
         restarts: false,
         parting: false,
         left,
@@ -501,7 +504,7 @@ impl Main {
                     self.live(Input::ProcessGone);
                 }
                 _ = terminate.recv() => self.end(),
-                _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
+                _ = interrupt.recv() => self.interrupt(Interrupt::Signal),
                 Some(wish) = inputs.wishes.recv() => self.wishes(wish),
                 Some(()) = inputs.wakes.recv() => self.live(Input::Wanted),
                 () = wait::at(self.obituary_at) => self.send_obituaries(),
@@ -585,7 +588,18 @@ impl Main {
 
     fn live(&mut self, input: Input) {
         let leaves = matches!(input, Input::Moving | Input::Leaving { .. });
-        for act in self.life.handle(input, now()) {
+        let ends_itself = leaves || self.life.is_asleep() || matches!(input, Input::Asleep { .. });
+        let was_away = self.life.is_away();
+        let acts = self.life.handle(input, now());
+        if !was_away && self.life.is_away() {
+            if let Some(asked) = self.shutdown.take() {
+                return self.shut_down_here(&asked);
+            }
+            let untaken = self.sockets.untaken_interrupts();
+            let answered = self.front.replica_is_gone(untaken, now(), &mut self.sockets);
+            self.sockets.take_back(&answered);
+        }
+        for act in acts {
             match act {
                 Act::Start {
                     fresh_seat,
@@ -596,7 +610,7 @@ impl Main {
                     if leaves || avoid.is_some() {
                         self.front.goes_elsewhere(now(), &mut self.sockets);
                     }
-                    self.end_old(old, leaves);
+                    self.end_old(old, ends_itself);
                     self.launch(fresh_seat, avoid, old);
                 }
                 Act::Die { reason } => self.die(reason),
@@ -610,13 +624,13 @@ impl Main {
 
     /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to
     /// exit: a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
-    fn end_old(&self, old: Option<Tenure>, leaves: bool) {
+    fn end_old(&self, old: Option<Tenure>, ends_itself: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
             return;
         };
         let (job, step) = (hello.seat, hello.step);
-        let after = if leaves { LEAVES } else { Duration::ZERO };
+        let after = if ends_itself { LEAVES } else { Duration::ZERO };
         tokio::spawn(async move {
             sleep(after).await;
             launch::end_step(job, step).await;
@@ -797,13 +811,7 @@ impl Main {
             true => self.moving.elected(incarnation),
             false => process,
         };
-        self.sockets.out = None;
-        if self.met {
-            self.sockets.new_stream();
-            self.acks.clear();
-            self.frames = None;
-        }
-        self.front.next_tenure(tenure, self.met, now(), &mut self.sockets);
+        self.begin_stream(tenure);
         if let Some(state) = &state {
             self.front.reopened(state, now(), &mut self.sockets);
         }
@@ -824,6 +832,26 @@ impl Main {
         }
     }
 
+    /// The requests go to the replica of this tenure from now on.
+    fn begin_stream(&mut self, tenure: Tenure) {
+        self.sockets.out = None;
+        let mut untaken = Vec::new();
+        if self.met {
+            untaken = self.sockets.untaken_interrupts();
+            self.sockets.new_stream();
+            self.acks.clear();
+            self.frames = None;
+        }
+        self.front.next_tenure(tenure, self.met, now(), &mut self.sockets);
+        // Behind the cells for which they are.
+        for interrupt in untaken {
+            self.sockets.send(interrupt.item());
+        }
+        if let Some(asked) = self.shutdown.clone().filter(|_| self.met) {
+            self.sockets.send(asked.item());
+        }
+    }
+
     fn die(&mut self, reason: String) {
         self.front.die(reason, now(), &mut self.sockets);
     }
@@ -836,12 +864,14 @@ impl Main {
             // save.
             Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
-                self.note_shutdown(&message);
-                let wanted = self
+                let asked = self
                     .front
                     .request(channel, &peer.identity, message, now(), &mut self.sockets);
-                if wanted {
-                    self.live(Input::Wanted);
+                match asked {
+                    Asked::Nothing => {}
+                    Asked::Kernel => self.live(Input::Wanted),
+                    Asked::Interrupt(interrupt) => self.interrupt(interrupt),
+                    Asked::Shutdown(asked) => self.shut_down(asked),
                 }
             }
             Event::Subscribed(_, topic) => self.front.subscribed(&topic, now(), &mut self.sockets),
@@ -862,16 +892,33 @@ impl Main {
         }
     }
 
-    /// Notes whether a client shuts the kernel down for good: `hopd` is then told that the kernel is closed.
-    fn note_shutdown(&mut self, message: &Message) {
-        let Ok(envelope) = Envelope::parse(message) else {
+    /// The user interrupts the kernel.
+    fn interrupt(&mut self, interrupt: Interrupt) {
+        let away = self.life.is_away() && !self.parting;
+        let answered = self.front.interrupt(interrupt, away, now(), &mut self.sockets);
+        self.sockets.take_back(&answered);
+    }
+
+    /// A client ends the kernel, or restarts it. At an end for good, `hopd` is told that the kernel is closed.
+    fn shut_down(&mut self, asked: Shutdown) {
+        (self.restarts, self.close) = (asked.restart, !asked.restart);
+        if self.front.end().is_some() {
             return;
-        };
-        if envelope.header().is_ok_and(|h| h.msg_type == "shutdown_request") {
-            let content: serde_json::Value = serde_json::from_slice(&envelope.content).unwrap_or_default();
-            self.restarts = content["restart"].as_bool().unwrap_or(false);
-            self.close = !self.restarts;
         }
+        if self.life.is_away() {
+            self.shut_down_here(&asked);
+        } else {
+            self.sockets.send(asked.clone().item());
+            self.shutdown = Some(asked);
+        }
+    }
+
+    /// Ends a kernel without a replica, as a client asks.
+    fn shut_down_here(&mut self, asked: &Shutdown) {
+        tracing::info!(kernel = %self.start.kernel, restart = asked.restart, "a client ends the kernel");
+        self.front.shut_down(asked, now(), &mut self.sockets);
+        self.life.handle(Input::Over, now());
+        self.left = false;
     }
 
     // The replica.
@@ -912,7 +959,10 @@ impl Main {
         else {
             return;
         };
-        for (seq, item) in self.sockets.kept.lacking(self.last_taken(&hello), &[]) {
+        let taken = self.last_taken(&hello);
+        // The replica may have said so on a connection that broke.
+        self.sockets.kept.settle(taken, &[]);
+        for (seq, item) in self.sockets.kept.lacking(taken, &[]) {
             // The connection may have broken again; the next one then begins with the same items.
             let _ = out.send(Frame::Item(seq, item));
         }
@@ -992,7 +1042,8 @@ impl Main {
                     }
                     _ => {}
                 }
-                let input = of_life(&item);
+                let wanted = || !self.parting && !self.ending && self.front.is_wanted();
+                let input = of_life(&item, wanted);
                 self.of_move(&item);
                 let item = match &self.sockets.rekey {
                     Some(keys) => keys.to_clients(item),
@@ -1234,14 +1285,14 @@ fn say_up(hello: &Hello) {
     });
 }
 
-/// The input to [`Life`] that a note of the replica stands for.
-fn of_life(item: &Item) -> Option<Input> {
+/// The input to [`Life`] that a note of the replica stands for. `wanted` means that a client waits for the kernel.
+fn of_life(item: &Item, wanted: impl FnOnce() -> bool) -> Option<Input> {
     match item {
         Item::Note(Note::Leaving { reason }) => Some(Input::Leaving {
             reason: reason.clone(),
         }),
         Item::Note(Note::Moving { .. }) => Some(Input::Moving),
-        Item::Note(Note::Asleep { .. }) => Some(Input::Asleep),
+        Item::Note(Note::Asleep { .. }) => Some(Input::Asleep { wanted: wanted() }),
         Item::Note(Note::KernelOver {
             over: Over::Shutdown | Over::Died { .. } | Over::NotStarted { .. },
         }) => Some(Input::Over),
@@ -1269,5 +1320,76 @@ async fn end_child(child: Option<Child>) {
         .is_err()
     {
         let _ = child.kill().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Mark;
+    use hop_protocol::jupyter::Author;
+    use hop_words::time::Timestamp;
+    use serde_json::json;
+
+    /// Nobody is there.
+    struct Void;
+
+    impl Wire for Void {
+        fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<Mark>) -> Result<(), Message> {
+            Err(message)
+        }
+
+        fn publish(&mut self, _: &Message, _: Option<Mark>) -> bool {
+            false
+        }
+
+        fn subscribers(&self) -> usize {
+            0
+        }
+
+        fn send(&mut self, _: Item) {}
+
+        fn done(&mut self, _: u64) {}
+    }
+
+    #[test]
+    fn a_request_that_comes_during_the_last_save_wakes_the_kernel() {
+        let at = Timestamp(0);
+        let starts = |kind: &str| {
+            let mut front = Front::new(b"key", "front".into()).durable(true);
+            let mut life = Life::new(true, false);
+            life.handle(Input::Started { tenure: Tenure(1) }, at);
+            life.handle(Input::Connected { node: "n1".into() }, at);
+            let mut client = Author::new(b"key", "client".into());
+            let content = json!({"code": "1"});
+            let asked = client.write(kind, &Bytes::from_static(b"{}"), &json!({}), &content, at);
+            let identity = Bytes::from_static(b"me");
+            let asked = front.request(Channel::Shell, &identity, asked.message(), at, &mut Void);
+            if asked == Asked::Kernel {
+                assert_eq!(
+                    life.handle(Input::Wanted, at),
+                    [],
+                    "its replica seems to be there"
+                );
+            }
+            let reason = "hop hibernate".to_owned();
+            let input = of_life(&Item::Note(Note::Asleep { reason }), || front.is_wanted());
+            front.sanity_check();
+            life.handle(input.unwrap(), at)
+        };
+        let start = Act::Start {
+            fresh_seat: false,
+            avoid: None,
+            old: Some(Tenure(1)),
+        };
+        for kind in ["execute_request", "kernel_info_request"] {
+            assert_eq!(starts(kind), [start.clone()], "{kind}");
+        }
+        assert_eq!(
+            starts("complete_request"),
+            [],
+            "it wakes no sleeping kernel either"
+        );
+        assert_eq!(starts("interrupt_request"), []);
     }
 }

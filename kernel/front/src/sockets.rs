@@ -1,12 +1,13 @@
 //! The five sockets on which clients reach a kernel, and the numbered stream of items to the kernel's replica.
 
-use crate::core::{Mark, Wire};
+use crate::core::{Interrupt, Mark, Wire, is_request_of};
 use crate::owner::{Ports, Start};
 use crate::rekey::Rekey;
 use anyhow::Result;
 use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::retain::Retained;
+use hop_words::id::CellId;
 use hop_zmtp::{Admit, Endpoint, Event, Limits, Message, Receipt, Receipts, Server, ServerKind};
 use std::net::SocketAddr;
 use tokio::sync::mpsc;
@@ -49,6 +50,19 @@ impl Sockets {
         self.kept = handed_on(&self.kept);
         self.out = None;
         self.finished.clear();
+    }
+
+    /// Takes back the interrupts that the replica hasn't taken.
+    pub(crate) fn untaken_interrupts(&mut self) -> Vec<Interrupt> {
+        let items = self.kept.extract(|item| Interrupt::of(item).is_some());
+        items.iter().filter_map(Interrupt::of).collect()
+    }
+
+    /// Takes back the requests of these cells, before a replica has a connection.
+    pub(crate) fn take_back(&mut self, cells: &[CellId]) {
+        if !cells.is_empty() {
+            self.kept.extract(|item| is_request_of(item, cells));
+        }
     }
 
     /// The messages that have left for clients since the last call.

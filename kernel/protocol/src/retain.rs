@@ -107,6 +107,14 @@ impl<T: Weigh + Clone> Retained<T> {
         }
     }
 
+    /// Takes out the items that match, the oldest first.
+    pub fn extract(&mut self, matches: impl Fn(&T) -> bool) -> Vec<T> {
+        let out = self.items.extract_if(.., |_, item| matches(item));
+        let out: Vec<T> = out.map(|(_, item)| item).collect();
+        self.bytes -= out.iter().map(Weigh::weight).sum::<usize>();
+        out
+    }
+
     /// What is kept, the oldest first.
     pub fn items(&self) -> impl Iterator<Item = &T> {
         self.items.values()
@@ -204,6 +212,18 @@ mod tests {
         assert_eq!(left, [2, 4], "the newest stays although it is too large alone");
         assert_eq!(kept.after(2), Some((4, &Load(500, true))));
         assert_eq!((kept.get(3), kept.after(4)), (None, None));
+    }
+
+    #[test]
+    fn items_that_are_taken_out_are_not_sent_and_the_others_keep_their_numbers() {
+        let mut kept = Retained::new(1000);
+        for load in [Load(1, true), Load(2, false), Load(3, true), Load(4, false)] {
+            kept.push(load);
+        }
+        assert_eq!(kept.extract(|l| l.1), [Load(1, true), Load(3, true)]);
+        kept.sanity_check();
+        assert_eq!(kept.lacking(0, &[]), [(2, Load(2, false)), (4, Load(4, false))]);
+        assert_eq!((kept.bytes(), kept.push(Load(1, true))), (6, 5));
     }
 
     #[test]

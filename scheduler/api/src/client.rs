@@ -18,6 +18,7 @@ use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
 
 /// Most requests in wait of the connection's task.
 const COMMANDS: usize = 1024;
@@ -25,10 +26,14 @@ const COMMANDS: usize = 1024;
 /// Submissions whose refusal is still told from that of others.
 const SUBMITTED: usize = 64;
 
+/// After this time without an answer the next address is dialled as well: a lost host, or a `hopd` that stands still,
+/// holds nobody up for longer.
+const STAGGER: Duration = Duration::from_millis(300);
+
 /// How to reach `hopd`, and as what.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Tried in this order.
+    /// Dialled in this order, beside each other.
     pub addresses: Vec<String>,
     /// The only uid that may answer.
     pub service_uid: u32,
@@ -371,16 +376,44 @@ impl Pending {
     }
 }
 
-/// The first address that answers. A refusal by one doesn't keep the next from being tried.
+/// A channel to the first `hopd` that welcomes the caller. A refusal by one doesn't keep the next from being tried.
 async fn open(options: &Options) -> Result<Channel, ChannelError> {
-    let mut last = ChannelError::Closed;
-    for address in &options.addresses {
-        match open_one(address, options).await {
-            Ok(channel) => return Ok(channel),
-            Err(error) => last = error,
+    let dial = |address: String| {
+        let options = options.clone();
+        async move { open_one(&address, &options).await }
+    };
+    first_of(&options.addresses, dial).await
+}
+
+/// Dials the addresses beside each other, each a little after the one before. Returns the first success, or else the
+/// error of the last address. A failed dial brings on the next one at once.
+async fn first_of<T, F>(addresses: &[String], dial: impl Fn(String) -> F) -> Result<T, ChannelError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, ChannelError>> + Send + 'static,
+{
+    let mut last = (0, ChannelError::Closed);
+    let mut dials = JoinSet::new();
+    let mut addresses = addresses.iter().cloned().enumerate();
+    loop {
+        if let Some((n, address)) = addresses.next() {
+            let dial = dial(address);
+            dials.spawn(async move { (n, dial.await) });
+        } else if dials.is_empty() {
+            return Err(last.1);
+        }
+        let patience = if addresses.len() > 0 {
+            STAGGER
+        } else {
+            Duration::MAX
+        };
+        match tokio::time::timeout(patience, dials.join_next()).await {
+            Ok(Some(Ok((_, Ok(found))))) => return Ok(found),
+            Ok(Some(Ok((n, Err(error))))) if n >= last.0 => last = (n, error),
+            // The next address is due, if there is one.
+            Ok(_) | Err(_) => {}
         }
     }
-    Err(last)
 }
 
 async fn open_one(address: &str, options: &Options) -> Result<Channel, ChannelError> {
@@ -457,4 +490,131 @@ pub fn call_blocking(config: &Config, request: Request) -> Result<Response, Call
             reason: chain(&e),
         })?;
     runtime.block_on(call(&options, request, Duration::from_secs(30)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::{IdentityError, Proven};
+    use crate::message::VERSION;
+    use hop_words::id::Term;
+    use std::sync::Mutex;
+    use tokio::net::TcpListener;
+    use tokio::time::Instant;
+
+    const SERVICE: u32 = 900;
+
+    /// A dial's end: by success, by refusal of the connection, or never.
+    #[derive(Clone, Copy)]
+    enum Ends {
+        Well,
+        Badly,
+        Never,
+    }
+
+    /// The address found or the error, the dials with their times, and the time of all.
+    async fn dialled(ends: &[Ends]) -> (Result<String, String>, Vec<(usize, Duration)>, Duration) {
+        let began = Instant::now();
+        let tried = Mutex::new(Vec::new());
+        let dial = |address: String| {
+            let n: usize = address.parse().unwrap();
+            tried.lock().unwrap().push((n, began.elapsed()));
+            let end = ends[n];
+            async move {
+                match end {
+                    Ends::Well => Ok(address),
+                    Ends::Badly => Err(ChannelError::Malformed(address)),
+                    Ends::Never => std::future::pending().await,
+                }
+            }
+        };
+        let addresses: Vec<String> = (0..ends.len()).map(|n| n.to_string()).collect();
+        let found = first_of(&addresses, dial).await.map_err(|error| chain(&error));
+        (found, tried.into_inner().unwrap(), began.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_address_holds_up_the_next_for_a_moment_alone() {
+        use Ends::{Badly, Never, Well};
+        let now = Duration::ZERO;
+        let (found, tried, took) = dialled(&[Never, Never, Well, Never]).await;
+        assert_eq!((found, took), (Ok("2".to_owned()), 2 * STAGGER));
+        assert_eq!(tried, [(0, now), (1, STAGGER), (2, 2 * STAGGER)]);
+        let (found, tried, took) = dialled(&[Badly, Well, Well]).await;
+        assert_eq!((found, took), (Ok("1".to_owned()), now));
+        assert_eq!(
+            tried,
+            [(0, now), (1, now)],
+            "a refused dial brings on the next at once"
+        );
+        let (found, tried, took) = dialled(&[Badly, Badly]).await;
+        let last = chain(&ChannelError::Malformed("1".to_owned()));
+        assert_eq!((found, tried.len(), took), (Err(last), 2, now));
+        let (found, tried, _) = dialled(&[]).await;
+        assert_eq!((found, tried), (Err(chain(&ChannelError::Closed)), vec![]));
+    }
+
+    /// Believes what is said, in place of `munged`.
+    #[derive(Debug)]
+    struct Trusting;
+
+    impl Identity for Trusting {
+        fn encode(&self, payload: &[u8], _: u32) -> Result<String, IdentityError> {
+            Ok(payload.iter().map(|byte| format!("{byte:02x}")).collect())
+        }
+
+        fn decode(&self, credential: &str) -> Result<Proven, IdentityError> {
+            let bytes = (0..credential.len()).step_by(2).map(|at| &credential[at..at + 2]);
+            let payload: Result<Vec<u8>, _> = bytes.map(|byte| u8::from_str_radix(byte, 16)).collect();
+            Ok(Proven {
+                uid: SERVICE,
+                gid: SERVICE,
+                payload: payload.map_err(|error| IdentityError(error.to_string()))?,
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_hopd_that_never_answers_the_hello_keeps_nobody_from_the_next() {
+        let deaf = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let good = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addresses = [&deaf, &good].map(|listener| listener.local_addr().unwrap().to_string());
+        tokio::spawn(async move {
+            let (read, write) = good.accept().await.unwrap().0.into_split();
+            let judge = |_: &Proven, _| {
+                Ok(Welcome {
+                    version: VERSION,
+                    term: Term(7),
+                    user: "alice".into(),
+                    operator: false,
+                })
+            };
+            let timeouts = Timeouts::default();
+            let accepted =
+                channel::accept(BufReader::new(read), write, Arc::new(Trusting), timeouts, judge).await;
+            let mut channel = accepted.unwrap();
+            let asked: ToHopd = channel.reader.receive().await.unwrap();
+            let body = Response::Done;
+            channel
+                .writer
+                .send(&FromHopd { id: asked.id, body })
+                .await
+                .unwrap();
+        });
+        let long = Duration::from_secs(3600);
+        let options = Options {
+            addresses: addresses.to_vec(),
+            service_uid: SERVICE,
+            role: Role::Client,
+            identity: Arc::new(Trusting),
+            timeouts: Timeouts {
+                handshake: long,
+                ..Timeouts::default()
+            },
+            backoff: (long, long),
+            ping: long,
+        };
+        let answer = call(&options, Request::Ping, Duration::from_secs(60)).await;
+        assert!(matches!(answer, Ok(Response::Done)), "{answer:?}");
+    }
 }

@@ -59,6 +59,12 @@ pub(super) fn is_question(msg_type: &str) -> bool {
 }
 
 impl Front {
+    /// Whether a client waits for a request that wakes the kernel.
+    pub fn is_wanted(&self) -> bool {
+        let wants = |o: &Open| o.asks_for_info() || (o.is_cell && !self.before.has(&o.id));
+        self.end.is_none() && self.open.iter().any(wants)
+    }
+
     /// A request is open from now on, and goes to the replica unless it waits behind an earlier front's.
     pub(super) fn opens(
         &mut self,
@@ -190,6 +196,7 @@ impl Front {
         for open in self.open.iter_mut().filter(|o| !o.sent) {
             open.send(None, wire);
         }
+        self.send_interrupts(wire);
     }
 
     // From one replica to the next.
@@ -230,6 +237,7 @@ impl Front {
         for cell in unknown {
             self.lose(&cell, at, wire);
         }
+        self.send_interrupts(wire);
     }
 
     /// A cell whose request this front never had can't be handed to another replica.
@@ -300,6 +308,32 @@ impl Open {
         });
         self.sent = true;
         true
+    }
+
+    /// Whether the cell runs in its turn. A subshell's cell doesn't, and a kernel without a log asks no front.
+    pub(super) fn is_in_line(&self) -> bool {
+        self.is_cell && self.asks
+    }
+
+    /// Whether the cell is in line, and can't have begun.
+    pub(super) fn waits(&self) -> bool {
+        self.is_in_line() && !self.may_have_begun && self.first.is_none()
+    }
+
+    /// Whether an error of the cell aborts the cells behind it.
+    pub(super) fn stops_on_error(&self) -> bool {
+        self.content()["stop_on_error"] != false
+    }
+
+    /// The cell's text.
+    pub(super) fn code(&self) -> String {
+        self.content()["code"].as_str().unwrap_or_default().to_owned()
+    }
+
+    fn content(&self) -> Value {
+        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
+        let content = envelope.and_then(|e| serde_json::from_slice(&e.content).ok());
+        content.unwrap_or_default()
     }
 
     /// Whether there is no word yet that the cell runs. A silent cell sends none.

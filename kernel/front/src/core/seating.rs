@@ -228,7 +228,7 @@ impl Front {
         self.tell_comms(&json!({"state": "moving"}), at, wire);
     }
 
-    fn tell_notice(&mut self, status: &str, at: Time, wire: &mut impl Wire) {
+    pub(super) fn tell_notice(&mut self, status: &str, at: Time, wire: &mut impl Wire) {
         if let Some(notice) = self.seating.notice() {
             let metadata = json!({"gresshopper": notice});
             let status = self.author.status(&none(), status, &metadata, at);
@@ -289,21 +289,37 @@ impl Front {
     }
 
     fn inform(&mut self, channel: Channel, identity: &Bytes, header: &Bytes, at: Time, wire: &mut impl Wire) {
-        let Some(info) = &self.seating.info else {
+        let Some(info) = self.seating.info.clone() else {
             return;
         };
+        self.says(
+            (channel, identity, header),
+            ("kernel_info_reply", &info),
+            at,
+            wire,
+        );
+        if let Some(before) = self.runs_before() {
+            let busy = self.author.status(&before, "busy", &json!({}), at);
+            wire.publish(&busy, None);
+        }
+    }
+
+    /// Answers a request that isn't a cell, in the kernel's place.
+    pub(super) fn says(
+        &mut self,
+        (channel, identity, header): (Channel, &Bytes, &Bytes),
+        (kind, content): (&str, &Value),
+        at: Time,
+        wire: &mut impl Wire,
+    ) {
         let nothing = json!({});
         let busy = self.author.status(header, "busy", &nothing, at);
-        let reply = self.author.write("kernel_info_reply", header, &nothing, info, at);
+        let reply = self.author.write(kind, header, &nothing, content, at);
         let idle = self.author.status(header, "idle", &nothing, at);
         wire.publish(&busy, None);
         // A client that is away asks again.
         let _ = wire.reply(channel, identity, reply.message(), None);
         wire.publish(&idle, None);
-        if let Some(before) = self.runs_before() {
-            let busy = self.author.status(&before, "busy", &nothing, at);
-            wire.publish(&busy, None);
-        }
     }
 
     // The text at a cell.

@@ -131,7 +131,10 @@ fn a_kernel_is_not_shut_down_in_the_place_of_the_one_before_it() {
     let second = jiff::SignedDuration::from_secs(1);
     let passes = |front: Front, request: Envelope| {
         let (mut front, mut wire) = (front, Recorder::default());
-        front.request(Channel::Control, &ME, request.message(), Time(0), &mut wire);
+        match front.request(Channel::Control, &ME, request.message(), Time(0), &mut wire) {
+            Asked::Shutdown(asked) => wire.send(asked.item()),
+            asked => assert!(matches!(asked, Asked::Nothing | Asked::Kernel)),
+        }
         front.sanity_check();
         wire.take()
     };
