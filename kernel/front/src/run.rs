@@ -33,7 +33,7 @@ use hop_words::error::{chain, system_words};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Span;
-use hop_zmtp::{Event, Message};
+use hop_zmtp::Event;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};

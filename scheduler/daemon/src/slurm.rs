@@ -799,7 +799,7 @@ mod tests {
             reason: None,
             nodes: vec![node.into()],
             cpus,
-            gres: Gres::parse_list(gres).unwrap(),
+            gres: Gres::parse_list(gres),
             submitted: None,
             start: None,
             end: None,
@@ -811,7 +811,7 @@ mod tests {
     fn room_is_what_the_jobs_of_others_leave() {
         let config = two_pools("gpu_type='t4'", "gpu_type='a100'");
         let uses = |name: &str, used: &str, cpus: u32| Node {
-            gres_used: Gres::parse_list(used).unwrap(),
+            gres_used: Gres::parse_list(used),
             cpus_allocated: cpus,
             mem_mib: 1 << 20,
             ..node(name, "gpu:t4:4", None)
