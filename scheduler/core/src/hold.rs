@@ -64,7 +64,7 @@ impl Rooms<'_> {
         room.cpus = room.cpus.saturating_add(lease.cpus);
         *left -= 1;
         if *left == 0 {
-            self.bare = self.bare.saturating_add(p.gpus());
+            self.bare = self.bare.saturating_add(p.lendable());
         }
     }
 }
@@ -206,7 +206,7 @@ impl Core {
                 cpus: p.cpus_free(),
             };
             if p.leases.is_empty() {
-                rooms.bare = rooms.bare.saturating_add(p.gpus());
+                rooms.bare = rooms.bare.saturating_add(p.lendable());
             }
             rooms.pilots.push((p, room, p.leases.len()));
         }
@@ -229,13 +229,13 @@ impl Core {
     /// has.
     pub(crate) fn node_free_in(&self, node: Idx<Node>, due: &Cell) -> Option<Span> {
         let mut rooms = self.rooms(node, due);
-        if self.are_enough(node, &rooms) {
-            return Some(Span::ZERO);
-        }
         let mut ends = Vec::new();
         for (at, p) in self.lending(node).enumerate() {
             let leases = p.leases.iter().map(|id| &self.work.leases[id]);
             ends.extend(leases.map(|l| (self.remaining(l), at, l)));
+        }
+        if self.are_enough(node, &rooms) {
+            return Some(Span::ZERO);
         }
         ends.sort_by_key(|&(span, at, l)| (span, at, l.id));
         ends.into_iter().find_map(|(span, at, lease)| {
@@ -394,7 +394,7 @@ impl Core {
             if (Room { gpus, cpus: p.cpus }).is_enough(due) {
                 return true;
             }
-            bare = bare.saturating_add(p.gpus());
+            bare = bare.saturating_add(p.lendable());
         }
         self.bare_is_enough(node, bare.saturating_add(self.spare_gpus(node)), due)
     }

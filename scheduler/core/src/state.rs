@@ -364,6 +364,11 @@ impl Pilot {
         self.groups.iter().map(|g| g.slots.len() as u16).sum()
     }
 
+    /// Its GPUs that are not blocked.
+    pub(crate) fn lendable(&self) -> u16 {
+        self.groups.iter().map(Group::lendable).sum()
+    }
+
     pub(crate) fn used_gpus(&self) -> u16 {
         self.groups.iter().map(|g| g.used).sum()
     }
