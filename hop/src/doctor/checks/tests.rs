@@ -165,7 +165,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 42] = [
+const BROKEN: [(&str, &str, Break); 43] = [
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
