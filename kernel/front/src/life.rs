@@ -668,7 +668,7 @@ mod tests {
             avoid: None,
             old: Some(Tenure(1)),
         };
-        assert_eq!(life.handle(Input::Wanted, at(9999)), [wake.clone()]);
+        assert_eq!(life.handle(Input::Wanted, at(9999)), std::slice::from_ref(&wake));
         assert_eq!(life.handle(Input::Wanted, at(9999)), [], "once");
         let mut life = up(true);
         assert_eq!(

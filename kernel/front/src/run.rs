@@ -1329,6 +1329,7 @@ mod tests {
     use crate::core::Mark;
     use hop_protocol::jupyter::Author;
     use hop_words::time::Timestamp;
+    use hop_zmtp::Message;
     use serde_json::json;
 
     /// Nobody is there.
@@ -1383,7 +1384,7 @@ mod tests {
             old: Some(Tenure(1)),
         };
         for kind in ["execute_request", "kernel_info_request"] {
-            assert_eq!(starts(kind), [start.clone()], "{kind}");
+            assert_eq!(starts(kind), std::slice::from_ref(&start), "{kind}");
         }
         assert_eq!(
             starts("complete_request"),
