@@ -299,11 +299,7 @@ impl Replica {
             }
             FromSeat::Applied { index, entry } => Input::Applied { index, entry },
             FromSeat::Voters(voters) => Input::Voters(voters),
-            FromSeat::Need(lack) => Input::Lacks {
-                replicas: lack.replicas,
-                gone: lack.gone,
-                failed: lack.failed,
-            },
+            FromSeat::Need(lack) => Input::Lacks(lack),
             FromSeat::Failed(why) => {
                 tracing::warn!(why, "the kernel stays with one replica");
                 self.log.not_founded();

@@ -507,21 +507,7 @@ impl Core {
                 user.name
             );
         }
-        for (_, account) in self.people.accounts.iter() {
-            hold!(
-                account.usage.held() == account.held && account.usage.is_sane(),
-                "an account's usage counts other GPUs than are held, or is no amount"
-            );
-        }
-        for (&(user, account), usage) in &self.people.used_in {
-            let leases = self.work.leases.values();
-            let own = leases.filter(|l| (l.user, l.account) == (user, account));
-            let held: u32 = own.map(|l| u32::from(l.gpus)).sum();
-            hold!(
-                usage.held() == held && usage.is_sane(),
-                "a user's usage in an account counts other GPUs than are held, or is no amount"
-            );
-        }
+        self.check_accounts()?;
         self.check_seats()?;
         self.check_members()?;
         self.check_homes()?;
@@ -552,6 +538,25 @@ impl Core {
                 "pool {}: {running} GPUs run, {} counted",
                 pool.config.name,
                 pool.running
+            );
+        }
+        Ok(())
+    }
+
+    fn check_accounts(&self) -> Result<(), Insane> {
+        for (_, account) in self.people.accounts.iter() {
+            hold!(
+                account.usage.held() == account.held && account.usage.is_sane(),
+                "an account's usage counts other GPUs than are held, or is no amount"
+            );
+        }
+        for (&(user, account), usage) in &self.people.used_in {
+            let leases = self.work.leases.values();
+            let own = leases.filter(|l| (l.user, l.account) == (user, account));
+            let held: u32 = own.map(|l| u32::from(l.gpus)).sum();
+            hold!(
+                usage.held() == held && usage.is_sane(),
+                "a user's usage in an account counts other GPUs than are held, or is no amount"
             );
         }
         Ok(())

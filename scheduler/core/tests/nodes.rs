@@ -130,7 +130,7 @@ fn passes(w: &mut World, seconds: u64) -> Vec<String> {
     let mut out = Vec::new();
     for _ in 0..seconds / 10 {
         out.extend(w.pass(Span::from_secs(10)));
-        w.core.sanity_check().unwrap();
+        w.core.sanity_check().expect("the state is whole");
     }
     out.retain(|o| !matches!(o, Output::Queued { .. }));
     let said = pilots(&out);

@@ -10,6 +10,7 @@ use hop_log::{Entry, Payload, State};
 use hop_protocol::message::Note;
 use hop_words::id::{Incarnation, JobId, NodeName};
 use hop_words::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Bytes of records in the log that wait for the store. Beyond them a record goes to the store alone: a hanging store
@@ -27,6 +28,15 @@ const SETTLES: Span = Span::from_secs(1);
 
 /// A wake-up this late means that the process was stopped meanwhile.
 const STOPPED: Span = Span::from_secs(5);
+
+/// The group lacks so many members. The seats of `gone` are gone; those of `failed` live, and keep no log any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    pub replicas: usize,
+    pub gone: BTreeSet<Incarnation>,
+    #[serde(default)]
+    pub failed: BTreeSet<Incarnation>,
+}
 
 impl Core {
     /// Takes office: by the log this replica is the executor. The folder of its tenure is to be opened.
@@ -160,12 +170,7 @@ impl Core {
 
     /// The group lacks members: the front finds seats for them, also on the nodes of members that are gone. The nodes of
     /// failed members are its last choice: their seats live, and another disk is better.
-    pub(super) fn lacks_members(
-        &mut self,
-        count: usize,
-        gone: &BTreeSet<Incarnation>,
-        failed: &BTreeSet<Incarnation>,
-    ) {
+    pub(super) fn lacks_members(&mut self, lack: &Lack) {
         let Some(durable) = &self.durable else {
             return;
         };
@@ -173,12 +178,12 @@ impl Core {
         let here = state
             .members()
             .iter()
-            .filter(|(member, _)| !gone.contains(member));
-        let (last, here): (Vec<_>, Vec<_>) = here.partition(|(member, _)| failed.contains(member));
+            .filter(|(member, _)| !lack.gone.contains(member));
+        let (last, here): (Vec<_>, Vec<_>) = here.partition(|(member, _)| lack.failed.contains(member));
         let nodes = |of: Vec<(_, &hop_log::Member)>| of.into_iter().map(|(_, m)| m.node.clone()).collect();
         let first = Incarnation(state.highest_incarnation().0 + 1);
         self.note(Note::Grow {
-            count,
+            count: lack.replicas,
             first,
             nodes: nodes(here),
             last: nodes(last),

@@ -61,6 +61,7 @@ use std::path::PathBuf;
 
 pub use check::Place;
 pub use durable::{Durably, SyncNumber};
+pub use group::Lack;
 pub use memory::{Errand, ErrandEnd, Left, Returned};
 
 /// Silence after which a started kernel is given up.
@@ -99,9 +100,13 @@ pub enum Input {
     /// The front wants the kernel ended.
     End,
     /// Slurm ends the seat's step. `grace` is the time until Slurm kills it.
-    Terminated { grace: Span },
+    Terminated {
+        grace: Span,
+    },
     /// The kernel's iopub is known to be heard: it takes requests.
-    KernelUp { pid: u32 },
+    KernelUp {
+        pid: u32,
+    },
     /// The kernel published something for its clients.
     Published(Message),
     /// The kernel answered a client, or asks the client for input.
@@ -119,7 +124,10 @@ pub enum Input {
     /// An errand of `hop gpu` has ended.
     Errand(ErrandEnd),
     /// An entry of the log is committed.
-    Applied { index: Index, entry: Entry },
+    Applied {
+        index: Index,
+        entry: Entry,
+    },
     /// The log in its tenure's folder is on disk up to there.
     Synced(Settled),
     /// This [`Output::Sync`] is carried out: an [`Input::Synced`] has told what it wrote, if anything.
@@ -133,7 +141,10 @@ pub enum Input {
     /// The store can be written again. It lacks records, so the next one must hold everything.
     StoreMended,
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
-    Heard { cells: u64, losses: Tenure },
+    Heard {
+        cells: u64,
+        losses: Tenure,
+    },
     /// The front has handed out this request before, first under `tenure`. It `lacks` the cell's last outputs, perhaps.
     HandedBefore {
         cell: CellId,
@@ -142,9 +153,13 @@ pub enum Input {
         lacks: bool,
     },
     /// The front lets a cell begin.
-    MayBegin { cell: CellId },
+    MayBegin {
+        cell: CellId,
+    },
     /// The replica of the kernel's next seat is ready there.
-    MoveReady { incarnation: Incarnation },
+    MoveReady {
+        incarnation: Incarnation,
+    },
     /// A move has failed, as the front knows.
     MoveFailed {
         incarnation: Incarnation,
@@ -154,7 +169,9 @@ pub enum Input {
     /// questions.
     FrontChanged,
     /// Nobody uses the kernel any more. A kernel with a kept state hibernates.
-    Orphaned { reason: String },
+    Orphaned {
+        reason: String,
+    },
     /// The kernel's group has elected this replica. Its state was given at the beginning.
     Elected,
     /// The group's state: the group is founded, or this seat was behind.
@@ -163,12 +180,7 @@ pub enum Input {
     NotFounded,
     /// These members of the group vote.
     Voters(BTreeSet<Incarnation>),
-    /// The group lacks so many members.
-    Lacks {
-        replicas: usize,
-        gone: BTreeSet<Incarnation>,
-        failed: BTreeSet<Incarnation>,
-    },
+    Lacks(Lack),
     /// A new member has a seat.
     Grown {
         incarnation: Incarnation,
@@ -395,11 +407,7 @@ impl Core {
             Input::GroupState(state) => self.group_state(*state),
             Input::NotFounded => self.not_founded(),
             Input::Voters(voters) => self.voters(voters),
-            Input::Lacks {
-                replicas,
-                gone,
-                failed,
-            } => self.lacks_members(replicas, &gone, &failed),
+            Input::Lacks(lack) => self.lacks_members(&lack),
             Input::Grown {
                 incarnation,
                 seat,

@@ -4,7 +4,8 @@
 use super::Seat;
 use super::leftovers;
 use super::spares::Spares;
-use super::wire::{FromSeat, Lack};
+use super::wire::FromSeat;
+use crate::core::Lack;
 use crate::scratch;
 use hop_api::config::Config;
 use hop_keeper::{Book, Event, Keeper, Patience, Settings, StartError, Wire};

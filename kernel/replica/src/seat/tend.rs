@@ -7,7 +7,8 @@
 use super::host::{Command, Host, Member};
 use super::hot::{Deed, Hot};
 use super::propose::propose_in_order;
-use super::wire::{FromSeat, Lack};
+use super::wire::FromSeat;
+use crate::core::Lack;
 use hop_log::{Effect, Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::{Step, Turn};

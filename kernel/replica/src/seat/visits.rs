@@ -4,7 +4,8 @@
 use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
 use super::tend::{Tended, read_takeover};
-use super::wire::{FrameError, FromSeat, Lack, ToSeat};
+use super::wire::{FrameError, FromSeat, ToSeat};
+use crate::core::Lack;
 use hop_keeper::{Event, Kernel, Need};
 use hop_log::{Generation, State};
 use hop_protocol::file::{FrontFile, Launch, kernel_dir};

@@ -5,6 +5,7 @@
 //! ```
 //! Numbers are big endian; `length` counts from `kind` on. Bodies are entries and states in the log's own form.
 
+use crate::core::Lack;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_log::{Entry, Form, FormError, Index, State};
 use hop_words::id::{Incarnation, KernelId};
@@ -44,15 +45,6 @@ pub(crate) enum ToSeat {
     Over,
     /// This process waits to become a replica.
     Spare { number: u32 },
-}
-
-/// The group lacks so many members; the seats of `gone` are gone, those of `failed` are there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lack {
-    pub(crate) replicas: usize,
-    pub(crate) gone: BTreeSet<Incarnation>,
-    #[serde(default)]
-    pub(crate) failed: BTreeSet<Incarnation>,
 }
 
 /// The keeper's word to a replica.

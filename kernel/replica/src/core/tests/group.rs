@@ -1,6 +1,6 @@
 //! A kernel with three replicas, as its executor decides.
 
-use super::super::{Durably, Input, Output};
+use super::super::{Durably, Input, Lack, Output};
 use super::durable::{durably, greet, state};
 use super::{Place, World, gpu, grant, terminated};
 use crate::leases::News;
@@ -700,11 +700,11 @@ fn without_a_group_the_kernel_stays_with_one_replica() {
     // The disk of its log may have room by now. An entry that is on its way comes first.
     world.now = world.core.due().unwrap();
     assert_eq!(world.input(Input::Tick), ["found 3"]);
-    let lacks = Input::Lacks {
+    let lacks = Input::Lacks(Lack {
         replicas: 2,
         gone: [].into(),
         failed: [].into(),
-    };
+    });
     let told = world.core.handle(lacks, world.now);
     assert!(matches!(&told[..], [Output::ToFront(_)]), "{told:?}");
 }
@@ -712,11 +712,11 @@ fn without_a_group_the_kernel_stays_with_one_replica() {
 #[test]
 fn the_node_of_a_member_that_is_gone_may_have_the_next_one_and_a_failed_ones_if_there_is_no_other() {
     let mut world = grown();
-    let lacks = Input::Lacks {
+    let lacks = Input::Lacks(Lack {
         replicas: 1,
         gone: [Incarnation(2)].into(),
         failed: [Incarnation(3)].into(),
-    };
+    });
     let told = world.core.handle(lacks, world.now);
     let [Output::ToFront(Item::Note(Note::Grow { nodes, last, .. }))] = &told[..] else {
         panic!("{told:?}");
