@@ -183,6 +183,8 @@ pub fn start(options: Options) -> (Client, Items) {
             commands: receiver,
             items,
             last_reason: None,
+            reached: String::new(),
+            last_choice: None,
         }
         .run(),
     );
@@ -196,6 +198,10 @@ struct Connection {
     commands: mpsc::Receiver<Command>,
     items: mpsc::UnboundedSender<Item>,
     last_reason: Option<String>,
+    /// The address of the present connection, or of the last one.
+    reached: String,
+    /// The address of the `hopd` that was hung up on: dialled after all others.
+    last_choice: Option<String>,
 }
 
 /// Why the connection's task goes on, or doesn't.
@@ -210,15 +216,16 @@ impl Connection {
         let mut wait = self.options.backoff.0;
         loop {
             let attempt = {
-                let options = self.options.clone();
-                let connecting = async move { open(&options).await };
+                let (options, last) = (self.options.clone(), self.last_choice.clone());
+                let connecting = async move { open(&options, last.as_deref()).await };
                 match self.meanwhile(connecting).await {
                     Some(attempt) => attempt,
                     None => return,
                 }
             };
             match attempt {
-                Ok(channel) => {
+                Ok((address, channel)) => {
+                    self.reached = address;
                     wait = self.options.backoff.0;
                     self.last_reason = None;
                     let _ = self.items.send(Item::Connected(channel.welcome.clone()));
@@ -286,7 +293,7 @@ impl Connection {
                 command = self.commands.recv() => match command {
                     None => break (After::End, None),
                     Some(Command::HangUp(reason)) => {
-                        self.options.addresses.rotate_left(1);
+                        self.last_choice = Some(self.reached.clone());
                         Err(ChannelError::Refused(Refusal::Unavailable { reason }))
                     }
                     Some(Command::Tell(body)) => {
@@ -376,13 +383,35 @@ impl Pending {
     }
 }
 
-/// A channel to the first `hopd` that welcomes the caller. A refusal by one doesn't keep the next from being tried.
-async fn open(options: &Options) -> Result<Channel, ChannelError> {
+/// A channel to the first `hopd` that welcomes the caller, with its address. A refusal by one doesn't keep the next from
+/// being tried. `last` is dialled once all others have failed.
+async fn open(options: &Options, last: Option<&str>) -> Result<(String, Channel), ChannelError> {
     let dial = |address: String| {
         let options = options.clone();
-        async move { open_one(&address, &options).await }
+        async move {
+            let channel = open_one(&address, &options).await?;
+            Ok((address, channel))
+        }
     };
-    first_of(&options.addresses, dial).await
+    first_but(&options.addresses, last, dial).await
+}
+
+/// As [`first_of`], with one address left to the end, however slow the others are.
+async fn first_but<T, F>(
+    addresses: &[String],
+    last: Option<&str>,
+    dial: impl Fn(String) -> F,
+) -> Result<T, ChannelError>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<T, ChannelError>> + Send + 'static,
+{
+    let is_last = |address: &String| Some(address.as_str()) == last;
+    let (last, others): (Vec<String>, Vec<String>) = addresses.iter().cloned().partition(is_last);
+    match first_of(&others, &dial).await {
+        Err(_) if !last.is_empty() => first_of(&last, dial).await,
+        found => found,
+    }
 }
 
 /// Dials the addresses beside each other, each a little after the one before. Returns the first success, or else the
@@ -443,7 +472,8 @@ async fn open_one(address: &str, options: &Options) -> Result<Channel, ChannelEr
 /// A refusal is [`CallError::Refused`]; the answer has to come within `timeout`.
 pub async fn call(options: &Options, request: Request, timeout: Duration) -> Result<Response, CallError> {
     let work = async {
-        let mut channel = open(options).await.map_err(|error| match error {
+        let opened = open(options, None).await;
+        let (_, mut channel) = opened.map_err(|error| match error {
             ChannelError::Refused(refusal) => CallError::Refused(refusal),
             error => CallError::Unreachable {
                 addresses: options.addresses.join(", "),
@@ -503,17 +533,27 @@ mod tests {
     use tokio::time::Instant;
 
     const SERVICE: u32 = 900;
+    const LATE: Duration = Duration::from_secs(5);
 
     /// A dial's end: by success, by refusal of the connection, or never.
     #[derive(Clone, Copy)]
     enum Ends {
         Well,
+        Late,
         Badly,
         Never,
     }
 
     /// The address found or the error, the dials with their times, and the time of all.
     async fn dialled(ends: &[Ends]) -> (Result<String, String>, Vec<(usize, Duration)>, Duration) {
+        dialled_but(ends, None).await
+    }
+
+    /// As [`dialled`], with an address that is the last choice.
+    async fn dialled_but(
+        ends: &[Ends],
+        last: Option<&str>,
+    ) -> (Result<String, String>, Vec<(usize, Duration)>, Duration) {
         let began = Instant::now();
         let tried = Mutex::new(Vec::new());
         let dial = |address: String| {
@@ -523,13 +563,18 @@ mod tests {
             async move {
                 match end {
                     Ends::Well => Ok(address),
+                    Ends::Late => {
+                        tokio::time::sleep(LATE).await;
+                        Ok(address)
+                    }
                     Ends::Badly => Err(ChannelError::Malformed(address)),
                     Ends::Never => std::future::pending().await,
                 }
             }
         };
         let addresses: Vec<String> = (0..ends.len()).map(|n| n.to_string()).collect();
-        let found = first_of(&addresses, dial).await.map_err(|error| chain(&error));
+        let found = first_but(&addresses, last, dial).await;
+        let found = found.map_err(|error| chain(&error));
         (found, tried.into_inner().unwrap(), began.elapsed())
     }
 
@@ -552,6 +597,18 @@ mod tests {
         assert_eq!((found, tried.len(), took), (Err(last), 2, now));
         let (found, tried, _) = dialled(&[]).await;
         assert_eq!((found, tried), (Err(chain(&ChannelError::Closed)), vec![]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hopd_that_was_hung_up_on_is_tried_after_the_slowest_other() {
+        use Ends::{Badly, Late, Well};
+        let (found, tried, took) = dialled_but(&[Well, Late], Some("0")).await;
+        assert_eq!((found, took), (Ok("1".to_owned()), LATE));
+        assert_eq!(tried, [(1, Duration::ZERO)]);
+        let (found, _, took) = dialled_but(&[Well, Badly], Some("0")).await;
+        assert_eq!((found, took), (Ok("0".to_owned()), Duration::ZERO));
+        let (found, _, _) = dialled_but(&[Well], Some("0")).await;
+        assert_eq!(found, Ok("0".to_owned()));
     }
 
     /// Believes what is said, in place of `munged`.

@@ -198,7 +198,9 @@ impl Core {
         let mut rooms = Rooms {
             due,
             pilots: Vec::new(),
-            bare: self.spare_gpus(node),
+            bare: self
+                .spare_gpus(node)
+                .saturating_sub(self.supply.nodes[node].room.taken),
         };
         for p in self.lending(node) {
             let room = Room {

@@ -42,8 +42,11 @@ impl Core {
     pub(crate) fn node_room(&mut self, name: &NodeName, room: Room) {
         if let Some(i) = self.find_node(name) {
             let node = &mut self.supply.nodes[i];
-            if room.taken < node.room.taken {
-                node.shunned = None;
+            // The pause is over; the next one is longer all the same.
+            if room.taken < node.room.taken
+                && let Some(shunned) = &mut node.shunned
+            {
+                shunned.until = shunned.until.min(self.now);
             }
             node.room = room;
         }
@@ -62,6 +65,12 @@ impl Core {
         let pause = Span(last.0.saturating_mul(2)).clamp(pause, SHUNNED_AT_MOST);
         let until = self.now + pause;
         self.supply.nodes[node].shunned = Some(Shunned { until, pause });
+    }
+
+    /// Whether Slurm doesn't start a pilot asked for on account of the cell.
+    pub(crate) fn has_stuck(&self, cell: Idx<Cell>) -> bool {
+        let mut own = self.supply.tickets.for_cell((cell, self.work.cells[cell].seq));
+        own.any(|t| self.is_stuck(t))
     }
 
     /// GPUs of the pool's coming pilots on its own nodes that Slurm doesn't start.

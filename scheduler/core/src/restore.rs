@@ -9,11 +9,11 @@ use crate::late::GIVEN_UP;
 use crate::output::Output;
 use crate::state::{Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
 use crate::usage::Usage;
-use hop_words::id::LeaseId;
+use hop_words::id::{LeaseId, UserName};
 use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Core {
     /// Rebuilds the core. Of each key the last entry counts. Pilots are silent until their agents report; leases in
@@ -35,10 +35,21 @@ impl Core {
             let i = core.pool_index(&pool.name);
             core.supply.pools[i].config = pool.clone();
         }
+        let known = last.keys().filter_map(|key| match key {
+            Key::Association(user, _) => Some(user.clone()),
+            _ => None,
+        });
+        let known: BTreeSet<UserName> = known.collect();
         let mut leases = Vec::new();
         for (key, value) in last {
             match (key, value) {
                 (Key::Lease(_), Some(Value::Lease(image))) => leases.push(*image),
+                (Key::User(name), Some(Value::Usage { usage, at })) if !known.contains(&name) => {
+                    // Of an earlier release: it counts in each of the user's accounts until it fades.
+                    let key = Key::Association(name.clone(), None);
+                    core.restore_entry(key, Value::Usage { usage, at });
+                    core.restore_entry(Key::User(name), Value::Usage { usage, at });
+                }
                 (key, Some(value)) => core.restore_entry(key, value),
                 (_, None) => {}
             }
@@ -187,7 +198,8 @@ impl Core {
                 cell: None,
             },
         );
-        self.at(image.at + GIVEN_UP, Timer::Stuck(ticket));
+        // Those who wait for it say so again.
+        self.at(image.at.max(self.now) + GIVEN_UP, Timer::Stuck(ticket));
         if let Some(node) = node {
             self.list_node(node);
         }

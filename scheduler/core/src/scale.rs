@@ -51,6 +51,8 @@ impl Core {
         }
         let home = self.work.kernels[k].home;
         let size = self.size_for(cell);
+        // A pilot that waits in Slurm's queue keeps its place, unless another one would not wait.
+        let queues = self.has_stuck(cell);
         if let Some(node) = self.own_node(k).filter(|_| self.home_can_start(cell)) {
             self.boot(pool, node, size, Some(cell), out);
             return;
@@ -60,6 +62,7 @@ impl Core {
         }
         let mut nodes: Vec<Idx<Node>> = self.work.kernels[k].able().map(|r| r.node).collect();
         nodes.sort_by_key(|&n| (self.is_taken(n, size), home != Some(n), n));
+        nodes.retain(|&n| !queues || !self.is_taken(n, size));
         match nodes.into_iter().find(|&n| self.could_boot(n, size, cell)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
             None => self.burst(cell, out),
@@ -81,8 +84,12 @@ impl Core {
             return;
         }
         let size = self.size_for(cell);
+        let queues = self.has_stuck(cell);
         let fits = |n: &Idx<Node>| {
-            self.takes_pilots(*n, pool) && self.spare_gpus(*n) >= size && self.may_start_there(*n, cell)
+            self.takes_pilots(*n, pool)
+                && self.spare_gpus(*n) >= size
+                && self.may_start_there(*n, cell)
+                && !(queues && self.is_taken(*n, size))
         };
         let node = k
             .able()
@@ -203,7 +210,11 @@ impl Core {
     /// isn't configured any more has no room.
     fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
         let Some(name) = &self.supply.nodes[node].burst else {
-            return self.too_many_own(pool, size);
+            // None that waits in Slurm's queue is given up for another that would.
+            return match self.is_taken(node, size) {
+                true => self.too_many_in_all(pool, size),
+                false => self.too_many_own(pool, size),
+            };
         };
         let burst = &self.supply.pools[pool].config.burst;
         let burst = burst.iter().find(|b| b.partition == *name);
@@ -316,8 +327,9 @@ impl Core {
         if gone(self) {
             return;
         }
-        for p in self.idle_there(node, cell) {
-            if self.spare_gpus(node) >= size {
+        let others = self.supply.nodes[node].room.taken;
+        for p in self.idle_to_give_back(node, size, cell) {
+            if self.spare_gpus(node) >= size.saturating_add(others) {
                 break;
             }
             self.drain(p, out);
@@ -363,6 +375,16 @@ impl Core {
         idle
     }
 
+    /// Idle pilots of the node that may be given back for one of this size. None where the new one would wait for the
+    /// jobs of others all the same.
+    fn idle_to_give_back(&self, node: Idx<Node>, size: u16, cell: Option<Idx<Cell>>) -> Vec<Idx<Pilot>> {
+        let idle = self.idle_there(node, cell);
+        let theirs: u16 = idle.iter().map(|&p| self.supply.pilots[p].gpus()).sum();
+        let others = self.supply.nodes[node].room.taken;
+        let waits = others > 0 && self.spare_gpus(node) + theirs < size.saturating_add(others);
+        if waits { Vec::new() } else { idle }
+    }
+
     /// Whether the pilot may be given back for the cell's. A pilot that is kept for later cells makes room for a due
     /// cell: the later ones come after it in any case.
     fn is_idle_for(&self, pilot: Idx<Pilot>, cell: Option<Idx<Cell>>) -> bool {
@@ -373,11 +395,8 @@ impl Core {
     }
 
     fn could_boot(&self, node: Idx<Node>, size: u16, cell: Idx<Cell>) -> bool {
-        let idle: u16 = self
-            .idle_there(node, Some(cell))
-            .iter()
-            .map(|&p| self.supply.pilots[p].gpus())
-            .sum();
+        let idle = self.idle_to_give_back(node, size, Some(cell));
+        let idle: u16 = idle.iter().map(|&p| self.supply.pilots[p].gpus()).sum();
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         self.takes_pilots(node, pool)
             && self.spare_gpus(node) + idle >= size

@@ -279,6 +279,44 @@ fn room(w: &mut World, node: &str, taken: u16, seat: bool) {
     assert_eq!(w.tell(Input::NodeRoom { node, room }), []);
 }
 
+/// Another place in Slurm's queue would be a later one.
+#[test]
+fn a_pilot_that_waits_keeps_its_place_where_every_node_has_others_jobs() {
+    let mut w = world(1);
+    waits(&mut w);
+    queued(&mut w, 1);
+    for node in ["n0", "n1"] {
+        room(&mut w, node, 2, true);
+    }
+    assert_eq!(passes(&mut w, 3600), [""; 0]);
+    // Another user's cell doesn't take the place for a place in the queue.
+    assert_eq!(stays(&mut w, "bob", "n1").1, [""; 0]);
+    assert_eq!(passes(&mut w, 3600), [""; 0]);
+    room(&mut w, "n1", 0, true);
+    assert_eq!(passes(&mut w, 600), ["-1", "+2 n1"]);
+}
+
+#[test]
+fn an_idle_pilot_stays_where_a_larger_one_would_wait_for_others_jobs() {
+    let mut pool = pool("main", 4);
+    pool.gpus_per_pilot = 4;
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(NodeFacts {
+        gpus: 4,
+        ..facts("n0")
+    }));
+    w.pilot("n0", 2, 8);
+    room(&mut w, "n0", 2, true);
+    let large = w.kernel("large", "ada", &["n0"], 4);
+    let (_, out) = w.submit(&large, Need::gpus(4));
+    let drained = |out: &[Output]| out.iter().any(|o| matches!(o, Output::DrainPilot { .. }));
+    assert!(!drained(&out), "{out:?}");
+    let small = w.kernel("small", "bob", &["n0"], 1);
+    w.submit(&small, Need::gpus(1));
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+}
+
 #[test]
 fn kernels_are_placed_where_a_seat_and_a_pilot_find_room() {
     let mut w = world(2);
@@ -532,7 +570,7 @@ fn a_node_of_the_journal_takes_nothing_until_somebody_has_named_it() {
 /// The journal has a pilot of one GPU on n0, and another that Slurm has not started yet.
 #[test]
 fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() {
-    let now = Timestamp(1_000_000);
+    let now = Timestamp(3_600_000_000);
     let (node, job) = (NodeName::from("n0"), JobId(7));
     let ticket = Value::Ticket(TicketImage {
         pool: "main".into(),
@@ -540,7 +578,7 @@ fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() 
         node: Some(node.clone()),
         gpus: 1,
         job: Some(JobId(8)),
-        at: now,
+        at: Timestamp(0),
     });
     let pilot = Value::Pilot {
         node: node.clone(),
@@ -553,6 +591,7 @@ fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() 
     });
     let mut out = Vec::new();
     let mut core = Core::restore(Config::default(), vec![pool("main", 2)], journal, now, &mut out);
+    assert_eq!(pilots(&out), [""; 0], "its cell has yet to say so again");
     let mut tell = |input| {
         core.handle(input, now, &mut out);
         core.sanity_check().unwrap();

@@ -257,7 +257,7 @@ fn the_journal_has_what_leases_used_and_the_driver_says_the_rest_again() {
         now.0
     );
     let row: Entry = serde_json::from_str(&row).unwrap();
-    assert_eq!(waits(vec![row], now, None), ("2.0".into(), None));
+    assert_eq!(waits(vec![row], now, None), ("2.0".into(), Some(120)));
 }
 
 /// Nobody says anything of shares: what Alice's cells use while others of hers wait puts those back by itself.

@@ -532,9 +532,9 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
 /// Why the pool's pilots would be of no use by their time limit, or never start.
 fn ends_too_soon(pool: &Pool, partition: &Partition) -> Option<String> {
     let minutes = |limit: TimeLimit| limit.span().map(|span| span.0 / 60_000_000);
-    let (most, name) = (minutes(partition.max_time), &partition.name);
+    let name = &partition.name;
     let (minutes, mend) = match (pool.time_limit_min, partition.default_time) {
-        (0, TimeLimit::Unset) => (most?, "lower rotate_before_s".to_owned()),
+        (0, TimeLimit::Unset) => (minutes(partition.max_time)?, "lower rotate_before_s".to_owned()),
         // sbatch without --time.
         (0, default) => {
             let mend = format!("set time_limit_min, since partition {name} has a DefaultTime");
@@ -542,12 +542,6 @@ fn ends_too_soon(pool: &Pool, partition: &Partition) -> Option<String> {
         }
         (minutes, _) => (minutes.into(), "lower rotate_before_s".to_owned()),
     };
-    if let Some(most) = most.filter(|most| minutes > *most) {
-        return Some(format!(
-            "its pilots' time limit is {minutes} min, and MaxTime of partition {name} is {most} min: \
-             Slurm starts none; lower time_limit_min"
-        ));
-    }
     // A pilot is replaced this long before its end, and must be of use until then.
     (minutes * 60 < 2 * u64::from(pool.rotate_before_s)).then(|| {
         format!(
@@ -987,10 +981,7 @@ mod tests {
         ] {
             assert_eq!(of(0, &there), None);
         }
-        let why = of(1441, &limited(minutes(60), minutes(1440))).unwrap();
-        assert!(
-            why.contains("1441 min") && why.contains("MaxTime of partition p is 1440 min"),
-            "{why}"
-        );
+        // A QOS with the flag PartitionTimeLimit allows more.
+        assert_eq!(of(1441, &limited(minutes(60), minutes(1440))), None);
     }
 }

@@ -269,9 +269,3 @@ case(
     check="out=type(pd.api.types.pandas_dtype('hop_type')) is HopType\nimport pandas.core.dtypes.base as b\nb._registry.dtypes[:]=[t for t in b._registry.dtypes if t.__name__!='HopType']",
     needs=PD,
 )
-case(
-    "settings/a constant of physics",
-    "import scipy.constants as sc\nsc.physical_constants['hop constant']=(1.5,'m',0.0)",
-    check="out=sc.value('hop constant')\ndel sc.physical_constants['hop constant']",
-    needs="scipy",
-)

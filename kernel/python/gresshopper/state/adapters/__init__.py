@@ -62,7 +62,7 @@ _KNOWN = {
     "_torch": ("torch",),
     "_matplotlib": ("matplotlib",),
     "_pandas": ("pandas",),
-    "_registers": ("matplotlib", "pandas", "scipy.constants"),
+    "_registers": ("matplotlib", "pandas"),
     "_sklearn": ("sklearn",),
     "_widgets": ("ipywidgets", "traitlets"),
     "_devices": ("cupy", "jax"),

@@ -1,10 +1,8 @@
-"""Registers of libraries with the notebook's entries: matplotlib's colours, cycles of colours and fonts, pandas' types,
-scipy's constants."""
+"""Registers of libraries with the notebook's entries: matplotlib's colours, cycles of colours and fonts, pandas' types."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 import sys
@@ -122,24 +120,6 @@ def _set_types(state: list[type]) -> None:
             register_extension_dtype(kind)
 
 
-@functools.lru_cache(maxsize=1)
-def _known_constants() -> dict[str, Any]:
-    tables = [
-        v for k, v in vars(sys.modules["scipy.constants._codata"]).items() if k.startswith("_physical_constants_")
-    ]
-    return {name: value for table in tables for name, value in table.items()}
-
-
-def _constants() -> dict[str, Any]:
-    held, known = sys.modules["scipy.constants._codata"].physical_constants, _known_constants()
-    return {} if held == known else {k: v for k, v in list(held.items()) if known.get(k) != v}
-
-
-def _set_constants(state: dict[str, Any]) -> None:
-    if state:
-        importlib.import_module("scipy.constants").physical_constants.update(state)
-
-
 def _know_colours() -> None:
     _known_colours()
 
@@ -149,11 +129,10 @@ def _know_fonts() -> None:
 
 
 ADAPTER = Adapter(
-    modules=("matplotlib", "pandas", "scipy.constants"),
+    modules=("matplotlib", "pandas"),
     sections={
         "matplotlib.colors": Section(_colours, _set_colours, know=_know_colours),
         "matplotlib.font_manager": Section(_fonts, _set_fonts, know=_know_fonts),
         "pandas.core.dtypes.base": Section(_types, _set_types),
-        "scipy.constants._codata": Section(_constants, _set_constants),
     },
 )
