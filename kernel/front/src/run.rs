@@ -17,7 +17,7 @@ use crate::moving::{Moving, Preparation};
 use crate::orphans;
 use crate::owner::{Notebook, Said, Start, Wish, say};
 use crate::rekey::Rekey;
-use crate::sockets::{Sockets, bind};
+use crate::sockets::{Sockets, bind, is_of_widget};
 use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -960,8 +960,9 @@ impl Main {
             return;
         };
         let taken = self.last_taken(&hello);
-        // The replica may have said so on a connection that broke.
-        self.sockets.kept.settle(taken, &[]);
+        // The replica may have said so on a connection that broke. It may have taken a widget's message for its
+        // successor alone.
+        self.sockets.kept.settle_if(taken, |item| !is_of_widget(item));
         for (seq, item) in self.sockets.kept.lacking(taken, &[]) {
             // The connection may have broken again; the next one then begins with the same items.
             let _ = out.send(Frame::Item(seq, item));

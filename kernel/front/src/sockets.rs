@@ -91,7 +91,7 @@ fn handed_on(before: &Retained<Item>) -> Retained<Item> {
     next
 }
 
-fn is_of_widget(item: &Item) -> bool {
+pub(crate) fn is_of_widget(item: &Item) -> bool {
     let Item::Jupyter {
         channel: Channel::Shell,
         message,

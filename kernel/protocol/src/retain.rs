@@ -107,6 +107,12 @@ impl<T: Weigh + Clone> Retained<T> {
         }
     }
 
+    /// Forgets those of the items up to `taken` that the present peer has dealt with.
+    pub fn settle_if(&mut self, taken: u64, done: impl Fn(&T) -> bool) {
+        let out = self.items.extract_if(..=taken, |_, item| done(item));
+        self.bytes -= out.map(|(_, item)| item.weight()).sum::<usize>();
+    }
+
     /// Takes out the items that match, the oldest first.
     pub fn extract(&mut self, matches: impl Fn(&T) -> bool) -> Vec<T> {
         let out = self.items.extract_if(.., |_, item| matches(item));

@@ -280,6 +280,7 @@ impl Replica {
 
     /// The seat's job ends, and this step with it; or the seat's release doesn't understand this replica.
     async fn seat_is_gone(&mut self) {
+        self.handle(Input::KeeperGone).await;
         if self.log.is_founding() {
             self.on_seat(FromSeat::Failed("the seat's keeper is gone".into()))
                 .await;

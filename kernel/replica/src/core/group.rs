@@ -77,19 +77,22 @@ impl Core {
 
     /// Founds the group after a failed attempt. The group begins with a state that has all of this replica's entries.
     pub(super) fn found_again(&mut self) {
-        let (now, next) = (self.now, self.now + SETTLES);
+        let (now, can) = (self.now, self.may_have_group());
         let Some(durable) = &mut self.durable else { return };
-        let Grouped::Alone { again } = &mut durable.grouped else {
+        let busy = durable.leaving.is_some() || !durable.captures();
+        let settles = durable.journal.proposed().next().is_some();
+        let Grouped::Alone { again: due } = &mut durable.grouped else {
             return;
         };
-        if again.take_if(|at| *at <= now).is_none() || durable.leaving.is_some() {
+        if due.is_none_or(|at| at > now) {
             return;
         }
-        if durable.journal.proposed().next().is_some() {
-            *again = Some(next);
-            return;
-        }
-        self.found_group();
+        *due = match (can, busy) {
+            (false, _) => None,
+            (true, true) => Some(now + FOUNDS_AGAIN),
+            (true, false) if settles => Some(now + SETTLES),
+            (true, false) => return self.found_group(),
+        };
     }
 
     /// The group's state: the beginning of the log, or a state ahead of this seat's.

@@ -176,8 +176,10 @@ pub enum Input {
     Elected,
     /// The group's state: the group is founded, or this seat was behind.
     GroupState(Box<State>),
-    /// The kernel can't have a group.
+    /// The kernel can't have a group now.
     NotFounded,
+    /// The seat has no keeper any more: no group can be founded.
+    KeeperGone,
     /// These members of the group vote.
     Voters(BTreeSet<Incarnation>),
     Lacks(Lack),
@@ -406,6 +408,7 @@ impl Core {
             Input::Elected => self.take_office(),
             Input::GroupState(state) => self.group_state(*state),
             Input::NotFounded => self.not_founded(),
+            Input::KeeperGone => self.identity.has_keeper = false,
             Input::Voters(voters) => self.voters(voters),
             Input::Lacks(lack) => self.lacks_members(&lack),
             Input::Grown {

@@ -700,6 +700,22 @@ fn without_a_group_the_kernel_stays_with_one_replica() {
     // The disk of its log may have room by now. An entry that is on its way comes first.
     world.now = world.core.due().unwrap();
     assert_eq!(world.input(Input::Tick), ["found 3"]);
+    world.input(Input::NotFounded);
+    // A store that fails is waited for.
+    let again = |world: &mut World| {
+        world.now = world.now + Span::from_secs(60);
+        world.input(Input::Tick)
+    };
+    world.input(Input::StoreFailed("full".into()));
+    assert_eq!(again(&mut world), [""; 0]);
+    world.input(Input::StoreMended);
+    world.answer(2, json!({}));
+    assert_eq!(again(&mut world), ["found 3"]);
+    world.input(Input::NotFounded);
+    // Nobody would answer.
+    world.input(Input::KeeperGone);
+    assert_eq!(again(&mut world), [""; 0]);
+    assert_eq!(world.core.due(), None);
     let lacks = Input::Lacks(Lack {
         replicas: 2,
         gone: [].into(),
