@@ -44,18 +44,8 @@ def modules() -> list[types.ModuleType]:
     return _own[1]
 
 
-_looks = 0
-
-
-def looks() -> int:
-    """The number of looks so far: a capture takes one at its end."""
-    return _looks
-
-
 def see(seconds: float = _NEW) -> list[types.ModuleType]:
     """The user's own modules; remembers the content of new ones."""
-    global _looks  # noqa: PLW0603 - a process has one count
-    _looks += 1
     until = time.perf_counter() + seconds
     for module in modules():
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)

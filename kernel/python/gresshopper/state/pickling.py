@@ -195,7 +195,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
     kind: Any = _Fast
     depths = 0
     orders: list[Order] | None = None
-    held = places.direct(session.namespace, value)
+    held = places.direct(value)
     for _ in range(MAX_LOST):
         out = _Stream(session)
         pickler: Any = None
@@ -233,9 +233,6 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             if orders:
                 continue
         ids = _linking(pickler, (leading, value, orders))
-        if more := places.within(ids, held):
-            held += more
-            continue
         return Dump(
             out.getvalue(),
             pickler.buffers,

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
-from . import adapters, places, singles
+from . import adapters, singles
 from .lost import Lost, LostError, stands_still
 from .session import MAIN, STREAMS
 
@@ -251,22 +251,13 @@ def module_value(module: str, path: str) -> Any:
     return value
 
 
-def held(module: str, name: str, kind: str, *like: Any) -> Any:
-    """A container that a module holds, or an array like that one."""
-    try:
-        found = places.found(importlib.import_module(module), name, kind, *like)
-    except Exception:  # whatever the user's own module raises
-        found = None
-    if found is None:
-        current().notice(f"{module}.{name} was an object of the notebook's, and isn't any more")
-        return places.made(kind, *like)
-    return found
+def held(name: str) -> Any:
+    """A container of the interpreter's."""
+    return getattr(sys, name)
 
 
-def set_held(made: Any, state: tuple[Any, Any]) -> None:
-    """Its content, unless that is the process's."""
-    if state[1] is not None:
-        places.fill(made, state[1])
+def set_held(made: Any, state: Any) -> None:
+    """Its content is the process's."""
 
 
 #: The context of decimals that a restored variable holds: the cells' one.

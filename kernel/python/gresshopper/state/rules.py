@@ -315,11 +315,9 @@ class Rules(Writing):
         return recipes.set_order, tuple(order)
 
     def _held(self, made: places.Held) -> Any:
-        content, known = made.content(), places.Known(made)
-        self.unlinked.update(map(id, (content, known)))
-        if content is None:
-            self.unlinked.add(id(made.held))
-        return recipes.held, made.where(), (known, content), None, None, recipes.set_held
+        known = places.Known(made)
+        self.unlinked.update(map(id, (known, made.held)))
+        return recipes.held, (made.name,), known, None, None, recipes.set_held
 
     def _known(self, made: places.Known) -> Any:
         made.take_its_place(self)

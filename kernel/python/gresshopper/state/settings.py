@@ -17,7 +17,6 @@ import pickle
 import sys
 import types
 from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import cloudpickle
@@ -170,11 +169,6 @@ def see(stored: Iterable[str]) -> None:
         where = _where(base)
         if where is not None and (where[0], attr) not in _ELSEWHERE:
             _places.add((*where, attr))
-
-
-def places() -> AbstractSet[tuple[str, str, str]]:
-    """All that cells may have set."""
-    return _places
 
 
 def held_by(base: Any) -> Any:

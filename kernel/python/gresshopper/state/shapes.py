@@ -7,6 +7,9 @@ from typing import Any
 
 Shape = list[tuple[str, str]]
 
+#: Bits of an integer that is written out.
+_WORD = 64
+
 
 def of(obj: Any) -> Shape:
     """The shape of an instance: its attributes, with plain values, lengths, or types."""
@@ -25,7 +28,9 @@ def changed(before: Iterable[tuple[Any, Shape]]) -> list[str]:
 
 
 def _print(value: Any) -> str:
-    if type(value) in (int, float, str, bytes, bool, type(None)):
+    if type(value) in (str, bytes) or (type(value) is int and value.bit_length() > _WORD):
+        return f"{type(value).__name__} {hash(value)}"  # of any size, without a copy
+    if type(value) in (int, float, bool, type(None)):
         return repr(value)
     if type(value) in (list, tuple, set, frozenset, dict):
         return f"{type(value).__name__} of {len(value)}"

@@ -129,64 +129,8 @@ hidden(
 )
 NAMED["own module/another file of one that no variable needs"] = "the module hop_unneeded"
 
-# --- what a module and the notebook both hold -------------------------------------------------------------------------
+# --- what the interpreter and the notebook both hold ------------------------------------------------------------------
 
-CONFIG = """
-import argparse, types
-CONFIG, NAMES, SEEN, RAW = {"lr": 1, "in": {"a": 1}}, ["a"], {"a"}, bytearray(b"a")
-SPACE, ARGS, HOOKS = types.SimpleNamespace(a=1), argparse.Namespace(b=1), {}
-MADE = None
-def train(): return CONFIG["lr"]
-def make():
-    global MADE
-    MADE = {"made": 1}
-    return MADE
-class Trainer:
-    def __init__(self): self.config, self.space = CONFIG, SPACE
-"""
-
-
-def held(name: str, *cells: str, check: str, named: str = "", more: str = "") -> None:
-    """Cells after an import of the module above, and of what `more` adds to it, as `m`; its end is audited."""
-    path = "hop_" + "".join(ch for ch in name if ch.isalpha())
-    begin = f"import sys,os\nopen('{path}.py','w').write({CONFIG + more!r})\nsys.path.insert(0,os.getcwd())\nimport {path} as m"
-    NAMED[f"held/{name}"] = named and f"{path}.{named}"
-    needs = NP if "numpy" in more else ""
-    hidden(f"held/{name}", begin, *cells, change="pass", check=check, reported=bool(named), needs=needs)
-
-
-held(
-    "of the users module",
-    "from hop_oftheusersmodule import CONFIG,NAMES,SEEN,RAW\ninner=CONFIG['in']",
-    "CONFIG['lr']=5; NAMES.append('b'); SEEN.discard('a'); RAW.extend(b'b'); inner['a']=2",
-    check="CONFIG['x']=1; NAMES.append('c'); RAW.extend(b'c'); inner['b']=3\nout=m.train(),m.CONFIG,m.NAMES,m.SEEN,m.RAW,m.CONFIG is CONFIG,m.SEEN is SEEN",
-)
-held(
-    "of the users module under another name",
-    "alias=m.CONFIG\nt=m.Trainer()\nboth=[m.NAMES,m.HOOKS]\nbox=[both,m.NAMES]",
-    "t.config['lr']=7; t.space.a=2; both[0].append('z')",
-    check="t.config['lr']+=1; t.space.b=3\nout=m.train(),alias is m.CONFIG,t.config is alias,m.SPACE,t.space is m.SPACE,box[1] is m.NAMES,both[1] is m.HOOKS,m.NAMES",
-)
-held(
-    "and holds itself",
-    "HOOKS=m.HOOKS\nHOOKS['me']=HOOKS\nHOOKS['f']=m.train\ndef mine(): return HOOKS\nHOOKS['mine']=mine",
-    check="out=m.HOOKS is HOOKS,HOOKS['me'] is HOOKS,HOOKS['f'] is m.train,HOOKS['mine']() is HOOKS,list(HOOKS)",
-)
-held("and was made by a function", "made=m.make()", "made['b']=2", check="out=made,m.MADE is made", named="MADE")
-held("and a cell put it there", "mine={'a':1}\nm.GIVEN=mine", check="mine['b']=1\nout=m.GIVEN is mine,m.GIVEN")
-held(
-    "as an array",
-    "import numpy as np\nfrom hop_asanarray import W\nv=W[1:]\ndef row(): return W[2]",
-    "v[0]=5",
-    check="v[1]=6; W[0]=4\nout=m.W.tolist(),m.W is W,row(),v.base is W",
-    more="import numpy as np\nW=np.zeros(3)\n",
-)
-held(
-    "unchanged as an array",
-    "from hop_unchangedasanarray import W",
-    check="out=m.W is W",
-    more=ARRAY.replace("A", "W"),
-)
 case(
     "held/of the interpreter",
     "import sys\nfrom sys import path, meta_path as finders, argv\nmods=sys.modules",
@@ -194,14 +138,22 @@ case(
     check="path.append('/hop2')\nout=path is sys.path,sys.path[-2:],mods is sys.modules,finders is sys.meta_path,argv is sys.argv",
 )
 case(
-    "held/of a library",
-    "from json.encoder import ESCAPE_DCT\nimport json.decoder as d\nback=d.BACKSLASH",
-    "ESCAPE_DCT['q']='r'\nback['y']='z'",
-    check="import json.encoder\nout=json.encoder.ESCAPE_DCT is ESCAPE_DCT,json.decoder.BACKSLASH is back,ESCAPE_DCT['q'],back['y']\ndel ESCAPE_DCT['q'],back['y']",
-)
-case(
     "held/the context of decimals",
     "import decimal\nctx=decimal.getcontext()\nctx.prec=5",
     "both=[ctx,decimal.Context(prec=3)]",
     check="ctx.prec=4\nout=str(decimal.Decimal(1)/3),both[0] is decimal.getcontext(),both[1].prec\nctx.prec=28",
+)
+hidden(
+    "held/of the users module, by a generator that is made again",
+    "import sys,os\nopen('hop_hist.py','w').write('HIST=[1]')\nsys.path.insert(0,os.getcwd())\nfrom hop_hist import HIST",
+    "def gen(n):\n    yield n\n    yield 2",
+    "g=gen(len(HIST)); first=next(g)",
+    change="HIST.append(100); HIST.append(200)",
+    check="out=HIST,next(g)",
+    reported=True,
+)
+case(
+    "attributes/a number of many digits in what compares by its own rules",
+    "class Key:\n    def __init__(self,n): self.n=n\n    def __eq__(self,o): return self.n==o.n\n    def __hash__(self): return 7\nk=Key(7**20000); mine=[k,1]",
+    check="out=k.n==7**20000,mine[0] is k",
 )
