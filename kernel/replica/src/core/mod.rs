@@ -165,8 +165,7 @@ pub enum Input {
         incarnation: Incarnation,
         reason: String,
     },
-    /// A new front: it knows nothing of the earlier front's preparations, and doesn't answer the earlier front's
-    /// questions.
+    /// A new front. It knows nothing of the earlier front's preparations and questions.
     FrontChanged,
     /// Nobody uses the kernel any more. A kernel with a kept state hibernates.
     Orphaned {
@@ -225,8 +224,7 @@ pub enum Output {
     StartKernel,
     /// Have the log take in this entry. After its commit comes [`Input::Applied`].
     Propose(Entry),
-    /// Write a record behind the others in the tenure's folder. The first record there follows the state from which
-    /// the namespace was restored, if any.
+    /// Write a record behind the others in the tenure's folder. The first follows the state that was restored, if any.
     Append {
         number: RecordNumber,
         text: Bytes,
