@@ -32,6 +32,9 @@ class Kernel:
         fakes, run = tmp / "fakes", tmp / "run"
         subprocess.run([ROOT / "tests/fakes/build.sh", fakes], check=True)
         run.mkdir(mode=0o700)
+        # A library, not a module of the user's own.
+        packages = tmp / "site-packages"
+        packages.symlink_to(PACKAGE / "tests/gpu/fake_framework")
         self.fakes, self.home = fakes, tmp
         self.env = {
             **os.environ,
@@ -47,7 +50,7 @@ class Kernel:
             "GRESSHOPPER_LIBCUDA": str(fakes / "libcuda.so.1"),
             "GRESSHOPPER_LIBNVML": str(fakes / "libnvidia-ml.so.1"),
             "GRESSHOPPER_DEV_PREFIX": str(fakes / "gpu/dev/nvidia"),
-            "PYTHONPATH": f"{PACKAGE}:{PACKAGE / 'tests/gpu/fake_framework'}",
+            "PYTHONPATH": f"{PACKAGE}:{packages}",
         }
         self.manager = manager.KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
