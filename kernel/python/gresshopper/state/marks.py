@@ -1,7 +1,7 @@
 """Marks of values, the same in every process: of two values with different marks one is another.
 
-A mark leaves out what belongs to a process (locks, handles, addresses) and what a value can be asked for only by code of
-the user's. A library's object counts as it is pickled.
+A mark leaves out parts that belong to a process (locks, handles, addresses), and parts that only code of the user's can
+read. A library's object counts as it is pickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import hashlib
 import io
 import itertools
 import pickle
-import pickletools
 import sys
 import threading
 import types
@@ -28,7 +27,7 @@ from .session import own_module
 _MOST = 5_000
 #: Most bytes of what is pickled, without arrays' memory.
 _PICKLED = 16 << 20
-#: Memory of which all is read. Of more so much is, in pieces with even distances.
+#: Most bytes of memory that are read whole. Of larger memory so many bytes are read, in evenly spaced pieces.
 _READ, _PIECE = 64 << 20, 4096
 #: Read by their own iterators: a subclass may have another.
 _SETS_OF: tuple[Any, ...] = (set, frozenset)
@@ -244,6 +243,8 @@ _SHORT = 1 << 18
 
 def _holds_set(stream: bytes, value: Any) -> bool:
     if len(stream) <= _SHORT:
+        import pickletools  # a fresh kernel has it no sooner than a spare one
+
         return any(op.name in ("EMPTY_SET", "FROZENSET") for op, _, _ in pickletools.genops(stream))
     level, seen = [value], {id(value)}
     while level:
