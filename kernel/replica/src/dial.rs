@@ -13,7 +13,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
@@ -21,8 +20,6 @@ use tokio_rustls::client::TlsStream;
 pub const WITHOUT_FRONT: Duration = Duration::from_secs(60);
 const EACH_TRY: Duration = Duration::from_secs(5);
 const BETWEEN_TRIES: Duration = Duration::from_millis(300);
-/// After this time without an answer the front's next address is dialled as well. The front waits a few seconds only.
-const STAGGER: Duration = Duration::from_millis(300);
 
 /// Events and questions of the dialler for the replica.
 #[derive(Debug)]
@@ -218,44 +215,30 @@ fn host_of(address: &str) -> &str {
     address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
-/// Dials the addresses beside each other, each a little after the one before. Returns the first connection, with its
-/// address. A failed dial brings on the next one at once.
+/// Dials the addresses beside each other, each for [`EACH_TRY`] at most. Returns the first connection, with its address.
 async fn first_of<S, F>(addresses: Vec<String>, dial: impl Fn(String) -> F) -> Result<(String, S), Failure>
 where
     S: Send + 'static,
     F: Future<Output = io::Result<S>> + Send + 'static,
 {
-    let mut reason = "front.json has no address".to_owned();
-    let mut dials = JoinSet::new();
-    let mut addresses = addresses.into_iter();
-    loop {
-        if let Some(address) = addresses.next() {
-            let dial = timeout(EACH_TRY, dial(address.clone()));
-            dials.spawn(async move { (address, dial.await) });
-        } else if dials.is_empty() {
-            return Err(Failure::Again(reason));
-        }
-        let patience = if addresses.len() > 0 {
-            STAGGER
-        } else {
-            Duration::MAX
-        };
-        match timeout(patience, dials.join_next()).await {
-            Ok(Some(Ok((address, Ok(Ok(stream)))))) => return Ok((address, stream)),
-            Ok(Some(Ok((address, Ok(Err(error)))))) => {
-                reason = format!("{address}: {}", system_words(&error))
+    let dial = |address: String| {
+        let dial = timeout(EACH_TRY, dial(address.clone()));
+        async move {
+            match dial.await {
+                Ok(Ok(stream)) => Ok((address, stream)),
+                Ok(Err(error)) => Err(format!("{address}: {}", system_words(&error))),
+                Err(_) => Err(format!("{address}: no answer")),
             }
-            Ok(Some(Ok((address, Err(_))))) => reason = format!("{address}: no answer"),
-            Ok(Some(Err(error))) => reason = chain(&error),
-            // The next address is due, if there is one.
-            Ok(None) | Err(_) => {}
         }
-    }
+    };
+    let found = hop_api::dial::first_of(addresses, dial).await;
+    found.map_err(|why| Failure::Again(why.unwrap_or_else(|| "front.json has no address".to_owned())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_api::dial::STAGGER;
     use hop_protocol::file::StateFolder;
     use hop_protocol::message::VERSION;
     use hop_protocol::tls::KernelKeys;

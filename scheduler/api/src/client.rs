@@ -7,6 +7,7 @@
 
 use crate::channel::{self, ChannelError, Introduction, Timeouts};
 use crate::config::Config;
+use crate::dial::first_of;
 use crate::identity::{Identity, Munge, user_id};
 use crate::message::{Event, FromHopd, Order, Refusal, Request, Response, Role, ToHopd, Welcome};
 use hop_words::error::chain;
@@ -18,17 +19,12 @@ use tokio::io::BufReader;
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
 
 /// Most requests in wait of the connection's task.
 const COMMANDS: usize = 1024;
 
 /// Submissions whose refusal is still told from that of others.
 const SUBMITTED: usize = 64;
-
-/// After this time without an answer the next address is dialled as well: a lost host, or a `hopd` that stands still,
-/// holds nobody up for longer.
-const STAGGER: Duration = Duration::from_millis(300);
 
 /// How to reach `hopd`, and as what.
 #[derive(Debug, Clone)]
@@ -408,41 +404,11 @@ where
 {
     let is_last = |address: &String| Some(address.as_str()) == last;
     let (last, others): (Vec<String>, Vec<String>) = addresses.iter().cloned().partition(is_last);
-    match first_of(&others, &dial).await {
-        Err(_) if !last.is_empty() => first_of(&last, dial).await,
+    let found = match first_of(others, &dial).await {
+        Err(_) if !last.is_empty() => first_of(last, dial).await,
         found => found,
-    }
-}
-
-/// Dials the addresses beside each other, each a little after the one before. Returns the first success, or else the
-/// error of the last address. A failed dial brings on the next one at once.
-async fn first_of<T, F>(addresses: &[String], dial: impl Fn(String) -> F) -> Result<T, ChannelError>
-where
-    T: Send + 'static,
-    F: Future<Output = Result<T, ChannelError>> + Send + 'static,
-{
-    let mut last = (0, ChannelError::Closed);
-    let mut dials = JoinSet::new();
-    let mut addresses = addresses.iter().cloned().enumerate();
-    loop {
-        if let Some((n, address)) = addresses.next() {
-            let dial = dial(address);
-            dials.spawn(async move { (n, dial.await) });
-        } else if dials.is_empty() {
-            return Err(last.1);
-        }
-        let patience = if addresses.len() > 0 {
-            STAGGER
-        } else {
-            Duration::MAX
-        };
-        match tokio::time::timeout(patience, dials.join_next()).await {
-            Ok(Some(Ok((_, Ok(found))))) => return Ok(found),
-            Ok(Some(Ok((n, Err(error))))) if n >= last.0 => last = (n, error),
-            // The next address is due, if there is one.
-            Ok(_) | Err(_) => {}
-        }
-    }
+    };
+    found.map_err(|error| error.unwrap_or(ChannelError::Closed))
 }
 
 async fn open_one(address: &str, options: &Options) -> Result<Channel, ChannelError> {
@@ -525,6 +491,7 @@ pub fn call_blocking(config: &Config, request: Request) -> Result<Response, Call
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dial::STAGGER;
     use crate::identity::{IdentityError, Proven};
     use crate::message::VERSION;
     use hop_words::id::Term;

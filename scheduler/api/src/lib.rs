@@ -7,6 +7,7 @@
 pub mod channel;
 pub mod client;
 pub mod config;
+pub mod dial;
 pub mod handshakes;
 pub mod identity;
 pub mod message;
