@@ -59,8 +59,6 @@ struct Memory {
     quiet_at: Instant,
     /// The next look at who should lead.
     leads_at: Option<Instant>,
-    /// This member can't go on.
-    failed: bool,
     /// The deed under way.
     doing: Option<Doing>,
     /// The last report of missing replicas: their number, the highest incarnation then, and the members lost.
@@ -82,7 +80,6 @@ impl Group {
             leaves_at: None,
             quiet_at: Instant::now() + QUIET,
             leads_at: None,
-            failed: false,
             doing: None,
             told: None,
         };
@@ -203,9 +200,10 @@ impl Group {
         memory.up.clone_from(&heard.up);
         memory.leads_at = None;
         if let Some(why) = &standing.stopped {
-            self.say_failed(memory, why);
+            self.say_failed(why);
         }
-        if standing.leader == Some(self.me) && !memory.failed {
+        let goes_on = standing.stopped.is_none();
+        if standing.leader == Some(self.me) && goes_on {
             (memory.stands_at, memory.looks_at) = (None, None);
             if new {
                 self.member.remind().await;
@@ -224,19 +222,18 @@ impl Group {
             self.ask_whether_a_member();
         }
         self.have_the_host_look(memory, standing, heard);
-        if !memory.failed {
+        if goes_on {
             self.stand(memory, standing, heard).await;
         }
     }
 
-    /// Tells the other seats that this member can't go on. They do so without it, and have it replaced.
-    fn say_failed(&self, memory: &mut Memory, why: &str) {
-        if !std::mem::replace(&mut memory.failed, true) {
+    /// Tells the other seats that this member can't go on. The others go on without it, and have it replaced.
+    fn say_failed(&self, why: &str) {
+        if self.links.fail(&self.name, self.me) {
             tracing::error!(
                 group = self.name,
                 "this seat's replica can't go on, the others go on without it: {why}"
             );
-            self.links.fail(&self.name, self.me);
         }
     }
 

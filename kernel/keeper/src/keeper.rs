@@ -269,7 +269,7 @@ mod tests {
         // The group's task hears of its member's end.
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(lock(&keeper.links.failed).is_empty());
-        keeper.links.fail("kernel.0", Incarnation(1));
+        assert!(!keeper.links.fail("kernel.0", Incarnation(1)));
         assert!(
             lock(&keeper.links.failed).is_empty(),
             "the seat would say so for ever"

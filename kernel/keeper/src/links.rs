@@ -365,7 +365,8 @@ impl Links {
                 self.ping_all(&hears, Some(Word { group, says }));
             }
             // Again and again, since they are few, and a link may be new.
-            for (group, member) in lock(&self.failed).clone() {
+            let failed = lock(&self.failed).clone();
+            for (group, member) in failed {
                 let says = Says::Failed(member);
                 self.ping_all(&hears, Some(Word { group, says }));
             }
@@ -423,13 +424,16 @@ impl Links {
         }
     }
 
-    /// This seat's member of a group can't go on: its peers hear so at once, until the seat has left the group.
-    pub(crate) fn fail(&self, group: &str, member: Incarnation) {
+    /// This seat's member of a group can't go on: its peers hear so at once, until the seat has left the group. Returns
+    /// whether this is news.
+    pub(crate) fn fail(&self, group: &str, member: Incarnation) -> bool {
         let mut failed = lock(&self.failed);
-        if lock(&self.hosted).contains_key(group) {
-            failed.insert(group.to_owned(), member);
+        let is_news =
+            lock(&self.hosted).contains_key(group) && failed.insert(group.to_owned(), member) != Some(member);
+        if is_news {
             self.wake.notify_one();
         }
+        is_news
     }
 
     /// The seat's part of the group is over.

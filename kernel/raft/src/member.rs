@@ -76,9 +76,6 @@ pub struct Member<T> {
     /// Held during a change of members: two at once could leave a joint step behind.
     changes: tokio::sync::Mutex<()>,
     shower: JoinHandle<()>,
-    /// Why an entry that openraft took for stored isn't: openraft doesn't hear of it, because a leader's entries count
-    /// as stored before the WAL is synced.
-    unsynced: watch::Sender<Option<String>>,
 }
 
 /// The state shown last, and its followers.
@@ -138,15 +135,7 @@ impl<T: Transport> Member<T> {
         let network = Network(Arc::clone(&transport));
         let raft = Raft::new(me.0, config(name), network, store.clone(), machine.clone());
         let raft = raft.await.map_err(|e| OpenError::Start(e.into()))?;
-        let unsynced = watch::Sender::new(None);
-        let shower = show(
-            queue,
-            store.clone(),
-            Arc::clone(&shown),
-            raft.clone(),
-            unsynced.clone(),
-        );
-        let shower = tokio::spawn(shower);
+        let shower = tokio::spawn(show(queue, store.clone(), Arc::clone(&shown), raft.clone()));
         Ok(Self {
             me: me.0,
             metrics: raft.metrics(),
@@ -157,7 +146,6 @@ impl<T: Transport> Member<T> {
             shown,
             changes: tokio::sync::Mutex::new(()),
             shower,
-            unsynced,
         })
     }
 
@@ -258,10 +246,7 @@ impl<T: Transport> Member<T> {
             Ok(Ok(written)) => written,
         };
         let synced = self.store.synced(self.store.position()).await;
-        synced.map_err(|e| {
-            self.unsynced.send_replace(Some(e.to_string()));
-            ProposeError::Stopped(e.to_string())
-        })?;
+        synced.map_err(|e| ProposeError::Stopped(e.to_string()))?;
         Ok(self.machine.index(written.log_id.index))
     }
 
@@ -303,12 +288,11 @@ async fn show(
     store: Store,
     shown: Arc<Mutex<Shown>>,
     raft: Raft<Types>,
-    unsynced: watch::Sender<Option<String>>,
 ) {
     let (mut entries, mut bytes) = (0, 0);
     while let Some(ToShow { position, news, size }) = queue.recv().await {
-        if let Err(error) = store.synced(position).await {
-            unsynced.send_replace(Some(error.to_string()));
+        if store.synced(position).await.is_err() {
+            // The store says so to the member's standing.
             return;
         }
         if let Some(news) = news {
@@ -438,13 +422,13 @@ impl<T: Transport> Group for Member<T> {
     fn standing(&self) -> Standing {
         let standing = standing_of(&self.metrics.borrow());
         Standing {
-            stopped: standing.stopped.or_else(|| self.unsynced.borrow().clone()),
+            stopped: standing.stopped.or_else(|| self.store.unsynced.borrow().clone()),
             ..standing
         }
     }
 
     async fn standing_changed(&self, from: &Standing) -> bool {
-        let (mut metrics, mut unsynced) = (self.metrics.clone(), self.unsynced.subscribe());
+        let (mut metrics, mut unsynced) = (self.metrics.clone(), self.store.unsynced.subscribe());
         while self.standing() == *from {
             let changed = tokio::select! {
                 changed = metrics.changed() => changed,

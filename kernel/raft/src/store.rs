@@ -15,7 +15,7 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::RangeBounds;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// The slots of a group in the WAL.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +35,9 @@ pub(crate) struct Store {
     pub(crate) group: hop_wal::Group,
     me: u32,
     written: Arc<Mutex<Written>>,
+    /// Why an entry that openraft took for stored isn't: openraft doesn't hear of it, because a leader's entries count
+    /// as stored before the WAL is synced.
+    pub(crate) unsynced: watch::Sender<Option<String>>,
 }
 
 #[derive(Debug)]
@@ -51,6 +54,7 @@ impl Store {
             group,
             me,
             written: Arc::new(Mutex::new(Written { vote: None, position })),
+            unsynced: watch::Sender::new(None),
         };
         let vote = store.get::<Vote>(Slot::Vote)?;
         store.locked(|w| w.vote = vote);
@@ -81,10 +85,11 @@ impl Store {
         self.group.on_synced(position, move |synced| {
             let _ = tell.send(synced);
         });
-        match told.await {
+        let synced = match told.await {
             Ok(synced) => synced.map_err(io::Error::other),
             Err(_) => Err(io::Error::other("the log is closed")),
-        }
+        };
+        synced.inspect_err(|error| drop(self.unsynced.send_replace(Some(error.to_string()))))
     }
 
     /// Whether this member leads, by its last stored vote.
