@@ -102,8 +102,8 @@ pub enum Note {
         tenure: Tenure,
         #[serde(default)]
         behind: Option<Behind>,
-        /// No replica's word has come that nothing more comes of the request: the last outputs may be lost. Earlier
-        /// releases never say so.
+        /// The cell's last outputs may be lost: no replica has said that they are complete. Earlier releases never set
+        /// this field.
         #[serde(default)]
         lacks: bool,
     },

@@ -2,7 +2,7 @@
 //! connection. Pure: no socket, no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
+use std::ops::{RangeBounds, RangeInclusive};
 
 /// An item with a size in memory while kept.
 pub trait Weigh {
@@ -96,26 +96,21 @@ impl<T: Weigh + Clone> Retained<T> {
     /// Forgets the items that a new peer, with `taken` and `again` of its predecessor, need not see.
     pub fn settle(&mut self, taken: u64, again: &[u64]) {
         let again: BTreeSet<u64> = again.iter().copied().collect();
-        let done: Vec<u64> = self
-            .items
-            .range(..=taken)
-            .map(|(s, _)| *s)
-            .filter(|s| !again.contains(s))
-            .collect();
-        for seq in done {
-            self.remove(seq);
-        }
+        self.take_out(..=taken, |seq, _| !again.contains(&seq));
     }
 
     /// Forgets those of the items up to `taken` that the present peer has dealt with.
     pub fn settle_if(&mut self, taken: u64, done: impl Fn(&T) -> bool) {
-        let out = self.items.extract_if(..=taken, |_, item| done(item));
-        self.bytes -= out.map(|(_, item)| item.weight()).sum::<usize>();
+        self.take_out(..=taken, |_, item| done(item));
     }
 
     /// Takes out the items that match, the oldest first.
     pub fn extract(&mut self, matches: impl Fn(&T) -> bool) -> Vec<T> {
-        let out = self.items.extract_if(.., |_, item| matches(item));
+        self.take_out(.., |_, item| matches(item))
+    }
+
+    fn take_out(&mut self, range: impl RangeBounds<u64>, matches: impl Fn(u64, &T) -> bool) -> Vec<T> {
+        let out = self.items.extract_if(range, |seq, item| matches(*seq, item));
         let out: Vec<T> = out.map(|(_, item)| item).collect();
         self.bytes -= out.iter().map(Weigh::weight).sum::<usize>();
         out

@@ -31,7 +31,7 @@ pub(crate) struct FrontLink {
     /// Earlier items that the front wants once more.
     again: BTreeSet<u64>,
     acks: Vec<u64>,
-    /// Frames for the kernel's shell among the taken ones. What the kernel isn't to have any more stays the front's.
+    /// Frames for the kernel's shell among the taken ones. The front keeps the frames for the next replica.
     shell_acks: Vec<u64>,
     /// Dropped items that were handed to a connection, with their bytes. The front may have taken them.
     doubtful: BTreeMap<u64, usize>,
@@ -215,8 +215,8 @@ impl FrontLink {
         }
     }
 
-    /// Acknowledges the frames taken since the last call. What comes for a kernel that `keeps_back` is not dealt with:
-    /// the front has it for the next replica.
+    /// Acknowledges the frames taken since the last call. Frames for the shell of a kernel that `keeps_back` are left
+    /// out: the front keeps them for the next replica.
     pub(crate) fn acknowledge(&mut self, keeps_back: bool) {
         if !keeps_back {
             self.acks.append(&mut self.shell_acks);

@@ -130,7 +130,7 @@ pub(super) struct Durable {
     pub(super) bound: Vec<String>,
     pub(super) moving: Option<Move>,
     pub(super) leaving: Option<Leaving>,
-    /// What came for the kernel since the last capture was asked for.
+    /// Shell messages that came after the order for the last capture. The kernel gets them only if it stays.
     pub(super) kept_back: Early,
     /// Failed captures since the last good one.
     pub(super) failed_captures: u32,

@@ -120,8 +120,8 @@ impl Core {
         }
     }
 
-    /// Whether the last capture is asked for: no record would have what the kernel does from now on. What comes for it
-    /// is the next replica's.
+    /// Whether the last capture is asked for. No record would have the effects of further shell messages, so the
+    /// messages are left to the next replica.
     pub fn keeps_back(&self) -> bool {
         let last = |d: &Durable| {
             let flushing = matches!(d.talk, Talk::Flushing(_));
@@ -137,8 +137,16 @@ impl Core {
         }
     }
 
+    /// After each input; `kept_back` says whether shell messages were kept back before it.
+    pub(super) fn go_on_or_leave(&mut self, kept_back: bool) {
+        self.reconsider_leaving();
+        if kept_back {
+            self.let_go_of_kept_back();
+        }
+    }
+
     /// The kernel stays after all, and gets what was kept back.
-    pub(super) fn let_go_of_kept_back(&mut self) {
+    fn let_go_of_kept_back(&mut self) {
         if self.keeps_back() {
             return;
         }
@@ -217,7 +225,7 @@ impl Core {
             }
             return;
         }
-        // This replica says what waited behind its last answers: the next one would run it, or tell it as lost.
+        // Answers to cells that never ran go out now: the next replica would run the cells, or tell them as lost.
         self.send_unlogged();
         match leaving.farewell {
             Farewell::Leave(reason) => self.note(Note::Leaving { reason }),

@@ -356,6 +356,7 @@ impl Core {
         self.now = self.now.max(now);
         // Outputs come by the thousand, and change nothing that is told.
         let silent = matches!(input, Input::Published(_));
+        let kept_back = self.keeps_back();
         match input {
             Input::Request {
                 channel,
@@ -416,8 +417,7 @@ impl Core {
             } => self.grown(incarnation, seat, node),
             Input::Tick => self.tick(),
         }
-        self.reconsider_leaving();
-        self.let_go_of_kept_back();
+        self.go_on_or_leave(kept_back);
         self.advance();
         self.watch_commits();
         self.send_unlogged();

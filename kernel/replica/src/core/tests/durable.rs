@@ -91,6 +91,19 @@ pub(super) fn capturing() -> World {
     world
 }
 
+/// A kernel whose replies wait for the store.
+pub(super) fn answering_from_the_store() -> World {
+    let mut world = World::new(durably(state(1)).map(|d| Durably {
+        before_reply: true,
+        ..d
+    }));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    world.permits = true;
+    world
+}
+
 pub(super) fn greet(world: &mut World) {
     assert_eq!(
         world.agent(1, "hello", json!({"version": 1})),
@@ -304,14 +317,7 @@ fn records_are_on_disk_before_the_next_tenure() {
 
 #[test]
 fn a_reply_that_waits_for_the_store_does_not_leave_without_the_cells_effects() {
-    let mut world = World::new(durably(state(1)).map(|d| Durably {
-        before_reply: true,
-        ..d
-    }));
-    greet(&mut world);
-    world.input(Input::KernelUp { pid: 7 });
-    world.answer(1, json!({}));
-    world.permits = true;
+    let mut world = answering_from_the_store();
     for (cell, record) in [("a", true), ("b", false)] {
         world.run(cell, Value::Null);
         if record {

@@ -1,6 +1,6 @@
 //! The death of a kernel's process while the store writes: its answers are told apart.
 
-use super::durable::{capturing, durably, greet, state};
+use super::durable::{answering_from_the_store, capturing, durably, greet};
 use super::*;
 
 /// A kernel with a record for each of these cells on its way to the store.
@@ -69,14 +69,7 @@ fn a_folder_of_an_earlier_tenure_is_not_the_present_ones() {
 
 #[test]
 fn a_reply_that_waits_for_the_store_waits_for_the_state_that_has_its_cell() {
-    let mut world = World::new(durably(state(1)).map(|d| Durably {
-        before_reply: true,
-        ..d
-    }));
-    greet(&mut world);
-    world.input(Input::KernelUp { pid: 7 });
-    world.answer(1, json!({}));
-    world.permits = true;
+    let mut world = answering_from_the_store();
     for (record, cell) in [(1, "a"), (2, "b")] {
         world.run(cell, Value::Null);
         world.whole(cell);
