@@ -539,7 +539,7 @@ impl Core {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let booting = self.supply.tickets.for_cell((cell, c.seq)).next();
-        let boots = booting.map(|t| self.up_in(t));
+        let boots = booting.map(|(_, t)| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
             let there = self.wait_behind((ahead(r.node), c.rank), basis, r.node, k.pool, &c.need, c.cpus);

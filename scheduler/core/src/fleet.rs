@@ -27,7 +27,7 @@ impl Core {
         let node = &mut self.supply.nodes[i];
         node.gpus = facts.gpus;
         node.sized = true;
-        // Where Slurm names no type, its pilots' word stays.
+        // The type that the node's pilots reported stays if Slurm names none.
         if !facts.gpu_type.as_str().is_empty() || node.pilots.is_empty() {
             node.gpu_type = facts.gpu_type;
         }

@@ -45,7 +45,7 @@ impl Room {
     }
 }
 
-/// What is free on a node for a due cell, by where it could start.
+/// GPUs and cores that are free on a node for a due cell, by where the cell could start.
 struct Rooms<'a> {
     due: &'a Cell,
     /// Each lending pilot with its room, and the leases that have not ended.
@@ -193,7 +193,7 @@ impl Core {
         pilots.filter(|p| p.state == PilotState::Up)
     }
 
-    /// What is free on the node for the due cell.
+    /// The GPUs and cores that are free on the node for the due cell.
     fn rooms<'a>(&'a self, node: Idx<Node>, due: &'a Cell) -> Rooms<'a> {
         let mut rooms = Rooms {
             due,
@@ -333,7 +333,7 @@ impl Core {
         let k = &self.work.kernels[c.kernel];
         let mut booting = self.supply.tickets.for_cell((cell, c.seq));
         k.migrating.is_some()
-            || booting.any(|t| !self.is_late_to_boot(t))
+            || booting.any(|(_, t)| !self.is_late_to_boot(t))
             || k.able().all(|r| self.own_lease_ending(c.kernel, r.node))
     }
 

@@ -42,8 +42,8 @@ pub enum Input {
     NodeGone {
         node: NodeName,
     },
-    /// What jobs that aren't the pools' pilots leave of a node, by Slurm's word. Optional: without this input they leave
-    /// all of it.
+    /// The room that jobs other than the pools' pilots leave on a node, by Slurm's word. Optional: until this input
+    /// comes, the node counts as free of such jobs.
     NodeRoom {
         node: NodeName,
         room: Room,

@@ -37,8 +37,8 @@ impl Core {
         shunned.is_none_or(|s| s.until <= self.now) && !coming.any(|(_, t)| self.is_stuck(t))
     }
 
-    /// Slurm has told what the jobs of others leave of the node. Where they leave more than before, pilots are asked for
-    /// again.
+    /// Slurm has told how much room the jobs of others leave on the node. More room than before ends the pause after
+    /// which pilots are asked for there again.
     pub(crate) fn node_room(&mut self, name: &NodeName, room: Room) {
         if let Some(i) = self.find_node(name) {
             let node = &mut self.supply.nodes[i];
@@ -54,15 +54,18 @@ impl Core {
 
     /// Whether the jobs of others are in the way of so many GPUs more on the node: a pilot there would wait for them.
     pub(crate) fn is_taken(&self, node: Idx<Node>, size: u16) -> bool {
-        let taken = self.supply.nodes[node].room.taken;
-        taken > 0 && self.spare_gpus(node) < size.saturating_add(taken)
+        self.supply.nodes[node].room.taken > 0 && !self.has_room(node, size)
     }
 
-    /// A pilot was asked for on the node in vain: the next is asked for after `pause` at the earliest, or after twice
-    /// the last pause.
-    pub(crate) fn shun(&mut self, node: Idx<Node>, pause: Span) {
+    /// Whether so many GPUs more are free on the node, beside our pilots and the jobs of others.
+    pub(crate) fn has_room(&self, node: Idx<Node>, size: u16) -> bool {
+        self.spare_gpus(node) >= size.saturating_add(self.supply.nodes[node].room.taken)
+    }
+
+    /// A pilot was asked for on the node in vain: the next is asked for after a pause, twice as long as the last one.
+    fn shun(&mut self, node: Idx<Node>) {
         let last = self.supply.nodes[node].shunned.map_or(Span::ZERO, |s| s.pause);
-        let pause = Span(last.0.saturating_mul(2)).clamp(pause, SHUNNED_AT_MOST);
+        let pause = Span(last.0.saturating_mul(2)).clamp(SHUNNED, SHUNNED_AT_MOST);
         let until = self.now + pause;
         self.supply.nodes[node].shunned = Some(Shunned { until, pause });
     }
@@ -70,7 +73,7 @@ impl Core {
     /// Whether Slurm doesn't start a pilot asked for on account of the cell.
     pub(crate) fn has_stuck(&self, cell: Idx<Cell>) -> bool {
         let mut own = self.supply.tickets.for_cell((cell, self.work.cells[cell].seq));
-        own.any(|t| self.is_stuck(t))
+        own.any(|(_, t)| self.is_stuck(t))
     }
 
     /// GPUs of the pool's coming pilots on its own nodes that Slurm doesn't start.
@@ -101,12 +104,12 @@ impl Core {
         self.give_up_stuck(&given_up, out);
     }
 
-    /// Another pilot was asked for on account of the cell: those that Slurm doesn't start aren't its any more.
+    /// Another pilot was asked for on account of the cell: gives up the cell's pilots that Slurm doesn't start.
     pub(crate) fn give_up_stuck_for(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let this = (cell, self.work.cells[cell].seq);
-        let stuck = self.supply.tickets.numbered();
-        let stuck = stuck.filter(|(_, t)| t.cell == Some(this) && self.is_stuck(t));
-        let stuck: Vec<u64> = stuck.map(|(number, _)| number).collect();
+        let stuck = self.supply.tickets.for_cell(this);
+        let stuck = stuck.filter(|(_, t)| self.is_stuck(t)).map(|(number, _)| number);
+        let stuck: Vec<u64> = stuck.collect();
         self.give_up_stuck(&stuck, out);
     }
 
@@ -118,7 +121,7 @@ impl Core {
                 continue;
             };
             if let Some(node) = given_up.node {
-                self.shun(node, SHUNNED);
+                self.shun(node);
                 self.work.demanding.insert(node);
             }
             self.at(self.now, Timer::Scale(given_up.pool));
@@ -137,7 +140,7 @@ impl Core {
         if has_cell || !self.supply.nodes[node].queue.is_empty() || !self.is_stuck(t) {
             return self.at(self.now + GIVEN_UP, Timer::Stuck(ticket));
         }
-        self.shun(node, SHUNNED);
+        self.shun(node);
         self.give_up(&[ticket], out);
     }
 
@@ -145,7 +148,7 @@ impl Core {
     pub(crate) fn pilot_refused(&mut self, ticket: u64, out: &mut Vec<Output>) {
         if let Some(t) = self.drop_ticket(ticket, out) {
             if let Some(node) = t.node {
-                self.shun(node, SHUNNED);
+                self.shun(node);
             }
             self.keep_pilots(t.pool, out);
             self.instead_of(t.cell, out);

@@ -130,9 +130,7 @@ impl Core {
             return Some(soonest);
         }
         let size = self.pilot_size(pool, need.gpus, cpus);
-        let room = self.supply.nodes[node].standing.is_up()
-            && self.spare_gpus(node) >= size
-            && !self.is_taken(node, size);
+        let room = self.supply.nodes[node].standing.is_up() && self.has_room(node, size);
         let up = |p: &Idx<Pilot>| {
             self.supply.pilots[*p].pool == pool && self.supply.pilots[*p].state == PilotState::Up
         };

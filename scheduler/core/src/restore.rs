@@ -46,8 +46,9 @@ impl Core {
                 (Key::Lease(_), Some(Value::Lease(image))) => leases.push(*image),
                 (Key::User(name), Some(Value::Usage { usage, at })) if !known.contains(&name) => {
                     // Of an earlier release: it counts in each of the user's accounts until it fades.
-                    let key = Key::Association(name.clone(), None);
-                    core.restore_entry(key, Value::Usage { usage, at });
+                    let (key, value) = (Key::Association(name.clone(), None), Value::Usage { usage, at });
+                    core.note(|| key.clone(), || Some(value.clone()), out);
+                    core.restore_entry(key, value);
                     core.restore_entry(Key::User(name), Value::Usage { usage, at });
                 }
                 (key, Some(value)) => core.restore_entry(key, value),
@@ -198,7 +199,7 @@ impl Core {
                 cell: None,
             },
         );
-        // Those who wait for it say so again.
+        // Replicas have until then to submit the cells that wait for the pilot again.
         self.at(image.at.max(self.now) + GIVEN_UP, Timer::Stuck(ticket));
         if let Some(node) = node {
             self.list_node(node);

@@ -210,7 +210,7 @@ impl Core {
     /// isn't configured any more has no room.
     fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
         let Some(name) = &self.supply.nodes[node].burst else {
-            // None that waits in Slurm's queue is given up for another that would.
+            // A pilot that waits in Slurm's queue isn't given up for one that would wait there, too.
             return match self.is_taken(node, size) {
                 true => self.too_many_in_all(pool, size),
                 false => self.too_many_own(pool, size),
@@ -306,7 +306,7 @@ impl Core {
 
     pub(crate) fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
         let this = (cell, self.work.cells[cell].seq);
-        self.supply.tickets.for_cell(this).any(|t| !self.is_stuck(t))
+        self.supply.tickets.for_cell(this).any(|(_, t)| !self.is_stuck(t))
     }
 
     /// Starts a pilot on the node, after idle pilots that are in the way are given back.
@@ -327,9 +327,8 @@ impl Core {
         if gone(self) {
             return;
         }
-        let others = self.supply.nodes[node].room.taken;
         for p in self.idle_to_give_back(node, size, cell) {
-            if self.spare_gpus(node) >= size.saturating_add(others) {
+            if self.has_room(node, size) {
                 break;
             }
             self.drain(p, out);
@@ -491,10 +490,7 @@ impl Core {
             return BurstNode::Unknown;
         }
         let room = |n: &&Idx<Node>| {
-            self.may_sit(**n, &c.need, &[])
-                && self.spare_gpus(**n) >= size
-                && !self.is_taken(**n, size)
-                && self.may_start_there(**n, cell)
+            self.may_sit(**n, &c.need, &[]) && self.has_room(**n, size) && self.may_start_there(**n, cell)
         };
         let found = nodes.iter().filter(there).filter(room);
         let found = found.min_by_key(|&&n| (self.supply.nodes[n].pilots.is_empty(), n));
@@ -529,8 +525,7 @@ impl Core {
             self.supply.pilots[*p].state == PilotState::Up && self.supply.pilots[*p].free_gpus() >= gpus
         };
         let there = self.supply.nodes[node].pilots.iter().any(free);
-        let room =
-            self.takes_pilots(node, pool) && self.spare_gpus(node) >= size && !self.is_taken(node, size);
+        let room = self.takes_pilots(node, pool) && self.has_room(node, size);
         if !there && room && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
@@ -554,7 +549,7 @@ impl Core {
             return false;
         };
         let mut coming = self.supply.tickets.for_cell((cell, c.seq));
-        if coming.any(|t| t.node == Some(home) && !self.is_stuck(t)) {
+        if coming.any(|(_, t)| t.node == Some(home) && !self.is_stuck(t)) {
             return true;
         }
         let size = self.size_for(cell);

@@ -391,7 +391,7 @@ impl Pilot {
         (0..self.groups.len()).filter(fits).map(Some).collect()
     }
 
-    /// Its GPUs that would do for this need.
+    /// The pilot's groups of GPUs that would do for this need.
     pub(crate) fn fitting<'a>(&'a self, need: &'a Need) -> impl Iterator<Item = &'a Group> {
         self.groups.iter().filter(|g| g.fits(need))
     }

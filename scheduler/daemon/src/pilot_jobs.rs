@@ -923,7 +923,7 @@ mod tests {
         pilot_jobs.set_full(full(&["n1"]));
         assert_eq!(pilot_jobs.want(1, request(), NOW), [sbatch(1, Some("n3"), &[])]);
         assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
-        // It waits where it may be of use.
+        // The third pilot waits on the full node: each other node has a pilot.
         assert_eq!(pilot_jobs.want(3, request(), NOW), [sbatch(3, Some("n1"), &[])]);
     }
 

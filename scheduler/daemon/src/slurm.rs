@@ -456,7 +456,6 @@ fn offers(name: &PoolName, pool: &Pool, partitions: &[Partition], nodes: &[Node]
         let known = gpus.entry(gpu_type).or_default();
         *known = u16::try_from(count).unwrap_or(u16::MAX).max(*known);
     };
-    let mine = |t: &GpuType| pool.gpu_type.as_ref().is_none_or(|mine| t.as_str() == mine);
     if let Some(gpu_type) = &pool.gpu_type {
         most(gpu_type.as_str().into(), pool.gpus_per_pilot.into());
     }
@@ -473,8 +472,8 @@ fn offers(name: &PoolName, pool: &Pool, partitions: &[Partition], nodes: &[Node]
                 continue;
             };
             cpus = u16::try_from(node.cpus).unwrap_or(u16::MAX).max(cpus);
-            let there = node.gres.iter().filter(|g| g.name == "gpu");
-            for gres in there.filter(|g| mine(&g.gpu_type())) {
+            let kind = pool.gpu_type.as_deref();
+            for gres in node.gres.iter().filter(|g| g.is_gpu_of(kind)) {
                 most(gres.gpu_type(), gres.count);
             }
         }

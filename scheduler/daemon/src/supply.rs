@@ -31,7 +31,7 @@ pub(crate) struct Rooms {
     pub full: BTreeSet<NodeName>,
 }
 
-/// GPUs that the pool's pilots may have: those of its type.
+/// The number of the pool's GPUs in a list: its pilots may have GPUs of the pool's type alone.
 pub(crate) fn gpus(pool: &Pool, list: &[Gres]) -> u16 {
     let all = hop_slurm::gres::gpus_of(list, pool.gpu_type.as_deref());
     u16::try_from(all).unwrap_or(u16::MAX)

@@ -116,10 +116,7 @@ impl fmt::Display for Gres {
 
 /// GPUs in a list, of all types.
 pub fn gpus(list: &[Gres]) -> u64 {
-    list.iter()
-        .filter(|gres| gres.name == "gpu")
-        .map(|gres| gres.count)
-        .sum()
+    gpus_of(list, None)
 }
 
 /// GPUs of this type in a list; `None` means all.

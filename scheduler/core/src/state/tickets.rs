@@ -129,9 +129,9 @@ impl Tickets {
     }
 
     /// Tickets of pilots that were asked for on account of the cell.
-    pub(crate) fn for_cell(&self, cell: Waiting) -> impl Iterator<Item = &Ticket> {
+    pub(crate) fn for_cell(&self, cell: Waiting) -> impl Iterator<Item = (u64, &Ticket)> {
         let numbers = self.for_cell.range(all_of(cell));
-        numbers.map(|(_, number)| &self.all[number])
+        numbers.map(|&(_, number)| (number, &self.all[&number]))
     }
 
     /// Coming pilots on the pool's own nodes.

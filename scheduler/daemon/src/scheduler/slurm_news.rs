@@ -214,8 +214,9 @@ impl Scheduler {
         let told = rooms.of.iter().filter(|(node, room)| is_news(node, room));
         self.todo.extend(told.map(|(node, room)| room_of(node, *room)));
         self.pilot_jobs.set_full(rooms.full);
-        let taken = rooms.of.into_iter().filter(|(_, room)| *room != Room::default());
-        self.news.rooms = taken.collect();
+        // A node that isn't in this look keeps what the core was told.
+        self.news.rooms.extend(rooms.of);
+        self.news.rooms.retain(|_, room| *room != Room::default());
     }
 
     /// Reports pilots that Slurm doesn't start: `hop info` shows them as the reason why cells wait.
