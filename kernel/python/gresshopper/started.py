@@ -1,6 +1,6 @@
 """The kernel as it was before any code of the user's: its environment and its arguments.
 
-What differs from it is the notebook's doing, and belongs to its state. All else belongs to the process and its job.
+Later differences are the notebook's doing, and belong to its state. All else belongs to the process and its job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def know() -> None:
 
 
 def start() -> Start:
-    """As `know` found it; without it, what the operating system gave the process."""
+    """The start as `know` found it. Without that call, the environment comes from the operating system."""
     global _start  # noqa: PLW0603 - a process starts once
     if _start is None:
         _start = Start(_given(), None)

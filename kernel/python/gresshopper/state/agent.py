@@ -289,8 +289,8 @@ class Agent:
         self.between += ended - started
 
     def _later(self, seconds: float = THINK) -> None:
-        """Capture in think time: a cell cheaper than its capture isn't delayed. One attempt is planned at a time: a second
-        would begin right after the first, which a request broke off, and before that request's turn.
+        """Capture in think time: a cell cheaper than its capture isn't delayed. One attempt is planned at a time. If a
+        request breaks off the first of two attempts, the second would begin before the request's turn.
         """
         self._intended = intended = object()
         self._after_seconds(seconds, functools.partial(self._idle_if, intended))
@@ -335,8 +335,8 @@ class Agent:
 
     @yielding.Yielding()
     def _rest(self) -> None:
-        """Audit once after the last cell when the user thinks for longer: again later if they ask for something, and again
-        and again, in longer and longer pauses, while something runs beside the cells.
+        """Audit once after the last cell when the user thinks for longer. A request puts the audit off. While
+        something runs beside the cells, audits follow in longer and longer pauses.
         """
         self._resting = 0.0
         started = time.perf_counter()
@@ -1092,7 +1092,7 @@ def _take_back_streams() -> None:
             setattr(sys, name, own)
             print(
                 f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again",
-                file=sys.stderr if name == "stdin" else own,
+                file=STREAMS["stderr"] if name == "stdin" else own,
             )
 
 

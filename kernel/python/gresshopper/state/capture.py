@@ -587,9 +587,10 @@ class Capture:
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()
-        own.see()
         if libraries:
-            self._libraries = process.look_at_libraries(self.namespace)
+            self._libraries = process.look_at_libraries(self.namespace)  # sees new modules, too
+        else:
+            own.see()
         now.update(self._libraries)
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now

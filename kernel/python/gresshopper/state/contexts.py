@@ -24,8 +24,13 @@ def cell_is_over() -> None:
 
 
 def of_cells(reader: Callable[[], Any]) -> Any:
-    """What a function finds in the cells' context."""
+    """The result of a function that runs in the cells' context."""
     return reader() if _last is None else _last.copy().run(reader)
+
+
+def waits(name: str) -> bool:
+    """Whether a setting is still to be made where the next cell begins."""
+    return name in _waiting
 
 
 def wait_for_cell(settings: Mapping[str, Any]) -> None:

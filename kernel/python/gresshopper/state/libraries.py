@@ -19,7 +19,7 @@ from . import settings
 from .session import MAIN, NotHereError
 
 #: Libraries whose tables are left out: the kernel's own, and those that other sections read.
-OTHERS = frozenset(
+_OTHERS = frozenset(
     {
         "builtins",
         "sys",
@@ -56,7 +56,7 @@ OTHERS = frozenset(
     }
 )
 #: Libraries whose functions stand in other libraries from the kernel's start on, or from their own import.
-_KERNELS = OTHERS | {"matplotlib_inline", "decorator", "_pytest", "pytest", "typing_extensions"}
+_KERNELS = _OTHERS | {"matplotlib_inline", "decorator", "_pytest", "pytest", "typing_extensions"}
 _STANDARD: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
 _TABLES = (dict, list, set)
 #: Entries of a large table, and those of its end.
@@ -156,7 +156,7 @@ def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: 
             elif borrows and (lender := _lender(value, root)):
                 scan.lent.append((attr, lender))
         elif issubclass(kind, _TABLES):
-            if root not in OTHERS and attr[:2] != "__":
+            if root not in _OTHERS and attr[:2] != "__":
                 scan.tables.append((attr, value))
         elif known is _modules and issubclass(kind, type) and value.__module__ != MAIN:
             scan.classes.append((attr, value))

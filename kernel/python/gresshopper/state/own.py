@@ -1,4 +1,4 @@
-"""The user's own modules, of files beside the notebook: what they hold isn't saved, and a difference is told.
+"""The user's own modules, of files beside the notebook: a save leaves out their content, and a difference is told.
 
 A restore imports them anew. Marks of their variables, of their functions and of those of their classes, are compared
 with those of the save.
@@ -35,7 +35,7 @@ _first: dict[str, _Seen] = {}
 _last: dict[str, dict[str, str]] = {}
 
 
-def modules() -> list[types.ModuleType]:
+def _modules() -> list[types.ModuleType]:
     """The user's own modules that are loaded."""
     global _own  # noqa: PLW0603 - a process has one list of modules
     loaded = (len(sys.modules), next(reversed(sys.modules)))
@@ -47,19 +47,22 @@ def modules() -> list[types.ModuleType]:
 def see(seconds: float = _NEW) -> list[types.ModuleType]:
     """The user's own modules; remembers the content of new ones."""
     until = time.perf_counter() + seconds
-    for module in modules():
+    found = _modules()
+    for module in found:
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
         if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
             marks = _last[module.__name__] = _marks(module)
             _first[module.__name__] = _Seen(spec, marks, _file(str(module.__file__)))
-    return _own[1]
+    return found
 
 
 def read() -> dict[str, dict[str, Any]]:
     """Marks of the modules (`is`), names of what has changed since the first look, and their files as of then."""
     until = time.perf_counter() + _ALL
+    before = dict(_last)
     names = {module.__name__: module for module in see(_ALL) if module.__name__ in _first}
-    for name in [name for name in _last if name in names]:  # those first that were marked longest ago
+    old = [name for name, marks in before.items() if name in names and _last[name] is marks]
+    for name in old:  # those first that were marked longest ago
         if time.perf_counter() > until:
             break
         del _last[name]
@@ -108,7 +111,7 @@ _NAMED = 8
 
 
 def _differ(was: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Names that one lacks, or of which both know what they are, and not the same."""
+    """Names that only one of the two has, and names with two known, different marks."""
     there = was.keys() & now.keys()
     return sorted((was.keys() ^ now.keys()) | {k for k in there if was[k] and now[k] and was[k] != now[k]})
 
@@ -130,7 +133,7 @@ def _marks(module: types.ModuleType) -> dict[str, str]:
 
 
 def _members(kind: type) -> list[tuple[str, Any]]:
-    """What a class holds. Of what Python and libraries name with two underscores, methods alone."""
+    """A class's own members. Of names that begin with two underscores, only functions count."""
     held = type.__dict__["__dict__"].__get__(kind)
     return [
         (name, value)

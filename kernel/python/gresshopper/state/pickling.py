@@ -131,8 +131,8 @@ class _Deep(Rules, pickle._Pickler):
             self._looked = None  # it holds this pickler, too
 
     def _look(self) -> None:
-        """Ends a dump that gets deeper by objects that are only made as it gets there: a `MagicMock` makes another for each
-        attribute that it is asked for. The collector waits, so all that was made since is young.
+        """Ends a dump that gets deeper by objects that the dump itself makes: a `MagicMock` makes another for each
+        attribute that it is asked for. Python's collector waits meanwhile, so all objects made since then are young.
         """
         path = [obj for obj in _path(sys._getframe()) if _is_instance(obj)]
         before, self._looked = self._looked, (len(path), gc.get_objects(generation=0))
@@ -178,7 +178,7 @@ def _is_instance(obj: Any) -> bool:
 
 
 def _maker(t: type) -> type:
-    """A class by which its kind is known again: a mock's class is its own, and the one below has the name."""
+    """The nearest class that can be found again by name. Each mock has a class of its own, whose base has the name."""
     return next((c for c in t.__mro__[:-1] if c.__module__ == MAIN or importable(c)), t)
 
 

@@ -1,7 +1,7 @@
 """Containers of the interpreter's that a variable holds too: `from sys import path`.
 
-Such an object is written as its place in `sys`: after a restore the variable is the new process's own. The content is the
-process's, or a section of its own.
+A capture writes such a container as its place in `sys`. After a restore the variable holds the new process's container.
+The content belongs to the process, or has a section of its own.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _environ() -> _Changes:
     return _environ_read[1]
 
 
-#: Variables that this package takes out once it has read them.
+#: The prefix of variables that this package deletes once it has read them.
 _OURS = "GRESSHOPPER_"
 
 
@@ -398,7 +398,7 @@ def _set_paths(state: Any) -> None:
     os.chdir(state["cwd"])
 
 
-#: What the state that was set last changed in the environment.
+#: The changes of the environment in the state that was set last.
 _environ_set: _Changes = ({}, [])
 
 

@@ -1,4 +1,4 @@
-"""What the user's own pickling code prints during a capture reaches no cell: the capture comes beside the cells.
+"""Output of the user's own pickling code during a capture is dropped: the capture comes beside the cells.
 
 The notebook's streams stay the very objects that they are, and print what other threads write meanwhile.
 """
@@ -27,8 +27,8 @@ def quiet() -> Iterator[None]:
 
     with contextlib.ExitStack() as undone:
         undone.callback(on.clear)
-        for stream in STREAMS.values():
-            _silence(stream, is_quiet, undone)
+        for name in STREAMS.keys() - {"stdin"}:
+            _silence(STREAMS[name], is_quiet, undone)
         yield
 
 

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
-from . import adapters, singles
+from . import adapters, contexts, singles
 from .lost import Lost, LostError, stands_still
 from .session import MAIN, STREAMS
 
@@ -269,7 +269,7 @@ def decimal_context() -> Any:
     import decimal
 
     if not decimals:
-        decimals.append(decimal.getcontext())
+        decimals.append(contexts.of_cells(decimal.getcontext))
     return decimals[0]
 
 

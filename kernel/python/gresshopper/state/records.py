@@ -125,7 +125,7 @@ class Writer:
         self._inputs = 0
         self._ordered: Sequence[str] = []
         self._modules = 0
-        #: What ran beside the cells at the last record.
+        #: Threads and tasks that ran beside the cells at the last record.
         self._beside: Sequence[str] = []
 
     def moved(self) -> bool:

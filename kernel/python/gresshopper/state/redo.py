@@ -80,7 +80,7 @@ class Replay:
     def __init__(self, snapshot: restore.Snapshot, store: Store, session: pickling.Session) -> None:
         self._snapshot, self._store, self._session = snapshot, store, session
         self._wanted = {uid: e for uid, e in snapshot.units.items() if e.said.get("redo")}
-        self._flags = rerun.flags_of(lambda: restore.stream(snapshot.sections["IPython"], store))
+        self._flags = rerun.flags_of(lambda: restore.stream(snapshot.sections[rerun.FUTURES], store))
         self.values: dict[str, Any] = {}
         self.failed: dict[int, str] = {}
 

@@ -190,7 +190,7 @@ def _run_cell(
     process.apply({k: v for k, v in sections.items() if k in ("random", "numpy", "torch")}, lambda _: None)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            file, flags = cell.get("file") or "<re-run>", flags_of(lambda: sections["IPython"])
+            file, flags = cell.get("file") or "<re-run>", flags_of(lambda: sections[FUTURES])
             exec(compile(cell["source"], file, "exec", flags, dont_inherit=True), scratch)
         _same_rest(records[at], wanted, scratch, session, store)
         return {name: scratch[name] for name in wanted if name in scratch}
@@ -204,11 +204,15 @@ def _run_cell(
             del scratch[name]
 
 
-def flags_of(shell: Callable[[], bytes]) -> int:
-    """The compiler's flags by what cells imported from `__future__`, as the section of the shell says."""
+#: The section of what cells imported from `__future__`.
+FUTURES = "IPython.core.compilerop"
+
+
+def flags_of(section: Callable[[], bytes]) -> int:
+    """The compiler's flags by what cells imported from `__future__`, as the section says."""
     try:
-        futures = pickle.loads(shell())["futures"]
-    except Exception:  # there was no shell, or what else it kept can't be loaded
+        futures = pickle.loads(section())
+    except Exception:  # there was no shell
         return 0
     return functools.reduce(operator.or_, (getattr(__future__, name).compiler_flag for name in futures), 0)
 

@@ -100,7 +100,7 @@ class Snapshot:
             self.redo, self._redo_record = head["redo"], record
 
     def ended(self) -> list[str]:
-        """What no restore brings back of the process, in sentences."""
+        """Sentences on the threads and tasks that ended with the process: no restore brings them back."""
         return [f"{one}, which ran beside the cells, ended with its process" for one in self.beside]
 
     def redo_bytes(self, ref: Mapping[str, Any], store: Store) -> bytes:

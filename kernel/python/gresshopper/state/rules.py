@@ -326,7 +326,9 @@ class Rules(Writing):
     # --- the standard library ---
 
     def _decimals(self, made: Any) -> Any:
-        if contexts.of_cells(sys.modules["decimal"].getcontext) is not made:
+        # Before the next cell the cells have the one that was restored.
+        waits = recipes.decimals and contexts.waits("decimal")
+        if made is not (recipes.decimals[0] if waits else contexts.of_cells(sys.modules["decimal"].getcontext)):
             return NotImplemented
         self.unlinked.add(id(made))  # its content is the process's
         return recipes.decimal_context, ()

@@ -19,12 +19,11 @@ def of(obj: Any) -> Shape:
 
 def changed(before: Iterable[tuple[Any, Shape]]) -> list[str]:
     """Changes since these shapes were taken, in sentences: of instances that only their own pickling touched since."""
-    found = {
-        type(obj).__qualname__: sorted({name for name, _ in set(shape) ^ set(of(obj))})
-        for obj, shape in before
-        if shape != of(obj)
-    }
-    return [f"{name}'s own pickling changes it at each capture: {', '.join(which)}" for name, which in found.items()]
+    found: dict[str, set[str]] = {}
+    for obj, shape in before:
+        if which := {name for name, _ in set(shape) ^ set(of(obj))}:
+            found.setdefault(type(obj).__qualname__, set()).update(which)
+    return [f"{kind}'s own pickling changes it at each capture: {', '.join(sorted(w))}" for kind, w in found.items()]
 
 
 def _print(value: Any) -> str:

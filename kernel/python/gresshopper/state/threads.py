@@ -77,13 +77,13 @@ def tasks_of_user(namespace: Mapping[str, Any]) -> list[str]:
 
 
 def _of_user(coro: Any, namespace: Mapping[str, Any]) -> str | None:
-    """The name of the coroutine of the user's that this one is, or that it runs."""
+    """The name of the user's coroutine that this coroutine is, or runs."""
     for inner, frame in _awaited(coro):
         scope = frame.f_globals
         if scope is namespace or own_module(sys.modules.get(str(scope.get("__name__")))):
             return str(inner.__qualname__)
         if inspect.iscoroutine(inner) and inspect.getcoroutinestate(inner) == inspect.CORO_CREATED:
-            # What a library's is given to run (`asyncio.wait_for(own(), 10)`) is among its arguments.
+            # A library's coroutine that hasn't begun may have the user's as argument (`asyncio.wait_for(own(), 10)`).
             given = filter(inspect.iscoroutine, frame.f_locals.values())
             return next((name for name in (_of_user(one, namespace) for one in given) if name is not None), None)
     return None

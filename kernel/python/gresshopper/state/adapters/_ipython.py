@@ -54,7 +54,6 @@ def ipython() -> dict[str, Any]:
         "held": _held(manager),
         "registered": _registered(manager),
         "handled": [error.__name__ for error in shell.custom_exceptions],
-        "futures": [name for name, flag in _FUTURES.items() if shell.compile.flags & flag],
         "pdb": bool(shell.call_pdb),
         "directories": list(shell.dir_stack),
         "config": _config(shell),
@@ -86,7 +85,7 @@ def _configurables(shell: Any) -> dict[str, Any]:
 
 
 def _config(shell: Any) -> dict[str, dict[str, Any]]:
-    """What `%config` set, also of what isn't loaded yet."""
+    """Plain traits in the shell's configuration, which `%config` changes, also of classes that aren't loaded yet."""
     found = {}
     for kind, traits in shell.config.items():
         if not kind.endswith(_APPLICATIONS) and isinstance(traits, dict):
@@ -98,24 +97,23 @@ def _config(shell: Any) -> dict[str, dict[str, Any]]:
 def _traits(shell: Any) -> dict[str, dict[str, Any]]:
     """Traits that aren't as IPython makes them."""
     found: dict[str, dict[str, Any]] = {}
-    for made in shell.configurables:
+    for kind, made in _configurables(shell).items():
         values = made._trait_values
         for name, default in _defaults_of(made).items():
             value = values.get(name, default)
             if value is not default and value != default and singles.is_plain(value):
-                found.setdefault(type(made).__name__, {})[name] = value
+                found.setdefault(kind, {})[name] = value
     return found
 
 
 def _defaults_of(made: Any) -> dict[str, Any]:
     known = _defaults.get(type(made))
     if known is None:
-        # Asked for, a default that is found out may make what it describes.
+        # A dynamic default may create an object when it is read, so such traits are left out.
         found_out = {name for base in type(made).__mro__ for name in vars(base).get("_trait_default_generators", ())}
-        traits = {} if type(made).__name__.endswith(_APPLICATIONS) else made.traits(config=True)
         known = _defaults[type(made)] = {
             name: trait.default(made)
-            for name, trait in traits.items()
+            for name, trait in made.traits(config=True).items()
             if name not in _OF_PROCESS | found_out and not hasattr(made, f"_{name}_default")
         }
     return known
@@ -207,6 +205,16 @@ _OF_TRAITS = ("_trait", "_cross_validation")
 _OF_MAGICS = ("magics", "options_table")
 
 
+def _futures() -> list[str]:
+    return [name for name, flag in _FUTURES.items() if get_shell().compile.flags & flag]
+
+
+def _set_futures(state: list[str]) -> None:
+    compiler = get_shell().compile
+    for name, flag in _FUTURES.items():
+        compiler.flags = compiler.flags & ~flag | (flag if name in state else 0)
+
+
 def set_ipython(state: dict[str, Any]) -> None:
     """
     # Errors
@@ -215,8 +223,6 @@ def set_ipython(state: dict[str, Any]) -> None:
     shell = get_shell()
     if "traits" in state:
         _set_configured(shell, state)
-        for name, flag in _FUTURES.items():
-            shell.compile.flags = shell.compile.flags & ~flag | (flag if name in state["futures"] else 0)
         shell.dir_stack[:] = state["directories"]
         if bool(shell.call_pdb) != state["pdb"]:
             shell.call_pdb = state["pdb"]
@@ -283,4 +289,12 @@ def _bases() -> list[tuple[Any, Rule]]:
     return [] if formatters is None else [(formatters.BaseFormatter, _formatter)]
 
 
-ADAPTER = Adapter(modules=("IPython",), bases=_bases, sections={"IPython": Section(ipython, set_ipython)})
+ADAPTER = Adapter(
+    modules=("IPython",),
+    bases=_bases,
+    sections={
+        "IPython": Section(ipython, set_ipython),
+        # Of its own: a cell that runs again needs it, and nothing else of the shell's.
+        "IPython.core.compilerop": Section(_futures, _set_futures),
+    },
+)

@@ -120,19 +120,11 @@ def _set_types(state: list[type]) -> None:
             register_extension_dtype(kind)
 
 
-def _know_colours() -> None:
-    _known_colours()
-
-
-def _know_fonts() -> None:
-    _known_fonts()
-
-
 ADAPTER = Adapter(
     modules=("matplotlib", "pandas"),
     sections={
-        "matplotlib.colors": Section(_colours, _set_colours, know=_know_colours),
-        "matplotlib.font_manager": Section(_fonts, _set_fonts, know=_know_fonts),
+        "matplotlib.colors": Section(_colours, _set_colours, know=_known_colours),
+        "matplotlib.font_manager": Section(_fonts, _set_fonts, know=_known_fonts),
         "pandas.core.dtypes.base": Section(_types, _set_types),
     },
 )
