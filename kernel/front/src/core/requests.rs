@@ -437,4 +437,4 @@ impl Open {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,7 +1,8 @@
 //! Interrupts and ends, with and without a replica.
 
 use super::*;
-use crate::core::{Mark, Records};
+use crate::core::Mark;
+use crate::core::requests::tests::take_in;
 use hop_protocol::jupyter::Author;
 use hop_protocol::message::Over;
 use hop_protocol::retain::Retained;
@@ -152,13 +153,7 @@ impl World {
     }
 
     fn settles(&mut self) {
-        self.front.have_left(&std::mem::take(&mut self.ear.left));
-        match self.front.records() {
-            Some(Records::More(more)) => self.records.extend(more),
-            Some(Records::All(all)) => self.records = all,
-            None => {}
-        }
-        self.front.sanity_check();
+        take_in(&mut self.front, &mut self.ear.left, &mut self.records);
         self.ear.kept.sanity_check();
     }
 

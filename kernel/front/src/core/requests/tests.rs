@@ -72,6 +72,17 @@ impl Wire for Ear {
     }
 }
 
+/// Takes in what has left the front, and what it has to record.
+pub(crate) fn take_in(front: &mut Front, left: &mut Vec<Mark>, records: &mut Vec<u8>) {
+    front.have_left(&std::mem::take(left));
+    match front.records() {
+        Some(Records::More(more)) => records.extend(more),
+        Some(Records::All(all)) => *records = all,
+        None => {}
+    }
+    front.sanity_check();
+}
+
 struct World {
     front: Front,
     client: Author,
@@ -148,13 +159,7 @@ impl World {
     }
 
     fn settles(&mut self) {
-        self.front.have_left(&std::mem::take(&mut self.ear.left));
-        match self.front.records() {
-            Some(Records::More(more)) => self.records.extend(more),
-            Some(Records::All(all)) => self.records = all,
-            None => {}
-        }
-        self.front.sanity_check();
+        take_in(&mut self.front, &mut self.ear.left, &mut self.records);
     }
 
     /// The front is killed, and another one follows.
