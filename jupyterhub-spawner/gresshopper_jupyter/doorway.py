@@ -102,15 +102,13 @@ def _bound(family: int, address: str, port: int) -> socket.socket | None:
 
 
 def _probe(addresses: Sequence[tuple[int, str]], candidate: int, probes: contextlib.ExitStack) -> int:
-    """The candidate, or for 0 a port of Linux's choice, held at all these addresses by `probes`. OSError if it isn't
-    free at one of them."""
+    """The candidate, or for 0 a port of Linux's choice, held at all these addresses by `probes`; 0 if the host has none
+    of these families. OSError if it isn't free at one of them."""
     number = 0
     for family, address in addresses:
         probe = _bound(family, address, number or candidate)
         if probe is not None:
             number = probes.enter_context(probe).getsockname()[1]
-    if not number:
-        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     return number
 
 
@@ -118,6 +116,8 @@ def _reserve(addresses: Sequence[tuple[int, str]], candidate: int) -> Port:
     """The port, free at these addresses, and kept in the family in which there are none. OSError if it isn't free."""
     with contextlib.ExitStack() as probes:
         number = _probe(addresses, candidate, probes)
+        if not number:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
         # One at most: a server listens somewhere.
         others = set(_ANY) - {family for family, _ in addresses}
         return Port(number, next((_bound(family, _ANY[family], number) for family in others), None))
@@ -145,9 +145,9 @@ def is_free(ip: str, port: int) -> bool:
     try:
         with contextlib.ExitStack() as probes:
             _probe(_addresses(ip), port, probes)
-    except OSError as error:
-        # Nobody has a port in a family that the host hasn't.
-        return error.errno in _NO_FAMILY
+    except OSError:
+        return False
+    # Nobody has a port in a family that the host hasn't.
     return True
 
 
