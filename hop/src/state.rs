@@ -253,7 +253,7 @@ impl Place {
         Ok(Arc::new(local))
     }
 
-    /// Has collections find a state in this folder, whose data folder they are of.
+    /// Registers a folder with a state in the store, so that later collections keep the state's content.
     fn keep_content_of(&self, folder: &Path) -> Result<(), Failure> {
         // The named states' place: once for all of them.
         let place = if folder.starts_with(&self.states) {

@@ -383,7 +383,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     def renamed(self, old: str, new: str) -> None:
         """A notebook, or a folder, has another path. Paths of other notebooks change nothing."""
-        # Of the notebook itself, or of a folder above it.
+        # The old path may be the notebook's, or that of a folder above it.
         if self._front is not None and f"{self._path}/".startswith(f"{old}/"):
             self._path = new + self._path[len(old) :]
             self._front.renamed(self._path)

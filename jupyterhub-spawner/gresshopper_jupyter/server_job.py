@@ -107,7 +107,7 @@ def without_slurms_own() -> dict[str, str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The same, without the folders on the hub's PATH closed to this user."""
+    """Our environment without Slurm's settings, and without folders on PATH that are closed to this user."""
     kept = without_slurms_own()
     if "PATH" in kept:
         kept["PATH"] = ":".join(p for p in kept["PATH"].split(":") if p and os.access(p, os.X_OK)) or os.defpath

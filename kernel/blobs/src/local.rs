@@ -141,8 +141,8 @@ impl Local {
         touched(self.path(id)) || touched(self.packed_path(id))
     }
 
-    /// Writes a chunk. The chunk gets its name once its content is on disk: some file systems tell only then that there is
-    /// no room, and a machine that loses power leaves no chunk that is there by name alone.
+    /// Writes a chunk. The chunk gets its name once its content is on disk. Some file systems tell only then that there
+    /// is no room. After a loss of power, no chunk is there by name alone.
     fn write(&self, path: &Path, content: &[u8], direct: bool) -> Result<(), PutError> {
         let failed = |source| PutError::Write {
             path: path.to_owned(),

@@ -197,7 +197,7 @@ fn all_logs(store: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, GarbageErr
     Ok(found)
 }
 
-/// The folder behind a link of [`register`]. `None` means that the folder above is there and this one is not.
+/// The folder behind a link of [`register`]. `None` means that the folder is gone, though its parent is there.
 fn linked(link: &Path) -> Result<Option<PathBuf>, GarbageError> {
     let folder = fs::read_link(link)?;
     match fs::metadata(&folder) {

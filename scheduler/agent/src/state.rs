@@ -28,7 +28,7 @@ pub(crate) struct AgentState {
     facts: PilotFacts,
     term: Term,
     keeping: Keeping,
-    /// The connected `hopd` is older than the one that this node obeys: the words for it.
+    /// The reason for hanging up, if the connected `hopd` is older than the one that this node obeys.
     older: Option<String>,
     draining: bool,
     /// Slurm ends the pilot: no step can be started any more.

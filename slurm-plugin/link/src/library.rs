@@ -448,7 +448,7 @@ fn oversubscribe(max_share: u16) -> String {
     }
 }
 
-/// As `scontrol` writes it: a partition without its own mode has the cluster's.
+/// A partition's `PreemptMode` as `scontrol` writes it. A partition without its own mode has the cluster's.
 fn preempt_mode(mode: u16, cluster: u16) -> String {
     const NO_VAL16: u16 = 0xfffe;
     let mode = u32::from(if mode == NO_VAL16 { cluster } else { mode });

@@ -28,7 +28,7 @@ impl AgentState {
                 self.term
             );
             out.push(Output::Warn(reason.clone()));
-            // It hears of the younger one, refuses us, and can say so to its administrator.
+            // The older `hopd` hears of the younger one, refuses us, and can tell its administrator.
             self.older = Some(reason);
             self.report_up(out);
             return;
