@@ -12,6 +12,9 @@ pub struct WaitingCell {
     pub cell: CellId,
     pub need: Need,
     pub class: Class,
+    /// Mark of the cell's text: a kernel's cells with one print have one text. 0 means unknown.
+    #[serde(default)]
+    pub print: u64,
 }
 
 /// A cell parked in its middle, with its GPU memory on the host.

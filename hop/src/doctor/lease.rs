@@ -160,6 +160,7 @@ impl Tried {
                 cell: CellId::from(CELL),
                 need: Need::gpus(1),
                 class: Class::Interactive,
+                print: 0,
             })
             .await?;
         let grant = self.granted(deadline).await?;

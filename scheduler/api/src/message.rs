@@ -123,6 +123,9 @@ pub enum Request {
         cell: CellId,
         need: Need,
         class: Class,
+        /// As in [`WaitingCell`]. Only the kernel's own keys tell whether it is a given text's.
+        #[serde(default)]
+        print: u64,
     },
     /// The cell was interrupted, or its kernel ends: forget a waiting cell, end a running one.
     CancelCell {

@@ -138,7 +138,7 @@ impl Core {
                         cell: w.cell.clone(),
                         need: w.need.clone(),
                         class: w.class,
-                        print: 0,
+                        print: w.print,
                     };
                     self.submit(asked, out);
                 }

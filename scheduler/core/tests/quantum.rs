@@ -279,6 +279,7 @@ fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
             cell: cell.clone(),
             need: Need::gpus(1),
             class: Class::Batch,
+            print: 0,
         }],
         parked: Some(ParkedCell {
             cell: cell.clone(),

@@ -1034,6 +1034,7 @@ fn a_report_that_crosses_a_grant_ends_no_lease() {
         cell: cell.clone(),
         need: Need::gpus(1),
         class: Class::Interactive,
+        print: 0,
     };
     let out = w.tell(report(vec![waits]));
     assert!(

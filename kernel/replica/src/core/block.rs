@@ -109,6 +109,7 @@ impl Core {
                 .as_ref()
                 .map_or_else(super::cells::no_header, |c| self.cells.header(c)),
             class: need::class_of(&need, &run),
+            print: 0,
             need,
             kind: Kind::Block { request, inside },
         });

@@ -478,6 +478,16 @@ impl Cells {
 }
 
 impl Cell {
+    /// The cell's text; empty for a cell outside of the order.
+    pub(super) fn code(&self) -> String {
+        match &self.stage {
+            Stage::Held(request, _) | Stage::Seeking(request, _) | Stage::Running(request, _) => {
+                request.code()
+            }
+            Stage::Free | Stage::Early(_) => String::new(),
+        }
+    }
+
     pub(super) fn stage(&self) -> StageName {
         match self.stage {
             Stage::Held(..) => StageName::Held,

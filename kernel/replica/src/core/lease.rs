@@ -20,6 +20,8 @@ pub(super) struct Seeker {
     pub(super) header: Bytes,
     pub(super) need: Need,
     pub(super) class: Class,
+    /// Of the cell's text; 0 for a block, which is a part of a text.
+    pub(super) print: u64,
     pub(super) kind: Kind,
 }
 

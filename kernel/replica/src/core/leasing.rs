@@ -23,6 +23,7 @@ impl Core {
             header: cell.header.clone(),
             class: need::class_of(&need, &cell.run),
             kind: Kind::Cell,
+            print: self.author.signer().print(cell.code().as_bytes()),
             id: id.clone(),
             need,
         };
@@ -36,7 +37,7 @@ impl Core {
             super::Hopd::Down(why) => wording::scheduler_away(why),
         };
         let ((kernel, tenure), cell) = (self.office(), seeker.id.clone());
-        let (need, class) = (seeker.need.clone(), seeker.class);
+        let (need, class, print) = (seeker.need.clone(), seeker.class, seeker.print);
         self.lease = Lease::Asked(seeker, Wait::new(self.now, state));
         self.tell_hopd(ToHopd::Submit {
             kernel,
@@ -44,6 +45,7 @@ impl Core {
             cell,
             need,
             class,
+            print,
         });
     }
 

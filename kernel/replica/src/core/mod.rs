@@ -770,6 +770,7 @@ impl Core {
             cell: s.id.clone(),
             need: s.need.clone(),
             class: s.class,
+            print: s.print,
         };
         let report = ReplicaUp {
             kernel: kernel.clone(),

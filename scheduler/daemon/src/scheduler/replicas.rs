@@ -298,6 +298,7 @@ impl Scheduler {
                 cell,
                 need,
                 class,
+                print,
             } => {
                 self.speaks_for(conn, &kernel, tenure)?;
                 access::check_name("cell id", cell.as_str())?;
@@ -311,7 +312,7 @@ impl Scheduler {
                     cell,
                     need,
                     class,
-                    print: 0,
+                    print,
                 }));
             }
             Request::CancelCell { kernel, tenure, cell } => {

@@ -881,7 +881,7 @@ async fn a_lease_that_stays_says_until_when_where_its_pool_fixes_that() {
         house.say(ada, submit("a", 1));
         let lease = house.scheduler.core.leases()[0].lease;
         house.say(agent.0, started(lease));
-        house.say(ada, cell_ended(lease));
+        house.say(ada, cell_ended(1, lease));
         let view = house.scheduler.core.lease(lease).unwrap();
         assert_eq!(view.state, "LINGERING");
         let expected = is_told.then(|| (lease, view.since + Span::from_secs(9)));
@@ -889,11 +889,32 @@ async fn a_lease_that_stays_says_until_when_where_its_pool_fixes_that() {
     }
 }
 
-fn cell_ended(lease: LeaseId) -> Request {
+#[tokio::test]
+async fn a_cell_is_foretold_from_earlier_runs_of_its_text() {
+    let mut lending = Lending::new();
+    for cell in [1, 2, 2] {
+        lending.house.say(lending.ada.0, submit("a", cell));
+        let lease = lending.house.scheduler.core.leases()[0].lease;
+        lending.house.say(lending.agent.0, started(lease));
+        lending.house.say(lending.ada.0, cell_ended(cell, lease));
+    }
+    let runs_behind = |print| {
+        let core = &lending.house.scheduler.core;
+        core.foretell(&"a".into(), print, Span::ZERO).unwrap().history
+    };
+    assert_eq!([1, 2].map(runs_behind), [1, 2]);
+    assert_eq!(
+        runs_behind(3),
+        3,
+        "a text that never ran has the kernel's other runs"
+    );
+}
+
+fn cell_ended(cell: usize, lease: LeaseId) -> Request {
     Request::CellEnded {
         kernel: "a".into(),
         tenure: Tenure(0),
-        cell: "c1".into(),
+        cell: format!("c{cell}").into(),
         lease,
         started: Timestamp(1),
         ended: Timestamp(2),
@@ -1018,7 +1039,12 @@ fn place(kernel: &str) -> Request {
 
 fn waits(cell: &str, need: Need, class: Class) -> WaitingCell {
     let cell = cell.into();
-    WaitingCell { cell, need, class }
+    WaitingCell {
+        cell,
+        need,
+        class,
+        print: 0,
+    }
 }
 
 fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Request {
@@ -1051,6 +1077,7 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
     }))
 }
 
+/// Cells of one number have one text.
 fn submit(kernel: &str, cell: usize) -> Request {
     Request::Submit {
         kernel: kernel.into(),
@@ -1058,6 +1085,7 @@ fn submit(kernel: &str, cell: usize) -> Request {
         cell: format!("c{cell}").into(),
         need: Need::gpus(1),
         class: Class::Interactive,
+        print: cell as u64,
     }
 }
 
@@ -1387,6 +1415,7 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
                         cell,
                         need: need.clone(),
                         class,
+                        print: 0,
                     },
                 );
             }
@@ -1475,6 +1504,7 @@ fn submit_as(tenure: u64) -> Request {
             cell,
             need,
             class,
+            print,
             ..
         } => Request::Submit {
             kernel,
@@ -1482,6 +1512,7 @@ fn submit_as(tenure: u64) -> Request {
             cell,
             need,
             class,
+            print,
         },
         other => other,
     }
@@ -1574,13 +1605,18 @@ async fn a_deposed_executor_is_lent_nothing_though_it_is_connected() {
 
     let second = match submit_as(3) {
         Request::Submit {
-            kernel, need, class, ..
+            kernel,
+            need,
+            class,
+            print,
+            ..
         } => Request::Submit {
             kernel,
             tenure: Tenure(3),
             cell: "c2".into(),
             need,
             class,
+            print,
         },
         other => other,
     };

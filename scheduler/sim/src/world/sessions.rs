@@ -141,7 +141,12 @@ impl World<'_> {
                 },
             );
         }
-        let WaitingCell { cell, need, class } = self.waiting_cell(s, cell);
+        let WaitingCell {
+            cell,
+            need,
+            class,
+            print,
+        } = self.waiting_cell(s, cell);
         self.tell(Input::Submit(Submit {
             kernel: self.sessions[s].kernel.clone(),
             cell,
@@ -176,6 +181,7 @@ impl World<'_> {
                 ..Need::default()
             },
             class: self.class(s),
+            print: c.print,
         }
     }
 

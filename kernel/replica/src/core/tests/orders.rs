@@ -49,6 +49,21 @@ fn a_kernel_that_knows_no_interrupt_message_gets_a_signal() {
 }
 
 #[test]
+fn a_text_has_one_print_in_all_replicas_of_a_kernel_and_in_no_other_kernel() {
+    let print = |key: &[u8], cell: &str, code: &str| {
+        let mut world = World::up();
+        world.core.author = Author::new(key, "replica".into());
+        world.run_with(cell, &json!({"code": code}), gpu());
+        world.core.lease.seeker().unwrap().print
+    };
+    let first = print(KEY, "a", "fit()");
+    assert_eq!(print(KEY, "b", "fit()"), first);
+    for other in [print(KEY, "a", "fit(2)"), print(b"another's", "a", "fit()")] {
+        assert!(other != first && other != 0, "{other}");
+    }
+}
+
+#[test]
 fn a_lease_is_asked_for_when_nothing_runs() {
     let mut world = World::up();
     world.run("a", Value::Null);

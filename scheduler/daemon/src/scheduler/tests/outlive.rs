@@ -186,6 +186,7 @@ async fn a_kernel_is_listed_with_what_it_does() {
             cell: "c".into(),
             need: Need::gpus(1),
             class: Class::Interactive,
+            print: 0,
         },
     );
     assert_eq!(lived.row().state, KernelState::Waiting);
@@ -257,6 +258,7 @@ async fn its_waiting_cells_are_refused_when_a_kernel_hibernates() {
         cell: "c".into(),
         need: Need::gpus(1),
         class: Class::Interactive,
+        print: 0,
     };
     lived.house.say(lived.replica.0, submit);
     let hibernated = Request::Hibernated {
