@@ -2,7 +2,7 @@
 //! The states are here, the verbs in [`super::leasing`].
 
 use bytes::Bytes;
-use hop_api::message::{Grant, ParkedCell};
+use hop_api::message::{Grant, ParkedCell, WaitingCell};
 use hop_words::id::{CellId, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -211,6 +211,16 @@ pub(super) fn parks_from(grant: &Grant, class: Class, now: Timestamp) -> Option<
 }
 
 impl Seeker {
+    /// As `hopd` hears of it on a new connection.
+    pub(super) fn as_waiting(&self) -> WaitingCell {
+        WaitingCell {
+            cell: self.id.clone(),
+            need: self.need.clone(),
+            class: self.class,
+            print: self.print,
+        }
+    }
+
     pub(super) fn as_cell(&self) -> Option<&CellId> {
         (self.kind == Kind::Cell).then_some(&self.id)
     }

@@ -40,7 +40,7 @@ use bytes::Bytes;
 use cells::{Cells, Next, StageName};
 use durable::Durable;
 use hop_api::message::{
-    Bound, EndedCell, Event, Outcome, ReplicaRole, ReplicaUp, Request as ToHopd, SeatStep, WaitingCell,
+    Bound, EndedCell, Event, Outcome, ReplicaRole, ReplicaUp, Request as ToHopd, SeatStep,
 };
 use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
@@ -766,12 +766,6 @@ impl Core {
             Lease::Asked(seeker, _) => Some(seeker),
             _ => standing.map(|s| &s.seeker),
         };
-        let as_waiting = |s: &lease::Seeker| WaitingCell {
-            cell: s.id.clone(),
-            need: s.need.clone(),
-            class: s.class,
-            print: s.print,
-        };
         let report = ReplicaUp {
             kernel: kernel.clone(),
             incarnation: *incarnation,
@@ -784,7 +778,7 @@ impl Core {
             name: launch.name.clone(),
             holds,
             ended: self.ended.clone(),
-            waiting: seeker.map(as_waiting).into_iter().collect(),
+            waiting: seeker.map(lease::Seeker::as_waiting).into_iter().collect(),
             parks: *can_park,
             kept: true,
             parked: standing.map(|s| s.as_reported()),
