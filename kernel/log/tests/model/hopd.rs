@@ -332,6 +332,7 @@ impl Hopd {
                     cell: name(cell),
                     need: Need::gpus(1),
                     class: Class::Interactive,
+                    print: 0,
                 });
                 let ended = ended.map(|cell| EndedCell {
                     cell: name(cell),

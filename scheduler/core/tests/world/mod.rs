@@ -478,6 +478,7 @@ impl World {
             cell: cell.clone(),
             need: Need::gpus(1),
             class: Class::Interactive,
+            print: 0,
         });
         self.tell(Input::ReplicaUp(ReplicaUp {
             kernel: kernel.clone(),
@@ -656,6 +657,7 @@ impl World {
                 cell: cell.clone(),
                 need: Need::gpus(1),
                 class: Class::Interactive,
+                print: 0,
             }],
             parked: Some(ParkedCell {
                 cell: cell.clone(),
