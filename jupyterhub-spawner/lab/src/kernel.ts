@@ -90,6 +90,28 @@ export function waits(state: KernelState): boolean {
   return state.standing.state === "queued" || state.standing.state === "parked";
 }
 
+/** What a person is offered to end: the wait of that cell, or the keeping of that lease. */
+export type Offer =
+  | { readonly kind: "wait"; readonly cell: string | undefined }
+  | { readonly kind: "lingering"; readonly lease: number | undefined };
+
+export function offered(state: KernelState): Offer | null {
+  if (state.standing.state === "lingering") {
+    return { kind: "lingering", lease: state.standing.grant.lease };
+  }
+  return waits(state) ? { kind: "wait", cell: state.cell } : null;
+}
+
+/** Whether an offer that was made before is the one of now. Its cell may run meanwhile, and another one wait. */
+export function stillOffered(offer: Offer, state: KernelState): boolean {
+  return JSON.stringify(offer) === JSON.stringify(offered(state));
+}
+
+/** Tells one wait from all others of the kernel, the same cell's too; `undefined` where no cell waits. */
+export function waitOf(state: KernelState): string | undefined {
+  return waits(state) ? JSON.stringify([state.standing.state, state.cell, state.since]) : undefined;
+}
+
 /** The seconds until the wait is expected to end, or `undefined` while nobody knows. */
 export function remaining(state: KernelState, now: number): number | undefined {
   const standing = state.standing;

@@ -1,6 +1,19 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { cellOf, fresh, type Input, type KernelState, type Output, remaining, step, waits } from "../kernel.js";
+import {
+  cellOf,
+  fresh,
+  type Input,
+  type KernelState,
+  type Offer,
+  type Output,
+  offered,
+  remaining,
+  step,
+  stillOffered,
+  waitOf,
+  waits,
+} from "../kernel.js";
 import { type Grant, ofMetadata, parse } from "../notice.js";
 
 const GRANT: Grant = { node: "n3", gpus: [1], models: ["NVIDIA H200"], cores: "", lease: 7, waitedMs: 40_000 };
@@ -129,6 +142,62 @@ describe("once announced", () => {
     assert.equal(run.state.away, "hopd is down");
     run.at(2, notice({ state: "cpu" }, "comm"));
     assert.equal(run.state.away, undefined);
+  });
+});
+
+describe("what is offered", () => {
+  const queued = (cell: string) => notice({ state: "queued", cell }, "comm");
+
+  it("to end a wait is no offer to end the cell, or another one's wait", () => {
+    const run = new Run();
+    assert.equal(offered(run.state), null);
+    run.at(1, queued("m1"));
+    const offer = offered(run.state) as Offer;
+    assert.deepEqual(offer, { kind: "wait", cell: "m1" });
+    run.at(2, notice({ state: "queued", cell: "m1", position: 1 }, "comm"));
+    assert.ok(stillOffered(offer, run.state), "another place is the same wait");
+    run.at(3, notice({ state: "granted", cell: "m1", ...wire(GRANT) }, "comm"));
+    assert.ok(!stillOffered(offer, run.state), "the cell runs");
+    run.at(4, notice({ state: "parked", cell: "m1" }, "comm"));
+    assert.ok(stillOffered(offer, run.state), "the cell waits once more");
+    run.at(5, queued("m2"));
+    assert.ok(!stillOffered(offer, run.state), "another cell waits");
+    run.at(6, { kind: "gone" });
+    assert.ok(!stillOffered(offer, run.state), "the kernel is gone");
+  });
+
+  it("to release a lease is an offer for that lease alone", () => {
+    const run = new Run();
+    run.at(1, notice({ state: "lingering", ...wire(GRANT) }, "comm"));
+    const offer = offered(run.state) as Offer;
+    assert.deepEqual(offer, { kind: "lingering", lease: 7 });
+    assert.ok(stillOffered(offer, run.state));
+    run.at(2, notice({ state: "granted", cell: "m1", ...wire(GRANT) }, "comm"));
+    assert.ok(!stillOffered(offer, run.state), "a cell took it over");
+    run.at(3, notice({ state: "lingering", ...wire({ ...GRANT, lease: 8 }) }, "comm"));
+    assert.ok(!stillOffered(offer, run.state), "another lease is kept");
+  });
+
+  it("has a reason that is told for one wait alone", () => {
+    const run = new Run();
+    assert.equal(waitOf(run.state), undefined);
+    run.at(1, queued("m1"));
+    const first = waitOf(run.state);
+    assert.ok(first);
+    run.at(2, notice({ state: "queued", cell: "m1", position: 1 }, "comm"));
+    assert.equal(waitOf(run.state), first, "another place is the same wait");
+    run.at(3, notice({ state: "granted", cell: "m1", ...wire(GRANT) }, "comm"));
+    assert.equal(waitOf(run.state), undefined);
+    const told: (string | undefined)[] = [first];
+    for (const [second, input] of [
+      [4, notice({ state: "parked", cell: "m1" }, "comm")],
+      [5, queued("m1")],
+      [6, queued("m2")],
+    ] as const) {
+      run.at(second, input);
+      told.push(waitOf(run.state));
+    }
+    assert.equal(new Set(told).size, 4);
   });
 });
 
