@@ -71,11 +71,14 @@ export class CellLines implements IDisposable {
   }
 
   private _told(_: unknown, output: Output): void {
+    if (output.kind === "changed") {
+      return;
+    }
+    const prompt = this._find(output.cellId)?.inputArea?.promptNode;
     if (output.kind === "ran") {
-      const prompt = this._find(output.cellId)?.inputArea?.promptNode;
-      if (prompt) {
-        prompt.title = ranLine(output.ran, this._trans);
-      }
+      prompt?.setAttribute("title", ranLine(output.ran, this._trans));
+    } else {
+      prompt?.removeAttribute("title");
     }
   }
 

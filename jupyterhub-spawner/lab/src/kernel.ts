@@ -54,6 +54,8 @@ export type Input =
 export type Output =
   /** The kernel stands otherwise than before: worth saying aloud. */
   | { readonly kind: "changed"; readonly standing: Standing }
+  /** This client sent a cell anew: what it last ran on says nothing of this run. */
+  | { readonly kind: "sent"; readonly cellId: string }
   /** A cell ran on a lease. */
   | { readonly kind: "ran"; readonly cellId: string; readonly ran: Ran };
 
@@ -128,7 +130,7 @@ export function remaining(state: KernelState, now: number): number | undefined {
 function apply(state: KernelState, input: Input, now: number, outputs: Output[]): KernelState {
   switch (input.kind) {
     case "sent":
-      return input.cellId ? { ...state, requests: remember(state.requests, input.msgId, input.cellId) } : state;
+      return input.cellId ? sent(state, input.msgId, input.cellId, outputs) : state;
     case "notice":
       return heard(state, input, now);
     case "reply":
@@ -138,6 +140,14 @@ function apply(state: KernelState, input: Input, now: number, outputs: Output[])
     case "gone":
       return { ...fresh(now), ran: state.ran };
   }
+}
+
+function sent(state: KernelState, msgId: string, cellId: string, outputs: Output[]): KernelState {
+  const ran = new Map(state.ran);
+  if (ran.delete(cellId)) {
+    outputs.push({ kind: "sent", cellId });
+  }
+  return { ...state, ran, requests: remember(state.requests, msgId, cellId) };
 }
 
 function heard(state: KernelState, input: Input & { kind: "notice" }, now: number): KernelState {

@@ -400,6 +400,8 @@ test("property panel", OLDEST, async ({ bob }) => {
   await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 9999 } } });
   await bob.run(0);
   await expect(bob.output(0)).toContainText("gresshopper.need");
+  // The run before had a GPU, this one none.
+  expect(await bob.cell(0).locator(".jp-InputPrompt").getAttribute("title")).toBeNull();
 });
 
 test("the notebook's default need", LAB, async ({ bob }) => {

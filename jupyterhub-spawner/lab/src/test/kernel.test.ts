@@ -89,6 +89,22 @@ describe("by status messages alone", () => {
     assert.equal(run.state.need, undefined);
   });
 
+  it("forgets what a cell ran on when the cell is sent anew", () => {
+    const run = new Run();
+    for (const [msgId, cellId] of [
+      ["m1", "c1"],
+      ["m2", "c2"],
+    ] as const) {
+      run.at(0, { kind: "sent", msgId, cellId });
+      run.at(1, { kind: "reply", msgId, grant: GRANT, ranMs: 1 });
+    }
+    assert.deepEqual(run.at(2, { kind: "sent", msgId: "m3", cellId: "c1" }), [{ kind: "sent", cellId: "c1" }]);
+    assert.deepEqual([...run.state.ran.keys()], ["c2"]);
+    assert.deepEqual(run.at(3, { kind: "reply", msgId: "m3", grant: null, ranMs: 1 }), [], "it ran on no lease");
+    assert.deepEqual([...run.state.ran.keys()], ["c2"]);
+    assert.deepEqual(run.at(4, { kind: "sent", msgId: "m4", cellId: "c1" }), [], "there is nothing to forget");
+  });
+
   it("forgets all but what ran when the kernel restarts", () => {
     const run = new Run();
     run.at(0, { kind: "sent", msgId: "m1", cellId: "c1" });
