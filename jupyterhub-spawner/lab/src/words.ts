@@ -171,6 +171,27 @@ export function span(seconds: number, trans: Translation): string {
   return trans.__("%1 h %2 min", Math.floor(minutes / 60), minutes % 60);
 }
 
+/** A time in seconds since the epoch as a clock has it, with its day where that isn't today. */
+export function clock(atS: number, now: number): string {
+  const at = new Date(atS * 1000);
+  const isToday = at.toDateString() === new Date(now).toDateString();
+  return at.toLocaleString([], isToday ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** JupyterLab shows no more characters of a notice. */
+export const NOTICE = 140;
+
+/** The text as far as a notice has room for it. */
+export function fitted(text: string): string {
+  if (text.length <= NOTICE) {
+    return text;
+  }
+  return `${text
+    .slice(0, NOTICE - 1)
+    .replace(/\s+\S*$/, "")
+    .replace(/[\uD800-\uDBFF]$/, "")}…`;
+}
+
 /** A rough length: nobody needs the seconds of a wait of minutes. */
 export function aboutText(seconds: number, trans: Translation): string {
   if (seconds < 1.5) {
