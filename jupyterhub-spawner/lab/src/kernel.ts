@@ -121,10 +121,9 @@ export function remaining(state: KernelState, now: number): number | undefined {
     const eta = standing.wait.etaS;
     return eta === undefined ? undefined : Math.max(0, eta - (now - state.heard) / 1000);
   }
-  if (standing.state === "lingering" && standing.until !== undefined) {
-    return Math.max(0, standing.until - now / 1000);
-  }
-  return undefined;
+  const end =
+    standing.state === "seat" ? standing.start : standing.state === "lingering" ? standing.until : undefined;
+  return end === undefined ? undefined : Math.max(0, end - now / 1000);
 }
 
 function apply(state: KernelState, input: Input, now: number, outputs: Output[]): KernelState {

@@ -67,9 +67,8 @@ export function announcement(standing: Standing, need: Need | undefined, trans: 
 export function waitLine(state: KernelState, now: number, trans: Translation): string {
   const standing = state.standing;
   if (standing.state === "seat") {
-    const left = standing.start === undefined ? undefined : standing.start - now / 1000;
-    const soon = left === undefined || left < 1 ? "" : trans.__("expected in %1", aboutText(left, trans));
-    const head = join(trans.__("The kernel waits for a node"), soon);
+    const soon = about(state, now, trans);
+    const head = join(trans.__("The kernel waits for a node"), soon && trans.__("expected in %1", soon));
     return [head, standing.reason ?? ""].filter(Boolean).map(sentence).join(" ");
   }
   if (standing.state === "revoked") {

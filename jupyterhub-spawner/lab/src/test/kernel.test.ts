@@ -152,6 +152,14 @@ describe("once announced", () => {
     assert.deepEqual(names(run.at(3, elsewhere)), ["granted"]);
   });
 
+  it("counts down to the start of a seat, as to the end of each other wait", () => {
+    const run = new Run();
+    run.at(1, notice({ state: "seat" }, "comm"));
+    assert.equal(remaining(run.state, 1000), undefined, "nobody knows");
+    run.at(2, notice({ state: "seat", start: 300 }, "comm"));
+    assert.deepEqual([remaining(run.state, 60_000), remaining(run.state, 301_000)], [240, 0]);
+  });
+
   it("keeps why there is no scheduler until it answers", () => {
     const run = new Run();
     run.at(1, notice({ state: "cpu", away: "hopd is down" }, "comm"));

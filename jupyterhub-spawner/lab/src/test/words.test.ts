@@ -87,6 +87,7 @@ it("says what a kernel without a node waits for", () => {
   assert.equal(line({}), "The kernel waits for a node.");
   const text = "The kernel waits for a node, expected in about 5 min. No node has room.";
   assert.equal(line({ reason: "no node has room", start: 300 }), text);
+  assert.equal(line({ start: 0.5 }), "The kernel waits for a node.");
 });
 
 it("says the likely range of a wait, as long as that says more than the estimate", () => {
