@@ -185,10 +185,8 @@ export function fitted(text: string): string {
   if (text.length <= NOTICE) {
     return text;
   }
-  return `${text
-    .slice(0, NOTICE - 1)
-    .replace(/\s+\S*$/, "")
-    .replace(/[\uD800-\uDBFF]$/, "")}…`;
+  // Not the first half of a character of two.
+  return `${text.slice(0, NOTICE - 1).replace(/[\uD800-\uDBFF]$/, "")}…`;
 }
 
 /** A rough length: nobody needs the seconds of a wait of minutes. */
