@@ -217,6 +217,21 @@ async def test_more_time_is_slurms_to_give(
         await Session(hop).more_time()
 
 
+async def test_an_end_that_slurm_told_holds_while_slurm_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(hop_that(tmp_path, monkeypatch, "exit 1"))
+    squeue = tmp_path / "bin" / "squeue"
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    said = []
+    for script in ("exit 1", "echo 1900000000", "exit 1", "echo NONE", "exit 1"):
+        squeue.write_text(f"#!/bin/sh\n{script}\n")
+        squeue.chmod(0o755)
+        said.append(await session.end(max_age_s=0))
+    assert said == [None, 1900000000, 1900000000, None, None]
+
+
 def test_a_kernel_that_runs_or_waits_is_activity() -> None:
     def manager(*states: str) -> Any:
         found = {str(at): SimpleNamespace(execution_state=state) for at, state in enumerate(states)}

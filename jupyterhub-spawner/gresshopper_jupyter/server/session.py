@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from gresshopper_jupyter.server.hop import Hop, HopError, run
@@ -17,6 +18,8 @@ class Session:
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop
+        #: The end that Slurm told last.
+        self._end: float | None = None
 
     @property
     def _job(self) -> str:
@@ -24,20 +27,23 @@ class Session:
         return job if job.isdigit() else ""
 
     async def end(self, max_age_s: float = AGE_S) -> float | None:
-        """The time at which Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
+        """The time at which Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit.
+
+        While Slurm doesn't answer, what it told last: a page would take ``None`` for a limit that was lifted.
+        """
         job = self._job
         if not job:
             return None
 
         async def ask() -> float | None:
             status, out, _ = await run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-j", job, "-o", "%e")
-            return float(out) if status == 0 and out.strip().isdigit() else None
+            if status == 0:
+                self._end = float(out) if out.strip().isdigit() else None
+            return self._end
 
-        try:
-            end: float | None = await self._hop.remembered(("job", job), ask, max_age_s)
-        except (HopError, OSError):
-            return None
-        return end
+        with contextlib.suppress(HopError, OSError):
+            await self._hop.remembered(("job", job), ask, max_age_s)
+        return self._end
 
     async def more_time(self) -> float | None:
         """Asks Slurm for more time. The new end, or :class:`HopError` with Slurm's reason and what helps instead."""

@@ -17,6 +17,12 @@ export class Announcer {
 
   /** Whose changes are said. */
   set watcher(watcher: Watcher | null) {
+    if (watcher === this._watcher) {
+      return;
+    }
+    // What was said, or is about to be, is of another kernel.
+    window.clearTimeout(this._timer);
+    this._region.textContent = "";
     this._watcher?.told.disconnect(this._told, this);
     this._watcher = watcher;
     watcher?.told.connect(this._told, this);

@@ -8,6 +8,7 @@ import type { TranslationBundle } from "@jupyterlab/translation";
 import type { IDisposable } from "@lumino/disposable";
 import { Signal } from "@lumino/signaling";
 import { type PanelLayout, Widget } from "@lumino/widgets";
+import { attempt } from "./failure.js";
 import { cellOf, type Output, waits } from "./kernel.js";
 import { Ticker } from "./ticker.js";
 import type { Watcher } from "./watcher.js";
@@ -62,18 +63,22 @@ export class CellLines implements IDisposable {
     }
     if (!this._line || this._line.cell !== cell) {
       this._line?.dispose();
-      this._line = new Line(cell, this._trans, () => void this._watcher.kernel?.interrupt());
+      const stop = () => void attempt(() => this._watcher.kernel?.interrupt(), this._trans);
+      this._line = new Line(cell, this._trans, stop);
     }
     const now = Date.now();
     this._line.tell(state.standing.state, waitLine(state, now, this._trans), waited(state, now, this._trans));
   }
 
   private _told(_: unknown, output: Output): void {
+    if (output.kind === "changed") {
+      return;
+    }
+    const prompt = this._find(output.cellId)?.inputArea?.promptNode;
     if (output.kind === "ran") {
-      const prompt = this._find(output.cellId)?.inputArea?.promptNode;
-      if (prompt) {
-        prompt.title = ranLine(output.ran, this._trans);
-      }
+      prompt?.setAttribute("title", ranLine(output.ran, this._trans));
+    } else {
+      prompt?.removeAttribute("title");
     }
   }
 

@@ -3,30 +3,32 @@ import { Dialog, ReactWidget, showDialog } from "@jupyterlab/apputils";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import * as React from "react";
 import type { Api, JupyterId } from "./api.js";
+import { attempt } from "./failure.js";
 import type { KernelState } from "./kernel.js";
-import { waits } from "./kernel.js";
+import { offered, stillOffered, waitOf, waits } from "./kernel.js";
 import type { State } from "./notice.js";
 import type { Watcher } from "./watcher.js";
 import { badge, needed, span, undisturbed, waited, waitLine, where } from "./words.js";
 
 export async function showDetails(watcher: Watcher, api: Api, trans: TranslationBundle): Promise<void> {
   const buttons = [Dialog.cancelButton({ label: trans.__("Close") })];
-  const { standing } = watcher.state;
-  if (standing.state === "lingering") {
+  const offer = offered(watcher.state);
+  if (offer?.kind === "lingering") {
     buttons.push(Dialog.okButton({ label: trans.__("Release now") }));
-  } else if (waits(watcher.state)) {
+  } else if (offer?.kind === "wait") {
     buttons.push(Dialog.warnButton({ label: trans.__("Stop waiting") }));
   }
   const body = ReactWidget.create(<Details watcher={watcher} api={api} trans={trans} />);
   // Enter closes: a wait is not given up by a slip.
   const result = await showDialog({ title: trans.__("GPU of this kernel"), body, buttons, defaultButton: 0 });
-  if (!result.button.accept) {
+  // Meanwhile the cell may have begun: it was not offered to end that one.
+  if (!result.button.accept || !offer || !stillOffered(offer, watcher.state)) {
     return;
   }
-  if (standing.state === "lingering") {
+  if (offer.kind === "lingering") {
     watcher.release();
   } else {
-    await watcher.kernel?.interrupt();
+    await attempt(() => watcher.kernel?.interrupt(), trans);
   }
 }
 
@@ -99,21 +101,20 @@ function useNow(watcher: Watcher): number {
   return now;
 }
 
-/** The sentences of `hop explain`; none while they come, or where nobody gives them. */
+/** The sentences of `hop explain` of the wait of now; none while they come, or where nobody gives them. */
 function useExplanation(watcher: Watcher, api: Api): readonly string[] {
-  const [sentences, setSentences] = React.useState<readonly string[]>([]);
-  const kernel = waits(watcher.state) ? (watcher.kernel?.id as JupyterId | undefined) : undefined;
+  const [told, setTold] = React.useState<{ wait: string; sentences: readonly string[] } | null>(null);
+  const kernel = watcher.kernel?.id as JupyterId | undefined;
+  const wait = waitOf(watcher.state);
+  const { heard } = watcher.state;
+  // biome-ignore lint/correctness/useExhaustiveDependencies: each notice may have another place or reason.
   React.useEffect(() => {
-    let wanted = true;
-    if (kernel) {
+    if (kernel && wait) {
       api.explain(kernel).then(
-        (found) => wanted && setSentences(found),
-        () => wanted && setSentences([]),
+        (sentences) => setTold({ wait, sentences }),
+        () => setTold(null),
       );
     }
-    return () => {
-      wanted = false;
-    };
-  }, [kernel, api]);
-  return sentences;
+  }, [kernel, wait, heard, api]);
+  return told && told.wait === wait ? told.sentences : [];
 }

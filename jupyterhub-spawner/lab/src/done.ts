@@ -1,10 +1,10 @@
 /** Tells that a long cell is done, where its user may be elsewhere. */
-import { Notification } from "@jupyterlab/apputils";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import { Signal } from "@lumino/signaling";
 import type { Widget } from "@lumino/widgets";
 import type { Output } from "./kernel.js";
 import type { Settings } from "./settings.js";
+import { tell } from "./toast.js";
 import type { Watcher } from "./watcher.js";
 import { ranLine } from "./words.js";
 
@@ -34,6 +34,6 @@ export class DoneNotice {
       return;
     }
     const what = this._trans.__("A cell of %1 is done.", this._views[0]?.title.label ?? "");
-    Notification.info(`${what} ${ranLine(ran, this._trans)}`, { autoClose: false });
+    tell("info", `${what} ${ranLine(ran, this._trans)}`, this._trans, { autoClose: false });
   }
 }

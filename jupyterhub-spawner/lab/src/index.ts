@@ -17,6 +17,7 @@ import { Badge } from "./badge.js";
 import { CellLines } from "./cells.js";
 import { showDetails } from "./details.js";
 import { DoneNotice } from "./done.js";
+import { attempt } from "./failure.js";
 import iconSvg from "./icon.js";
 import { KernelPanelWidget } from "./panel.js";
 import { Rejoined } from "./rejoined.js";
@@ -165,7 +166,8 @@ function followCurrent(shared: IShared, statusBar: IStatusBar | null, labShell: 
 
 function addPanel(shared: IShared): void {
   const { app, api, trans } = shared;
-  const open = (path: string) => void app.commands.execute("docmanager:open", { path });
+  // The notebook of a kernel that runs may be deleted.
+  const open = (path: string) => void attempt(() => app.commands.execute("docmanager:open", { path }), trans);
   const panel = new KernelPanelWidget({ api, services: app.serviceManager, trans, open });
   panel.title.icon = new LabIcon({ name: "gresshopper:gpu", svgstr: iconSvg });
   app.shell.add(panel, "left", { rank: 290, type: "GPU" });

@@ -54,6 +54,8 @@ export type Input =
 export type Output =
   /** The kernel stands otherwise than before: worth saying aloud. */
   | { readonly kind: "changed"; readonly standing: Standing }
+  /** This client sent a cell anew: what it last ran on says nothing of this run. */
+  | { readonly kind: "sent"; readonly cellId: string }
   /** A cell ran on a lease. */
   | { readonly kind: "ran"; readonly cellId: string; readonly ran: Ran };
 
@@ -90,6 +92,28 @@ export function waits(state: KernelState): boolean {
   return state.standing.state === "queued" || state.standing.state === "parked";
 }
 
+/** What a person is offered to end: the wait of that cell, or the keeping of that lease. */
+export type Offer =
+  | { readonly kind: "wait"; readonly cell: string | undefined }
+  | { readonly kind: "lingering"; readonly lease: number | undefined };
+
+export function offered(state: KernelState): Offer | null {
+  if (state.standing.state === "lingering") {
+    return { kind: "lingering", lease: state.standing.grant.lease };
+  }
+  return waits(state) ? { kind: "wait", cell: state.cell } : null;
+}
+
+/** Whether an offer that was made before is the one of now. Its cell may run meanwhile, and another one wait. */
+export function stillOffered(offer: Offer, state: KernelState): boolean {
+  return JSON.stringify(offer) === JSON.stringify(offered(state));
+}
+
+/** Tells one wait from all others of the kernel, the same cell's too; `undefined` where no cell waits. */
+export function waitOf(state: KernelState): string | undefined {
+  return waits(state) ? JSON.stringify([state.standing.state, state.cell, state.since]) : undefined;
+}
+
 /** The seconds until the wait is expected to end, or `undefined` while nobody knows. */
 export function remaining(state: KernelState, now: number): number | undefined {
   const standing = state.standing;
@@ -97,16 +121,15 @@ export function remaining(state: KernelState, now: number): number | undefined {
     const eta = standing.wait.etaS;
     return eta === undefined ? undefined : Math.max(0, eta - (now - state.heard) / 1000);
   }
-  if (standing.state === "lingering" && standing.until !== undefined) {
-    return Math.max(0, standing.until - now / 1000);
-  }
-  return undefined;
+  const end =
+    standing.state === "seat" ? standing.start : standing.state === "lingering" ? standing.until : undefined;
+  return end === undefined ? undefined : Math.max(0, end - now / 1000);
 }
 
 function apply(state: KernelState, input: Input, now: number, outputs: Output[]): KernelState {
   switch (input.kind) {
     case "sent":
-      return input.cellId ? { ...state, requests: remember(state.requests, input.msgId, input.cellId) } : state;
+      return input.cellId ? sent(state, input.msgId, input.cellId, outputs) : state;
     case "notice":
       return heard(state, input, now);
     case "reply":
@@ -116,6 +139,14 @@ function apply(state: KernelState, input: Input, now: number, outputs: Output[])
     case "gone":
       return { ...fresh(now), ran: state.ran };
   }
+}
+
+function sent(state: KernelState, msgId: string, cellId: string, outputs: Output[]): KernelState {
+  const ran = new Map(state.ran);
+  if (ran.delete(cellId)) {
+    outputs.push({ kind: "sent", cellId });
+  }
+  return { ...state, ran, requests: remember(state.requests, msgId, cellId) };
 }
 
 function heard(state: KernelState, input: Input & { kind: "notice" }, now: number): KernelState {

@@ -1,12 +1,13 @@
 /** The panel of one's own kernels: where they are, what they wait for, what they used, and what can be done to them. */
-import { Dialog, ReactWidget, showDialog, showErrorMessage } from "@jupyterlab/apputils";
-import { ServerConnection, type ServiceManager } from "@jupyterlab/services";
+import { Dialog, ReactWidget, showDialog } from "@jupyterlab/apputils";
+import type { ServiceManager } from "@jupyterlab/services";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import { Button } from "@jupyterlab/ui-components";
 import { Poll } from "@lumino/polling";
 import * as React from "react";
 import { type Act, carryOut, offered } from "./acts.js";
 import type { Api, KernelRow, Overview } from "./api.js";
+import { attempt, told } from "./failure.js";
 import { type History, noted, points } from "./sparkline.js";
 import { askForMoreTime } from "./walltime.js";
 import { aboutText, gpuText, sentence, span } from "./words.js";
@@ -93,11 +94,7 @@ export class KernelPanelWidget extends ReactWidget {
     if (!(await isSure(row, act.action, trans))) {
       return;
     }
-    try {
-      await carryOut(act, api, services.kernels);
-    } catch (error) {
-      await showErrorMessage(trans.__("That didn’t work"), sentence(told(error, trans)));
-    }
+    await attempt(() => carryOut(act, api, services.kernels), trans);
     await this._poll.refresh();
   }
 
@@ -120,14 +117,6 @@ async function isSure(row: KernelRow, action: Act["action"], trans: TranslationB
   const buttons = [Dialog.cancelButton(), Dialog.warnButton({ label })];
   const asked = await showDialog({ title, body: trans.__("Its variables are lost."), buttons, defaultButton: 0 });
   return asked.button.accept;
-}
-
-/** An error in the words that are for its reader, without the name of its class. */
-function told(error: unknown, trans: TranslationBundle): string {
-  if (error instanceof ServerConnection.NetworkError) {
-    return trans.__("your Jupyter server doesn’t answer");
-  }
-  return error instanceof Error ? error.message : String(error);
 }
 
 interface IViewProps {

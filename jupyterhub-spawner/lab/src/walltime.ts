@@ -2,18 +2,19 @@
  * Tells before Slurm ends this server's job: half an hour and five minutes before, with what can be done. The end is asked
  * for again and again, since an administrator may have given more time.
  */
-import { Notification } from "@jupyterlab/apputils";
+import { Dialog, Notification, showDialog } from "@jupyterlab/apputils";
 import { PageConfig, URLExt } from "@jupyterlab/coreutils";
 import type { TranslationBundle } from "@jupyterlab/translation";
 import type { Api } from "./api.js";
-import { due } from "./ending.js";
-import { span } from "./words.js";
+import { look, NOTHING_TOLD, type Output } from "./ending.js";
+import { told } from "./failure.js";
+import { tell } from "./toast.js";
+import { clock, sentence } from "./words.js";
 
 const ASK_MS = 60_000;
 
 export class WalltimeNotice {
-  private readonly _told = new Set<number>();
-  private _ends: number | null = null;
+  private _told = NOTHING_TOLD;
   /** The notice that stands in the page. */
   private _shown = "";
 
@@ -26,33 +27,27 @@ export class WalltimeNotice {
 
   private async _look(): Promise<void> {
     try {
-      this._tell((await this._api.overview()).server_ends);
+      const ends = (await this._api.overview()).server_ends;
+      const next = look(this._told, ends, Date.now() / 1000);
+      this._told = next.told;
+      for (const output of next.outputs) {
+        this._carryOut(output);
+      }
     } catch {
       // A server that doesn't answer is told of by JupyterLab itself.
     }
     window.setTimeout(() => void this._look(), ASK_MS);
   }
 
-  private _tell(ends: number | null): void {
-    if (ends !== this._ends) {
-      // More time, or less: what was told no longer holds.
-      this._told.clear();
-      this._ends = ends;
-    }
-    const nowS = Date.now() / 1000;
-    const warning = due(ends, nowS, this._told);
-    if (ends === null || warning === null) {
+  private _carryOut(output: Output): void {
+    if (output.kind === "dismiss") {
+      Notification.dismiss(this._shown);
       return;
     }
-    this._told.add(warning);
-    const minutes = Math.max(1, Math.round((ends - nowS) / 60));
-    const text = this._trans._n(
-      "Slurm ends this server in %1 minute. Save your notebooks.",
-      "Slurm ends this server in %1 minutes. Save your notebooks.",
-      minutes,
-    );
-    Notification.dismiss(this._shown);
-    this._shown = Notification.warning(text, {
+    // The time of day stays true for as long as the notice stands.
+    const at = clock(output.endsS, Date.now());
+    const text = this._trans.__("Slurm ends this server at %1. Save your notebooks.", at);
+    this._shown = tell("warning", text, this._trans, {
       autoClose: false,
       actions: [{ label: this._trans.__("More time"), callback: () => void askForMoreTime(this._api, this._trans) }],
     });
@@ -63,14 +58,25 @@ export class WalltimeNotice {
 export async function askForMoreTime(api: Api, trans: TranslationBundle): Promise<void> {
   try {
     const ends = await api.moreTime();
-    const left = ends === null ? trans.__("without a limit") : span(ends - Date.now() / 1000, trans);
-    Notification.success(trans.__("This server has more time: %1.", left), { autoClose: 10_000 });
+    const text =
+      ends === null
+        ? trans.__("This server has more time, without a limit.")
+        : trans.__("This server has more time, until %1.", clock(ends, Date.now()));
+    tell("success", text, trans, { autoClose: 10_000 });
   } catch (error) {
-    const text = error instanceof Error ? error.message : String(error);
-    const hub = PageConfig.getOption("hubPrefix");
-    const actions = hub
-      ? [{ label: trans.__("The Hub’s page"), callback: () => void window.open(URLExt.join(hub, "home"), "_blank") }]
-      : [];
-    Notification.error(text, { autoClose: false, actions });
+    await refused(sentence(told(error, trans)), trans);
+  }
+}
+
+/** Why there is no more time, and what helps: too much for a notice. */
+async function refused(body: string, trans: TranslationBundle): Promise<void> {
+  const hub = PageConfig.getOption("hubPrefix");
+  const buttons = [Dialog.cancelButton({ label: trans.__("Close") })];
+  if (hub) {
+    buttons.push(Dialog.okButton({ label: trans.__("The Hub’s page") }));
+  }
+  const result = await showDialog({ title: trans.__("No more time"), body, buttons, defaultButton: 0 });
+  if (result.button.accept) {
+    window.open(URLExt.join(hub, "home"), "_blank");
   }
 }

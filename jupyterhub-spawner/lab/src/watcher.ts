@@ -190,7 +190,8 @@ export class Watcher implements IDisposable {
    */
   private _send(msgType: "comm_open" | "comm_msg" | "comm_close", data: JSONObject): void {
     const kernel = this._kernel;
-    if (!this._comm || !kernel || kernel.isDisposed) {
+    // JupyterLab throws at what is sent to a dead kernel.
+    if (!this._comm || !kernel || kernel.isDisposed || kernel.status === "dead") {
       return;
     }
     const content = { comm_id: this._comm, data, ...(msgType === "comm_open" && { target_name: TARGET }) };

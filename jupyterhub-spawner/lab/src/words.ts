@@ -67,9 +67,8 @@ export function announcement(standing: Standing, need: Need | undefined, trans: 
 export function waitLine(state: KernelState, now: number, trans: Translation): string {
   const standing = state.standing;
   if (standing.state === "seat") {
-    const left = standing.start === undefined ? undefined : standing.start - now / 1000;
-    const soon = left === undefined || left < 1 ? "" : trans.__("expected in %1", aboutText(left, trans));
-    const head = join(trans.__("The kernel waits for a node"), soon);
+    const soon = about(state, now, trans);
+    const head = join(trans.__("The kernel waits for a node"), soon && trans.__("expected in %1", soon));
     return [head, standing.reason ?? ""].filter(Boolean).map(sentence).join(" ");
   }
   if (standing.state === "revoked") {
@@ -169,6 +168,25 @@ export function span(seconds: number, trans: Translation): string {
     return s % 60 ? trans.__("%1 min %2 s", minutes, s % 60) : trans.__("%1 min", minutes);
   }
   return trans.__("%1 h %2 min", Math.floor(minutes / 60), minutes % 60);
+}
+
+/** A time in seconds since the epoch as a clock has it, with its day where that isn't today. */
+export function clock(atS: number, now: number): string {
+  const at = new Date(atS * 1000);
+  const isToday = at.toDateString() === new Date(now).toDateString();
+  return at.toLocaleString([], isToday ? { timeStyle: "short" } : { dateStyle: "medium", timeStyle: "short" });
+}
+
+/** JupyterLab shows no more characters of a notice. */
+export const NOTICE = 140;
+
+/** The text as far as a notice has room for it. */
+export function fitted(text: string): string {
+  if (text.length <= NOTICE) {
+    return text;
+  }
+  // Not the first half of a character of two.
+  return `${text.slice(0, NOTICE - 1).replace(/[\uD800-\uDBFF]$/, "")}…`;
 }
 
 /** A rough length: nobody needs the seconds of a wait of minutes. */

@@ -67,6 +67,39 @@ test("badge", async ({ site, alice, bob }) => {
   await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /^Ran .*, waited .* s, on /);
 });
 
+test("details that outlive the wait", LAB, async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await bob.open("outlived.ipynb", notebook([HOLD]));
+  await bob.run(0);
+  await expect(bob.waitLine(0)).toBeVisible();
+  let interrupts = 0;
+  const interrupt = "**/api/kernels/*/interrupt*";
+  await bob.page.route(interrupt, (route) => {
+    interrupts += 1;
+    return route.abort();
+  });
+  const dialog = bob.page.getByRole("dialog");
+  // What fails is told.
+  await bob.waitLine(0).getByRole("button", { name: "Stop waiting" }).click();
+  await expect(dialog).toContainText("Your Jupyter server doesn’t answer.");
+  await bob.page.keyboard.press("Escape");
+  await expect(dialog).toHaveCount(0);
+  expect(interrupts).toBe(1);
+  await bob.badge.click();
+  await expect(dialog).toContainText("next in line");
+  release(site, "alice");
+  await expect(dialog.locator(".gh-Details-state")).toHaveText(/GPU \d$/);
+  await expect(dialog).not.toContainText("next in line");
+  // The offer was to end the wait. The cell runs now.
+  await dialog.getByRole("button", { name: "Stop waiting" }).click();
+  await expect(dialog).toHaveCount(0);
+  release(site, "bob");
+  await bob.hasRun(0);
+  await expect(bob.output(0)).toHaveCount(0);
+  expect(interrupts).toBe(1);
+  await bob.page.unroute(interrupt);
+});
+
 test("position", OLDEST, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await bob.open("second.ipynb", notebook(["%%gpu 1\n1"]));
@@ -367,6 +400,8 @@ test("property panel", OLDEST, async ({ bob }) => {
   await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 9999 } } });
   await bob.run(0);
   await expect(bob.output(0)).toContainText("gresshopper.need");
+  // The run before had a GPU, this one none.
+  expect(await bob.cell(0).locator(".jp-InputPrompt").getAttribute("title")).toBeNull();
 });
 
 test("the notebook's default need", LAB, async ({ bob }) => {

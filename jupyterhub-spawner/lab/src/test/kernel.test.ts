@@ -1,6 +1,19 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { cellOf, fresh, type Input, type KernelState, type Output, remaining, step, waits } from "../kernel.js";
+import {
+  cellOf,
+  fresh,
+  type Input,
+  type KernelState,
+  type Offer,
+  type Output,
+  offered,
+  remaining,
+  step,
+  stillOffered,
+  waitOf,
+  waits,
+} from "../kernel.js";
 import { type Grant, ofMetadata, parse } from "../notice.js";
 
 const GRANT: Grant = { node: "n3", gpus: [1], models: ["NVIDIA H200"], cores: "", lease: 7, waitedMs: 40_000 };
@@ -76,6 +89,22 @@ describe("by status messages alone", () => {
     assert.equal(run.state.need, undefined);
   });
 
+  it("forgets what a cell ran on when the cell is sent anew", () => {
+    const run = new Run();
+    for (const [msgId, cellId] of [
+      ["m1", "c1"],
+      ["m2", "c2"],
+    ] as const) {
+      run.at(0, { kind: "sent", msgId, cellId });
+      run.at(1, { kind: "reply", msgId, grant: GRANT, ranMs: 1 });
+    }
+    assert.deepEqual(run.at(2, { kind: "sent", msgId: "m3", cellId: "c1" }), [{ kind: "sent", cellId: "c1" }]);
+    assert.deepEqual([...run.state.ran.keys()], ["c2"]);
+    assert.deepEqual(run.at(3, { kind: "reply", msgId: "m3", grant: null, ranMs: 1 }), [], "it ran on no lease");
+    assert.deepEqual([...run.state.ran.keys()], ["c2"]);
+    assert.deepEqual(run.at(4, { kind: "sent", msgId: "m4", cellId: "c1" }), [], "there is nothing to forget");
+  });
+
   it("forgets all but what ran when the kernel restarts", () => {
     const run = new Run();
     run.at(0, { kind: "sent", msgId: "m1", cellId: "c1" });
@@ -123,12 +152,76 @@ describe("once announced", () => {
     assert.deepEqual(names(run.at(3, elsewhere)), ["granted"]);
   });
 
+  it("counts down to the start of a seat, as to the end of each other wait", () => {
+    const run = new Run();
+    run.at(1, notice({ state: "seat" }, "comm"));
+    assert.equal(remaining(run.state, 1000), undefined, "nobody knows");
+    run.at(2, notice({ state: "seat", start: 300 }, "comm"));
+    assert.deepEqual([remaining(run.state, 60_000), remaining(run.state, 301_000)], [240, 0]);
+  });
+
   it("keeps why there is no scheduler until it answers", () => {
     const run = new Run();
     run.at(1, notice({ state: "cpu", away: "hopd is down" }, "comm"));
     assert.equal(run.state.away, "hopd is down");
     run.at(2, notice({ state: "cpu" }, "comm"));
     assert.equal(run.state.away, undefined);
+  });
+});
+
+describe("what is offered", () => {
+  const queued = (cell: string) => notice({ state: "queued", cell }, "comm");
+
+  it("to end a wait is no offer to end the cell, or another one's wait", () => {
+    const run = new Run();
+    assert.equal(offered(run.state), null);
+    run.at(1, queued("m1"));
+    const offer = offered(run.state) as Offer;
+    assert.deepEqual(offer, { kind: "wait", cell: "m1" });
+    run.at(2, notice({ state: "queued", cell: "m1", position: 1 }, "comm"));
+    assert.ok(stillOffered(offer, run.state), "another place is the same wait");
+    run.at(3, notice({ state: "granted", cell: "m1", ...wire(GRANT) }, "comm"));
+    assert.ok(!stillOffered(offer, run.state), "the cell runs");
+    run.at(4, notice({ state: "parked", cell: "m1" }, "comm"));
+    assert.ok(stillOffered(offer, run.state), "the cell waits once more");
+    run.at(5, queued("m2"));
+    assert.ok(!stillOffered(offer, run.state), "another cell waits");
+    run.at(6, { kind: "gone" });
+    assert.ok(!stillOffered(offer, run.state), "the kernel is gone");
+  });
+
+  it("to release a lease is an offer for that lease alone", () => {
+    const run = new Run();
+    run.at(1, notice({ state: "lingering", ...wire(GRANT) }, "comm"));
+    const offer = offered(run.state) as Offer;
+    assert.deepEqual(offer, { kind: "lingering", lease: 7 });
+    assert.ok(stillOffered(offer, run.state));
+    run.at(2, notice({ state: "granted", cell: "m1", ...wire(GRANT) }, "comm"));
+    assert.ok(!stillOffered(offer, run.state), "a cell took it over");
+    run.at(3, notice({ state: "lingering", ...wire({ ...GRANT, lease: 8 }) }, "comm"));
+    assert.ok(!stillOffered(offer, run.state), "another lease is kept");
+  });
+
+  it("has a reason that is told for one wait alone", () => {
+    const run = new Run();
+    assert.equal(waitOf(run.state), undefined);
+    run.at(1, queued("m1"));
+    const first = waitOf(run.state);
+    assert.ok(first);
+    run.at(2, notice({ state: "queued", cell: "m1", position: 1 }, "comm"));
+    assert.equal(waitOf(run.state), first, "another place is the same wait");
+    run.at(3, notice({ state: "granted", cell: "m1", ...wire(GRANT) }, "comm"));
+    assert.equal(waitOf(run.state), undefined);
+    const told: (string | undefined)[] = [first];
+    for (const [second, input] of [
+      [4, notice({ state: "parked", cell: "m1" }, "comm")],
+      [5, queued("m1")],
+      [6, queued("m2")],
+    ] as const) {
+      run.at(second, input);
+      told.push(waitOf(run.state));
+    }
+    assert.equal(new Set(told).size, 4);
   });
 });
 

@@ -5,7 +5,9 @@ import { parse } from "../notice.js";
 import {
   aboutText,
   badge,
+  clock,
   droppedLine,
+  fitted,
   gpuText,
   ranLine,
   span,
@@ -85,6 +87,7 @@ it("says what a kernel without a node waits for", () => {
   assert.equal(line({}), "The kernel waits for a node.");
   const text = "The kernel waits for a node, expected in about 5 min. No node has room.";
   assert.equal(line({ reason: "no node has room", start: 300 }), text);
+  assert.equal(line({ start: 0.5 }), "The kernel waits for a node.");
 });
 
 it("says the likely range of a wait, as long as that says more than the estimate", () => {
@@ -144,4 +147,34 @@ it("says what the lent GPUs do, as far as they say it", () => {
 it("says how many outputs were not kept", () => {
   assert.match(droppedLine(1, trans), /^gresshopper: the oldest output of this cell was too large/);
   assert.match(droppedLine(12, trans), /^gresshopper: the oldest 12 outputs of this cell were too many/);
+});
+
+it("says a time of today by the clock, and another one with its day", () => {
+  const now = new Date(2026, 10, 29, 23, 40).getTime();
+  const at = (day: number, hour: number) => clock(new Date(2026, 10, day, hour, 5).getTime() / 1000, now);
+  assert.match(at(29, 23), /^\d+:05(\s\w+)?$/);
+  assert.match(at(30, 0), /30.*\d+:05(\s\w+)?$/);
+});
+
+describe("a notice", () => {
+  it("is whole where there is room", () => {
+    for (const text of ["", "Done.", "x".repeat(140)]) {
+      assert.equal(fitted(text), text);
+    }
+  });
+
+  it("is never longer than what is shown", () => {
+    assert.equal(fitted("x".repeat(141)), `${"x".repeat(139)}…`);
+    const name = "a-long-name-".repeat(12);
+    assert.equal(
+      fitted(`A cell of ${name}`),
+      `A cell of ${name}`.slice(0, 139).concat("…"),
+      "a name may be one word",
+    );
+    for (let odd = 0; odd < 2; odd++) {
+      const shown = fitted("x".repeat(odd) + "😀".repeat(90));
+      assert.ok(shown.length <= 140);
+      assert.ok(!/[\uD800-\uDBFF]…$/.test(shown), "half a character");
+    }
+  });
 });
