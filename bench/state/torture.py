@@ -1,6 +1,6 @@
-"""Runs the torture set (`kernel/python/tests/state`), natively and without the native library, and prints how many of its
-cases came back wrong without a word, as one JSON object for `hop-bench record`. A case neither saved nor restored is an
-error, and no case that came back.
+"""Runs the torture set (`kernel/python/tests/state`), and prints how many of its cases came back wrong without a
+word, as one JSON object for `hop-bench record`. A case neither saved nor restored is an error, and no case that came
+back.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torture_set
 from micro import emit
 
 
-def verdicts(tracker: bool) -> list[str]:
+def verdicts() -> list[str]:
     possible = [case.name for case in cases.CASES if case.possible()]
     with tempfile.TemporaryDirectory(prefix="hop-bench-") as base:
-        saved, restored, errors = torture_set.both(Path(base), tracker)
+        saved, restored, errors = torture_set.both(Path(base))
     missing = [name for name in possible if name not in saved or name not in restored]
     if missing:
         raise SystemExit(f"these were not run: {missing}: {errors}")
@@ -36,7 +36,7 @@ def verdicts(tracker: bool) -> list[str]:
 
 
 def main() -> None:
-    found = [verdict for tracker in (True, False) for verdict in verdicts(tracker)]
+    found = verdicts()
     emit("torture_silent_wrong", sum(v.startswith("SILENTLY WRONG") for v in found), "cases", len(found))
 
 

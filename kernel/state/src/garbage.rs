@@ -139,7 +139,6 @@ fn read_all(
     let mut live = HashSet::new();
     for folder in logs {
         match form::named(folder, key, uid) {
-            // Names of another form belong to kernels without the native library, whose content is never removed.
             Ok(chunks) => live.extend(chunks.keys().filter_map(|name| name.parse::<ChunkId>().ok())),
             Err(source) => {
                 let path = folder.clone();

@@ -70,8 +70,6 @@ def content_tags(buffer: pickling.Buffer) -> bytes:
     """Tags that tell a buffer's content from other content, the same in every process."""
     if buffer.items is not None:
         return _items_tags(pickle.dumps(buffer.items.tolist(), protocol=5))
-    if native.lib is None:
-        return hashlib.blake2b(native.view_of(buffer.address, buffer.nbytes), digest_size=16).digest()
     out = bytearray(16 * -(-buffer.nbytes // CHUNK))
     native.lib.hop_tags(buffer.address, buffer.nbytes, CHUNK, native.address(out))
     return bytes(out)
@@ -182,7 +180,7 @@ class Memories:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._known: dict[tuple[int, int], _Memory] = {}
-        self.tracking = native.lib is not None and native.lib.hop_track_init() == 0
+        self.tracking = native.lib.hop_track_init() == 0
         #: Whether content is stored at its capture; else content is only told apart, and stored with a save.
         self.ahead = True
 
@@ -274,18 +272,13 @@ class Memories:
     def _compare(self, memory: _Memory, buffer: pickling.Buffer, dirty: bytearray) -> Blob:
         """Store the chunks among the `dirty` ones whose hash differs."""
         assert memory.blob is not None
-        if native.lib is None:
-            names = self.store.put(buffer.address, buffer.nbytes)
-            memory.blob = Blob(buffer.nbytes, tuple(names), False)
-            return memory.blob
         before, tags = memory.tags, bytearray(memory.tags)
         for i, marked in enumerate(dirty):
             if not marked:
                 continue
             length = min(CHUNK, buffer.nbytes - i * CHUNK)
-            tag = self._tags(buffer.address + i * CHUNK, length) if sum(dirty) <= 2 else b""
-            if tag:
-                tags[16 * i : 16 * i + 16] = tag
+            if sum(dirty) <= 2:
+                tags[16 * i : 16 * i + 16] = self._tags(buffer.address + i * CHUNK, length)
         if sum(dirty) > 2:
             tags = bytearray(self._tags(buffer.address, buffer.nbytes))
         changed = bytearray(
@@ -312,8 +305,6 @@ class Memories:
         return memory.blob
 
     def _tags(self, at: int, nbytes: int) -> bytes:
-        if native.lib is None:
-            return b""
         out = bytearray(16 * -(-nbytes // CHUNK))
         native.lib.hop_tags(at, nbytes, CHUNK, native.address(out))
         return bytes(out)
@@ -345,7 +336,7 @@ class Memories:
         if buffer.items is not None:
             return buffer.nbytes / _ITEMS_RATE
         stored = nbytes / _STORE_RATE + _DISK
-        return nbytes / _HASH_RATE + (stored if self.ahead or native.lib is None else 0.0)
+        return nbytes / _HASH_RATE + (stored if self.ahead else 0.0)
 
     def unchanged(self, at: int, nbytes: int) -> bool:
         """Whether an array of immutable objects is known to hold the same ones as before."""

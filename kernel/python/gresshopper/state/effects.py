@@ -247,7 +247,7 @@ def _by_kernel() -> bool:
 
 
 def _listen() -> None:
-    if not native.hear(("open", *_EFFECTS), _hook):
+    if not native.hear(("open", *_EFFECTS), _hook):  # this Python's hooks can't be set by the library
         sys.addaudithook(_hook)
 
 

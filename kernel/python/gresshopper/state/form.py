@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import hmac
 import json
 import os
@@ -28,6 +27,8 @@ MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")
 MAC = 32
+#: The way in which a state is authenticated: keyed BLAKE3.
+KIND = b"b3\0\0"
 #: Length of each of the two places in `head`, which are written in turns: a torn write leaves the other.
 SLOT = 512
 #: Set in the length of a part that is compressed (zlib).
@@ -92,13 +93,7 @@ def _make_key(path: Path) -> None:
         raise FormError(f"the key {path} can't be made: {e.strerror}") from e
 
 
-def _mac(kind: bytes, key: bytes, data: bytes) -> bytes:
-    if kind == b"b2b\0":
-        return hashlib.blake2b(data, key=key, digest_size=MAC).digest()
-    if kind != b"b3\0\0":
-        raise FormError("the state is authenticated in a way that this version doesn't know")
-    if native.lib is None:
-        raise FormError("the state was written with the native library (BLAKE3), which isn't here")
+def _mac(key: bytes, data: bytes) -> bytes:
     out = ctypes.create_string_buffer(MAC)
     native.lib.hop_keyed(key, data, len(data), out)
     return out.raw
@@ -121,7 +116,6 @@ class Log:
 
     def __init__(self, directory: Path, key: bytes) -> None:
         self.directory, self._key = directory, key
-        self._kind = b"b3\0\0" if native.lib is not None else b"b2b\0"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.records = 0
         self._mac = b"\0" * MAC
@@ -133,14 +127,13 @@ class Log:
         """Start an empty log beside an existing log; `commit` replaces the old log."""
         handle, self._temp = tempfile.mkstemp(prefix=".log-", dir=self.directory)
         self._file = os.fdopen(handle, "wb")
-        start = _START.pack(MAGIC, VERSION, self._kind)
+        start = _START.pack(MAGIC, VERSION, KIND)
         self._file.write(start)
-        self._length, self.records, self._mac = len(start), 0, _mac(self._kind, self._key, start)
+        self._length, self.records, self._mac = len(start), 0, _mac(self._key, start)
 
     def resume(self) -> None:
         """Go on after the last record that counts."""
         state = read_head(self.directory, self._key)
-        self._kind = bytes.fromhex(state["kind"])
         self._length, self.records, self._mac = state["length"], state["records"], bytes.fromhex(state["mac"])
         self._temp = ""
         self._head = os.open(self.directory / "head", os.O_RDWR | os.O_CLOEXEC)
@@ -157,7 +150,7 @@ class Log:
         if self._file is None:
             raise FormError("the log isn't open")
         framed = _framed(text, body, compress)
-        mac = _mac(self._kind, self._key, self._mac + framed)
+        mac = _mac(self._key, self._mac + framed)
         try:
             self._file.write(framed + mac)
             self._file.flush()
@@ -194,13 +187,13 @@ class Log:
     def _slot(self) -> bytes:
         state = {
             "version": VERSION,
-            "kind": self._kind.hex(),
+            "kind": KIND.hex(),
             "records": self.records,
             "length": self._length,
             "mac": self._mac.hex(),
         }
         text = json.dumps(state).encode()
-        proof = _mac(self._kind, self._key, b"head" + text).hex().encode()
+        proof = _mac(self._key, b"head" + text).hex().encode()
         return (text + b"\n" + proof + b"\n").ljust(SLOT)
 
     def _start_head(self) -> None:
@@ -275,12 +268,14 @@ def _prove_head(place: bytes, directory: Path, key: bytes) -> dict[str, Any]:
     try:
         text, proof, _ = place.split(b"\n")
         state: dict[str, Any] = json.loads(text)
-        version, kind = state["version"], bytes.fromhex(state["kind"])
+        version, kind = state["version"], state["kind"]
     except (ValueError, KeyError, TypeError) as e:
         raise FormError(f"the state {directory} is damaged or was tampered with: its head can't be read") from e
     if version != VERSION:
         raise VersionError(f"the state {directory} has version {version} of the form, this is for version {VERSION}")
-    if not hmac.compare_digest(_mac(kind, key, b"head" + text).hex().encode(), proof):
+    if kind != KIND.hex():
+        raise FormError("the state is authenticated in a way that this version doesn't know")
+    if not hmac.compare_digest(_mac(key, b"head" + text).hex().encode(), proof):
         raise FormError(f"the state {directory} was tampered with, or saved under another key: refused")
     return state
 
@@ -302,7 +297,6 @@ def read(directory: Path, key: bytes, upto: int | None = None, end: End | None =
     head = read_head(directory, key)
     if end is not None:
         head = {**head, "length": end.length, "mac": end.mac, "records": None}
-    kind = bytes.fromhex(head["kind"])
     refused = FormError(f"the state {directory} is truncated or was tampered with: refused")
     try:
         data = _content(os.path.join(directory, "log"))
@@ -311,7 +305,7 @@ def read(directory: Path, key: bytes, upto: int | None = None, end: End | None =
     if len(data) < head["length"] or len(data) < _START.size:
         raise refused
     data = data[: head["length"]]
-    mac = _mac(kind, key, data[: _START.size])
+    mac = _mac(key, data[: _START.size])
     at = _START.size
     records: list[Record] = []
     while at < len(data):
@@ -323,7 +317,7 @@ def read(directory: Path, key: bytes, upto: int | None = None, end: End | None =
         if stop + MAC > len(data):
             raise refused
         framed = data[at:stop]
-        mac = _mac(kind, key, mac + framed)
+        mac = _mac(key, mac + framed)
         if not hmac.compare_digest(mac, data[stop : stop + MAC]):
             raise refused
         start = _SIZES.size

@@ -1,7 +1,4 @@
-"""The native library (`kernel/tracker`), and substitutes where the library can't be loaded.
-
-Without the library: no write tracking, BLAKE2b instead of BLAKE3, one thread. All results mean the same.
-"""
+"""The native library (`kernel/tracker`), without which nothing is captured: the agent says so at its making."""
 
 from __future__ import annotations
 
@@ -161,15 +158,13 @@ def hear(kinds: Iterable[str], told: Callable[[str, tuple[Any, ...]], None]) -> 
     """Have each audit event told whose name begins with one of these kinds; whether that can be had. Unlike a hook of
     Python's, it costs the other events next to nothing.
     """
-    if _held is None:
-        return False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(told))  # for the life of the process
     return bool(_held.hop_audit("\n".join(kinds).encode(), told) == 0)
 
 
 def room() -> int:
     """Bytes of memory left for this process, by the limits of the machine and of the memory cgroups."""
-    left = int(lib.hop_room()) if lib is not None else -1
+    left = int(lib.hop_room())
     return left if left >= 0 else sys.maxsize
 
 
@@ -290,9 +285,7 @@ def _python_ids(pickler: Any, harmless: AbstractSet[type]) -> list[int]:
 _layout = _memo_layout_known()
 
 
-def all_atoms(at: int, count: int, flat: Any) -> bool:
+def all_atoms(at: int, count: int) -> bool:
     """Whether an array of objects holds only immutable ones."""
-    if _held is not None:
-        types_ = (ctypes.c_size_t * len(_ATOMS))(*[id(t) for t in _ATOMS])
-        return bool(_held.hop_all_atoms(at, count, types_, len(_ATOMS)))
-    return set(map(type, flat.tolist())) <= _ATOMS
+    types_ = (ctypes.c_size_t * len(_ATOMS))(*[id(t) for t in _ATOMS])
+    return bool(_held.hop_all_atoms(at, count, types_, len(_ATOMS)))

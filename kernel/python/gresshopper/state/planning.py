@@ -198,31 +198,5 @@ def _why(history: History, group: Group, why_not: Sequence[str | None], choices:
 
 
 def _solve(problem: dict[str, Any]) -> dict[str, Any]:
-    if native.lib is not None:
-        solved: dict[str, Any] = json.loads(native.plan(json.dumps(problem).encode()))
-        return solved
-    return _simple(problem)
-
-
-def _simple(problem: dict[str, Any]) -> dict[str, Any]:
-    """Without the library nothing is left out: all shippable parts are shipped, the rest is rebuilt where possible."""
-    choices: list[str] = []
-    rerun_: set[int] = set()
-    for group in problem["groups"]:
-        if group["ship"] is not None:
-            choices.append(SHIP)
-            continue
-        stack, seen, open_ = [group["producer"]], set(), True
-        while stack:
-            top = stack.pop()
-            if top not in seen:
-                seen.add(top)
-                cell = problem["cells"][top]
-                open_ = open_ and cell["run"] is not None
-                open_ = open_ and all(
-                    v["active"] is None or problem["groups"][v["active"]]["ship"] is not None for v in cell["reads"]
-                )
-                stack += [v["cell"] for v in cell["reads"] if v["active"] is None]
-        choices.append(RECOMPUTE if open_ else PLACEHOLDER)
-        rerun_ |= seen if open_ else set()
-    return {"choices": choices, "rerun": sorted(rerun_)}
+    solved: dict[str, Any] = json.loads(native.plan(json.dumps(problem).encode()))
+    return solved

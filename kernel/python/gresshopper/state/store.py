@@ -1,7 +1,7 @@
 """The content-addressed store of chunks, as the kernel's own process reads and writes it.
 
 `kernel/blobs` owns the layout (docs/state-format.md): `chunks/<2 hex>/<62 hex>`, or the same with `.z` when packed.
-Chunks are named by the BLAKE3 of their content, or by BLAKE2b (prefix `b2-`) if written without the native library.
+Chunks are named by the BLAKE3 of their content.
 A chunk is whole or absent: it is written under another name and renamed. Content read is checked against its name.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +44,12 @@ class Store:
     """One user's chunks under one directory."""
 
     def __init__(self, root: Path) -> None:
+        """
+        # Errors
+        `StoreError`, also without the native library: nothing can be captured then.
+        """
+        if native.lib is None:
+            raise StoreError(f"variables can't be saved here: {native.MISSING}")
         self.root = root
         self.chunks = root / "chunks"
         try:
@@ -84,8 +89,6 @@ class Store:
     ) -> list[str]:
         """Store memory in chunks; with `dirty` only the chunks marked there, the others keep their `old` name."""
         count = -(-nbytes // CHUNK)
-        if native.lib is None:
-            return self._put_python(at, nbytes, count, dirty, old)
         names = ctypes.create_string_buffer(32 * count)
         mask: Any = (ctypes.c_char * count).from_buffer(dirty) if dirty is not None else None
         wrote = native.lib.hop_put(self._raw, at, nbytes, CHUNK, mask, names)
@@ -98,44 +101,11 @@ class Store:
             for i in range(count)
         ]
 
-    def _put_python(
-        self, at: int, nbytes: int, count: int, dirty: bytearray | None, old: Sequence[str] | None
-    ) -> list[str]:
-        memory = native.view_of(at, nbytes)
-        names: list[str] = []
-        for i in range(count):
-            if dirty is not None and old is not None and not dirty[i]:
-                names.append(old[i])
-                continue
-            part = memory[i * CHUNK : (i + 1) * CHUNK]
-            names.append("b2-" + hashlib.blake2b(part, digest_size=32).hexdigest())
-            self._write(names[-1], part)
-        return names
-
-    def _write(self, name: str, part: Any) -> None:
-        path = self.path(name)
-        try:
-            if path.exists() and path.stat().st_size == len(part):
-                return
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            handle, temp = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as out:
-                    out.write(part)
-                os.rename(temp, path)
-            except BaseException:
-                os.unlink(temp)
-                raise
-        except OSError as e:
-            raise StoreError(f"a chunk can't be stored in {self.root}: {e.strerror}") from e
-        self.written += len(part)
-
     def path(self, name: str) -> Path:
         """Where a chunk lies."""
-        digest = name[3:] if name.startswith("b2-") else name
-        if len(digest) != 64 or any(c not in "0123456789abcdef" for c in digest):
+        if len(name) != 64 or any(c not in "0123456789abcdef" for c in name):
             raise StoreError(f"{name[:80]!r} isn't the name of a chunk")
-        return self.chunks / name[:2] / name[2:] if not name.startswith("b2-") else self.chunks / "b2" / digest
+        return self.chunks / name[:2] / name[2:]
 
     def rates(self, durable: bool) -> tuple[float, float]:
         """Rates of the store for writing and reading, in bytes per second, measured with one chunk.
@@ -186,36 +156,14 @@ class Store:
         target = memoryview(into).cast("B")
         if not target.nbytes:
             return
-        if native.lib is not None and not any(name.startswith("b2-") for name in names):
-            for name in names:
-                self.path(name)
-            raw = bytes.fromhex("".join(names))
-            got = native.lib.hop_get(self._raw, raw, len(names), native.address(target), target.nbytes)
-            if got < 0:
-                raise StoreError(f"the state can't be read: {native.error()}")
-            return
-        for i, name in enumerate(names):
-            part = target[i * CHUNK : (i + 1) * CHUNK]
-            self._read(name, part)
-
-    def _read(self, name: str, part: memoryview) -> None:
-        path = self.path(name)
-        try:
-            data = path.read_bytes()
-        except OSError as e:
-            raise StoreError(f"the state can't be read: chunk {name[:12]}: {e.strerror}") from e
-        if len(data) != len(part):
-            raise StoreError(f"the state can't be read: chunk {name[:12]} is truncated")
-        if not name.startswith("b2-"):
-            raise StoreError(f"chunk {name[:12]} was written with the native library, which isn't here")
-        if hashlib.blake2b(data, digest_size=32).hexdigest() != name[3:]:
-            raise StoreError(f"the state can't be read: chunk {name[:12]} isn't what was stored")
-        part[:] = data
+        for name in names:
+            self.path(name)
+        raw = bytes.fromhex("".join(names))
+        if native.lib.hop_get(self._raw, raw, len(names), native.address(target), target.nbytes) < 0:
+            raise StoreError(f"the state can't be read: {native.error()}")
 
     def map(self, names: Sequence[str], nbytes: int) -> Any | None:
         """The chunks as private memory, read when touched; nothing where that can't be done."""
-        if native.lib is None or any(name.startswith("b2-") for name in names):
-            return None
         at = native.lib.hop_map(self._raw, bytes.fromhex("".join(names)), len(names), nbytes)
         if not at:
             return None
@@ -223,14 +171,10 @@ class Store:
 
     def pack(self) -> None:
         """Compress the content stored since the last call, if that saves space. A failure leaves it as it is."""
-        if native.lib is not None:
-            native.lib.hop_pack(self._raw)
+        native.lib.hop_pack(self._raw)
 
     def sync(self) -> None:
         """Make what was written survive a crash of the machine."""
-        if native.lib is None:
-            os.sync()
-            return
         if native.lib.hop_sync(self._raw) < 0:
             raise StoreError(f"the store {self.root} can't be synchronised: {native.error()}")
 
@@ -248,5 +192,5 @@ class _Mapped:
         return np.asarray(self)
 
     def __del__(self) -> None:
-        if native is not None and native.lib is not None:
+        if native is not None:  # the process may be at its end
             native.lib.hop_unmap(self.at, self.nbytes)

@@ -12,7 +12,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def run(*command: str, base: Path, tracker: bool = True, timeout: float = 120) -> tuple[list[Any], str]:
+def run(*command: str, base: Path, timeout: float = 120) -> tuple[list[Any], str]:
     """What a Python says (JSON, each after the character 1E), and its errors; its home's part of ours is `base`."""
     env = dict(
         os.environ,
@@ -22,8 +22,6 @@ def run(*command: str, base: Path, tracker: bool = True, timeout: float = 120) -
         PYTHONWARNINGS="ignore",
         MPLBACKEND="agg",
     )
-    if not tracker:
-        env["GRESSHOPPER_TRACKER"] = "none"
     base.chmod(0o700)
     done = subprocess.run(
         [sys.executable, *command],

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from gresshopper.state import native, pickling
+from gresshopper.state import pickling
 
 
 class Making:
@@ -19,7 +19,6 @@ class Making:
         return {"made": [{"of": ([2], self.kept)}]}
 
 
-@pytest.mark.skipif(native.lib is None, reason="without the library, objects that were made within one another link")
 def test_only_the_users_own_objects_link_groups() -> None:
     shared = {"x": [3]}
     made = Making()
@@ -152,7 +151,6 @@ MAKING = {
 }
 
 
-@pytest.mark.skipif(native.lib is None, reason="without the library, objects that were made within one another link")
 @pytest.mark.parametrize("name", MAKING)
 def test_what_a_dump_makes_for_itself_links_nothing(name: str) -> None:
     if name == "instances" and sys.version_info >= (3, 13):

@@ -63,14 +63,6 @@ def both(
     return saved, run(base, do="restore", check=[check])
 
 
-@pytest.fixture(autouse=True)
-def native() -> None:
-    from gresshopper.state import native as library
-
-    if library.lib is None:
-        pytest.skip("the plan is made by the native library")
-
-
 def named(groups: dict[str, int]) -> set[str]:
     return {name for group in groups for name in group.split(", ")}
 

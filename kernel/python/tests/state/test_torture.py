@@ -1,4 +1,4 @@
-"""Each case of the torture set restores equal, or is reported; with the native library and without."""
+"""Each case of the torture set restores equal, or is reported."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torture_set
 
 #: The first test of each kind runs all the cases.
 pytestmark = pytest.mark.timeout(900)
-_results: dict[Any, Any] = {}
+_results: list[Any] = []
 
 
-def results(tracker: bool, tmp: Any) -> Any:
-    if tracker not in _results:
-        _results[tracker] = torture_set.both(tmp.mktemp("native" if tracker else "python"), tracker)
-    return _results[tracker]
+def results(tmp: Any) -> Any:
+    if not _results:
+        _results.append(torture_set.both(tmp.mktemp("torture")))
+    return _results[0]
 
 
 def test_there_are_enough() -> None:
@@ -26,12 +26,11 @@ def test_there_are_enough() -> None:
     assert sum(c.audit for c in cases.CASES) >= 20
 
 
-@pytest.mark.parametrize("tracker", [True, False], ids=["native", "python"])
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
-def test_restores_equal_or_is_reported(case: cases.Case, tracker: bool, tmp_path_factory: Any) -> None:
+def test_restores_equal_or_is_reported(case: cases.Case, tmp_path_factory: Any) -> None:
     if not case.possible():
         pytest.skip("not here")
-    saved, restored, errors = results(tracker, tmp_path_factory)
+    saved, restored, errors = results(tmp_path_factory)
     assert case.name in saved and case.name in restored, errors
     found = torture_set.verdict(saved[case.name], restored[case.name])
     wanted = ("equal", "reported") if case.reported else ("equal",)

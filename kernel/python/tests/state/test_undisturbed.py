@@ -41,12 +41,9 @@ print(sorted(name for name, ref in kernel.ns["seen"].items() if ref() is not Non
 """
 
 
-@pytest.mark.parametrize("tracker", ["", "none"], ids=["native", "python"])
-def test_what_is_deleted_is_gone(tmp_path: Path, tracker: str) -> None:
+def test_what_is_deleted_is_gone(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     env = dict(os.environ, PYTHONPATH=f"{HERE.parent.parent}:{HERE}")
-    if tracker:
-        env["GRESSHOPPER_TRACKER"] = tracker
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         env=env,

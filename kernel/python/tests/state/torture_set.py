@@ -13,20 +13,20 @@ import child
 LIMIT = 200
 
 
-def both(base: Path, tracker: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
+def both(base: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What was saved and what was restored, by case, and what the two processes complained of."""
-    halves = [half(do, base, tracker) for do in ("save", "restore")]
+    halves = [half(do, base) for do in ("save", "restore")]
     return halves[0][0], halves[1][0], "".join(errors[-3000:] for _, errors in halves)
 
 
-def half(do: str, base: Path, tracker: bool = True, only: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+def half(do: str, base: Path, only: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
     """Save or restore all cases, or `only` some; what came of each, and what the process complained of.
 
     Nothing, if it takes too long: each case's test says so then, and none waits again.
     """
     harness = str(child.HERE / "harness.py")
     try:
-        said, errors = child.run(harness, do, str(base), "cases", *only, base=base, tracker=tracker, timeout=LIMIT)
+        said, errors = child.run(harness, do, str(base), "cases", *only, base=base, timeout=LIMIT)
     except subprocess.TimeoutExpired as error:
         return {}, f"{error}\n{(error.stderr or b'').decode(errors='replace')[-3000:]}"
     return {one["name"]: one for one in said}, errors

@@ -147,7 +147,7 @@ def _np_objects(dump: Writing, a: Any) -> Any:
     if a.size >= ATOMS:
         dump.session.expect(a.size * ELEMENT)
     if a.size >= ATOMS and (
-        dump.session.unchanged(data_of(a), a.nbytes) or native.all_atoms(data_of(a), a.size, flat)
+        dump.session.unchanged(data_of(a), a.nbytes) or native.all_atoms(data_of(a), a.size)
     ):
         items = dump.add_buffer(data_of(a), a.nbytes, a, flat)
     else:
