@@ -61,8 +61,15 @@ impl House {
     fn start(config: Config, folder: tempfile::TempDir) -> Self {
         let (journal, snapshot) = Journal::open(&folder.path().join("journal")).unwrap();
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
-        let mut scheduler =
-            Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting).unwrap();
+        let mut scheduler = Scheduler::new(
+            config,
+            "/g.toml".into(),
+            journal,
+            snapshot.term,
+            snapshot.entries,
+            accounting,
+        )
+        .unwrap();
         let pools = scheduler.config.pool.keys();
         let open = pools.map(|name| (name.clone(), Rules::default())).collect();
         scheduler.news.rules.get_or_insert(open);
