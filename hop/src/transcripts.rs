@@ -244,6 +244,8 @@ pub(crate) fn info() -> InfoReport {
 struct Table {
     asked: Rc<RefCell<Vec<Request>>>,
     down: bool,
+    /// The caller is an operator, and not root.
+    operator: bool,
 }
 
 impl Hopd for Table {
@@ -272,6 +274,10 @@ impl Hopd for Table {
             Request::Kernels(_) => Ok(Response::Kernels { rows: kernel_rows() }),
             Request::Migrate { .. } | Request::Wake { .. } | Request::Forget { .. } => Ok(Response::Done),
             Request::Hibernate { .. } => Ok(Response::Asked {
+            // An operator's own kernel is the second; the others are somebody else's.
+            Request::Kernels(query) if self.operator && !query.visible => Ok(Response::Kernels {
+                rows: kernel_rows().drain(1..2).collect(),
+            }),
                 kernels: vec![KERNEL.into(), ASLEEP.into()],
                 refused: vec![(
                     OTHER.into(),
@@ -454,6 +460,28 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
 #[test]
 fn a_wide_terminal_shows_the_whole_reason_and_no_column_more_than_it_needs() {
     let at = |columns| World {
+#[test]
+fn an_operator_who_is_not_root_sees_what_came_of_others_kernels() {
+    let operator = World {
+        hopd: Table {
+            operator: true,
+            ..Table::default()
+        },
+        ..user()
+    };
+    let told = operator.hop("hibernate --all --timeout 1");
+    assert!(
+        told.contains(&format!("kernel {KERNEL} does not hibernate: a cell runs")),
+        "{told}"
+    );
+    assert!(!told.contains("is not saved after"), "{told}");
+    let told = operator.hop(&format!("migrate {KERNEL} --timeout 1"));
+    assert!(
+        told.contains("did not move to n3: its seat did not start"),
+        "{told}"
+    );
+}
+
         columns: Some(columns),
         ..user()
     };

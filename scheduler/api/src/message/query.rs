@@ -168,6 +168,8 @@ pub struct Explanation {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KernelsQuery {
+    /// Whatever the caller may see: everybody's for operators, their own for others.
+    pub visible: bool,
     /// Empty means the caller's own. Others' need an operator.
     pub users: Vec<UserName>,
     pub all_users: bool,

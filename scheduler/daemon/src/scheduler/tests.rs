@@ -114,6 +114,10 @@ impl House {
     }
 
     fn connect(&mut self, user: &str, role: Role) -> (ConnId, Mailbox) {
+        self.connect_as(user, role, false)
+    }
+
+    fn connect_as(&mut self, user: &str, role: Role, operator: bool) -> (ConnId, Mailbox) {
         self.next += 1;
         let conn = ConnId(self.next);
         let (outgoing, mailbox) = mpsc::channel(64);
@@ -121,7 +125,7 @@ impl House {
             uid: user.len() as u32,
             user: user.into(),
             groups: [].into(),
-            operator: false,
+            operator,
             role,
         };
         self.scheduler.incoming(Incoming::Opened {
