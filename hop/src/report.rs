@@ -9,8 +9,8 @@ use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::{days, parse_time, tell_span, write_date};
 use clap::ValueEnum;
-use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
-use hop_words::id::UserName;
+use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_words::id::{CellId, KernelId, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -235,15 +235,15 @@ fn asked_for(
         cells: true,
         ..AcctQuery::default()
     };
-    let mut rows = match context.hopd.ask(Request::Acct(query))? {
-        Response::Acct { rows } => rows,
+    let (mut rows, more) = match context.hopd.ask(Request::Acct(query))? {
+        Response::Acct { rows, more } => (rows, more),
         other => return Err(unexpected(&other)),
     };
-    if rows.len() >= ACCT_ROWS {
+    if more {
         let day = write_date(first, &context.zone);
         writeln!(
             context.err,
-            "hop: {day} has more rows than hopd hands out at once ({ACCT_ROWS}): its sums are too small"
+            "hop: {day} has more rows than hopd hands out at once: its sums are too small"
         )?;
     }
     rows.retain(|row| (first..next).contains(&row.submit) && args.pools.has(&row.pool));

@@ -257,7 +257,10 @@ impl Hopd for Table {
             ));
         }
         match request {
-            Request::Acct(_) => Ok(Response::Acct { rows: acct_rows() }),
+            Request::Acct(_) => Ok(Response::Acct {
+                rows: acct_rows(),
+                more: false,
+            }),
             Request::Queue(_) => Ok(Response::Queue {
                 rows: queue_rows(),
                 expected: vec![],
@@ -271,13 +274,13 @@ impl Hopd for Table {
                     "All 4 GPUs of pool main are lent.".into(),
                 ],
             })),
-            Request::Kernels(_) => Ok(Response::Kernels { rows: kernel_rows() }),
-            Request::Migrate { .. } | Request::Wake { .. } | Request::Forget { .. } => Ok(Response::Done),
-            Request::Hibernate { .. } => Ok(Response::Asked {
             // An operator's own kernel is the second; the others are somebody else's.
             Request::Kernels(query) if self.operator && !query.visible => Ok(Response::Kernels {
                 rows: kernel_rows().drain(1..2).collect(),
             }),
+            Request::Kernels(_) => Ok(Response::Kernels { rows: kernel_rows() }),
+            Request::Migrate { .. } | Request::Wake { .. } | Request::Forget { .. } => Ok(Response::Done),
+            Request::Hibernate { .. } => Ok(Response::Asked {
                 kernels: vec![KERNEL.into(), ASLEEP.into()],
                 refused: vec![(
                     OTHER.into(),
@@ -458,9 +461,6 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
 }
 
 #[test]
-fn a_wide_terminal_shows_the_whole_reason_and_no_column_more_than_it_needs() {
-    let at = |columns| World {
-#[test]
 fn an_operator_who_is_not_root_sees_what_came_of_others_kernels() {
     let operator = World {
         hopd: Table {
@@ -482,6 +482,9 @@ fn an_operator_who_is_not_root_sees_what_came_of_others_kernels() {
     );
 }
 
+#[test]
+fn a_wide_terminal_shows_the_whole_reason_and_no_column_more_than_it_needs() {
+    let at = |columns| World {
         columns: Some(columns),
         ..user()
     };

@@ -9,7 +9,7 @@ use hop_words::replica::{MoveCause, ReplicaRole};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Most rows of one answer to [`AcctQuery`].
+/// Most rows of one answer to [`AcctQuery`]; fewer where they are long.
 pub const ACCT_ROWS: usize = 100_000;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
