@@ -414,11 +414,10 @@ const PARKED: &str =
 /// first cell ran was cancelled.
 fn state_word(cause: EndCause, cut_short: bool, served: bool) -> &'static str {
     match cause {
-        EndCause::Done | EndCause::Claimed | EndCause::Released | EndCause::ReplicaLost if !served => {
-            "CANCELLED"
-        }
+        EndCause::Done | EndCause::Claimed | EndCause::Released if !served => "CANCELLED",
         EndCause::Done | EndCause::Claimed | EndCause::Released => "COMPLETED",
-        EndCause::ReplicaLost if !cut_short => "COMPLETED",
+        // Before its first cell: that cell may go on with another lease, and wasn't withdrawn.
+        EndCause::ReplicaLost if served && !cut_short => "COMPLETED",
         EndCause::Cancelled => "CANCELLED",
         EndCause::PilotLost => "PREEMPTED",
         EndCause::NodeLost => "NODE_FAIL",
@@ -501,6 +500,7 @@ mod tests {
         assert!(row.reason.contains("somebody else waited"));
         assert_eq!(rows.enter(closed), None, "a lease is closed once");
     }
+
     #[test]
     fn many_withdrawn_cells_of_a_user_have_few_rows() {
         let mut rows = AccountingRows::default();
@@ -537,7 +537,6 @@ mod tests {
         assert_eq!(withdraw("mallory", rested).unwrap().reason, "gone");
     }
 
-
     #[test]
     fn a_lease_whose_cell_was_parked_is_preempted() {
         let mut rows = AccountingRows::default();
@@ -564,7 +563,7 @@ mod tests {
     #[test]
     fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
         for (cause, word) in [
-            (EndCause::ReplicaLost, "CANCELLED"),
+            (EndCause::ReplicaLost, "FAILED"),
             (EndCause::Cancelled, "CANCELLED"),
             (EndCause::Failed, "FAILED"),
         ] {

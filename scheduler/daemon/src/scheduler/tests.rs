@@ -846,6 +846,56 @@ async fn a_cell_that_outruns_its_quantum_is_asked_to_park_once_and_only_its_own_
     assert_eq!(long.was_asked(), 0);
 }
 
+#[tokio::test]
+async fn a_lease_that_is_being_ended_has_a_state_that_can_be_asked_for() {
+    let mut long = Long::new(true);
+    long.says(parked(long.lease, "a", "c1"));
+    assert_eq!(long.states()[0], ("a".to_owned(), "ENDING".to_owned()));
+    let mut rows = long.house.rows().await;
+    let scheduler = &long.house.scheduler;
+    views::freshen(
+        &mut rows,
+        &views::live_leases(&scheduler.core),
+        scheduler.clock.now(),
+    );
+    let told: Vec<_> = rows.iter().map(|r| (r.lease, r.state.as_str(), r.end)).collect();
+    assert_eq!(told, [(long.lease, "LINGERING", None)]);
+}
+
+#[tokio::test]
+async fn a_cells_need_is_told_while_it_waits_and_while_it_runs() {
+    let mut lending = Lending::new();
+    let need = Need {
+        cpus: 3,
+        deadline: Some(Timestamp(u64::MAX / 4)),
+        ..Need::gpus(1)
+    };
+    let told = |lending: &Lending| -> Vec<(String, Need)> {
+        let scheduler = &lending.house.scheduler;
+        let rows = views::queue(&scheduler.core, None, scheduler.clock.now());
+        rows.into_iter().map(|r| (r.state, r.need)).collect()
+    };
+    let mut submit = submit("a", 1);
+    if let Request::Submit { need: asked, .. } = &mut submit {
+        *asked = need.clone();
+    }
+    lending.house.say(lending.ada.0, submit);
+    let lease = lending.house.scheduler.core.leases()[0].lease;
+    let lent = Need {
+        cpus: lending.house.scheduler.core.leases()[0].cpus,
+        ..need
+    };
+    assert_eq!(told(&lending), [("STARTING".to_owned(), lent.clone())]);
+    lending.house.say(lending.agent.0, started(lease));
+    assert_eq!(told(&lending), [("RUNNING".to_owned(), lent.clone())]);
+    lending.house.say(lending.ada.0, cell_ended(1, lease));
+    let idle = Need {
+        cpus: lent.cpus,
+        ..Need::gpus(1)
+    };
+    assert_eq!(told(&lending), [("LINGERING".to_owned(), idle)]);
+}
+
 /// Events of a kind that a replica was told, the oldest first.
 fn told<T>(mailbox: &mut Mailbox, wanted: impl Fn(Event) -> Option<T>) -> Vec<T> {
     let events = std::iter::from_fn(|| mailbox.try_recv().ok()).filter_map(|m| match m.body {
