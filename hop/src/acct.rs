@@ -7,7 +7,7 @@ use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
-use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
+use hop_api::message::{AcctQuery, AcctRow, Request, Response};
 use hop_slurm::gres::write_index;
 use hop_words::id::LeaseId;
 use hop_words::time::{Span, Timestamp};
@@ -185,11 +185,11 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let wanted = Wanted::read(args, context)?;
-    let rows = match context.hopd.ask(Request::Acct(wanted.query.clone()))? {
-        Response::Acct { rows } => rows,
+    let (rows, more) = match context.hopd.ask(Request::Acct(wanted.query.clone()))? {
+        Response::Acct { rows, more } => (rows, more),
         other => return Err(unexpected(&other)),
     };
-    if rows.len() >= ACCT_ROWS {
+    if more {
         writeln!(context.err, "hop: {TOO_MANY}")?;
     }
     let records: Vec<Record> = number(rows)

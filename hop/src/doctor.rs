@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Lease a GPU in this step, as on each node of --nodes
     #[arg(long, hide = true, requires = "here")]
     lease: bool,
+    /// The pool to lease it of; default: the site's default
+    #[arg(long, hide = true, requires = "lease", value_name = "NAME")]
+    pool: Option<String>,
 }
 
 /// How one thing stands.
@@ -122,7 +125,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         env: context.env,
     });
     let mut rows = match (args.lease, args.here) {
-        (true, _) => vec![lease_here(&facts)],
+        (true, _) => vec![lease_here(&facts, args.pool.as_deref())],
         (false, true) => checks::of_node(&facts),
         (false, false) => checks::of_host(&facts),
     };
@@ -141,9 +144,12 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     }
 }
 
-fn lease_here(facts: &facts::Facts) -> Finding {
+fn lease_here(facts: &facts::Facts, pool: Option<&str>) -> Finding {
     match &facts.config {
-        Ok(config) => lease::try_here(config, facts.asked_node.as_deref().unwrap_or_default()),
+        Ok(config) => {
+            let node = facts.asked_node.as_deref().unwrap_or_default();
+            lease::try_here(config, node, pool)
+        }
         Err(_) => Finding::unknown(lease::CHECK, "the configuration has to be right first"),
     }
 }

@@ -113,6 +113,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     }
     args.states.check(&KernelState::ALL.map(KernelState::name))?;
     let query = KernelsQuery {
+        visible: false,
         users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),
         nodes: args.nodes.names(),
@@ -138,8 +139,8 @@ fn rows(query: KernelsQuery, context: &Context<'_>) -> Result<Vec<KernelRow>, Fa
     }
 }
 
-/// All kernels that the caller may see.
-fn visible(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
+/// Kernels of which a name may speak: root's are everybody's, as in lists.
+fn named(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     let query = KernelsQuery {
         all_users: context.is_root,
         ..KernelsQuery::default()
@@ -154,7 +155,12 @@ pub(crate) fn own(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
 
 /// Present state of these kernels, without the kernels unknown to `hopd`.
 pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
-    let mut rows = visible(context)?;
+    // Only hopd knows which other users' kernels the caller may see.
+    let query = KernelsQuery {
+        visible: true,
+        ..KernelsQuery::default()
+    };
+    let mut rows = rows(query, context)?;
     rows.retain(|row| kernels.contains(&row.kernel));
     Ok(rows)
 }
@@ -230,7 +236,7 @@ pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failur
     if is_whole(word) {
         return Ok(word.into());
     }
-    pick(word, &visible(context)?)
+    pick(word, &named(context)?)
 }
 
 pub(crate) fn is_whole(word: &str) -> bool {

@@ -9,8 +9,8 @@ use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::{days, parse_time, tell_span, write_date};
 use clap::ValueEnum;
-use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
-use hop_words::id::UserName;
+use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_words::id::{CellId, KernelId, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,15 +73,20 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, row: &AcctRow) {
+    /// `again`: the cell was parked, and counted by an earlier row.
+    fn add(&mut self, row: &AcctRow, again: bool) {
         let gpus = row.gpus.len() as u64;
         self.users.insert(row.user.clone());
         if row.cell.is_some() {
-            self.cells += 1;
             self.failed += u64::from(matches!(row.state.as_str(), "FAILED" | "NODE_FAIL"));
-            self.waits.extend(row.start.map(|_| row.wait));
-        } else if row.start.is_none() && row.state == "CANCELLED" {
-            self.withdrawn += 1;
+            if !again {
+                self.cells += 1;
+                self.waits.extend(row.start.map(|_| row.wait));
+            }
+        } else if row.start.is_none() {
+            let withdrawn = row.state == "CANCELLED";
+            self.withdrawn += u64::from(withdrawn);
+            self.failed += u64::from(!withdrawn && row.end.is_some());
         } else {
             self.leases += 1;
             self.held = self.held.saturating_add(row.held.0.saturating_mul(gpus));
@@ -113,6 +118,25 @@ impl Sums {
     fn efficiency(&self) -> Option<f64> {
         let share = self.run as f64 / self.held as f64;
         (self.held > 0).then(|| (share * 1000.0).round() / 10.0)
+    }
+}
+
+/// Cells that were parked: each has a row for each of its leases, the first lease first.
+#[derive(Default)]
+struct Parked(BTreeSet<(KernelId, CellId)>);
+
+impl Parked {
+    /// Whether an earlier row is of the same cell.
+    fn counted(&mut self, row: &AcctRow) -> bool {
+        let Some(cell) = row.cell.clone() else {
+            return false;
+        };
+        let id = (row.kernel.clone(), cell);
+        let again = self.0.contains(&id);
+        if row.state == "PREEMPTED" {
+            self.0.insert(id);
+        }
+        again
     }
 }
 
@@ -156,7 +180,12 @@ static FIELDS: [Field<Sums>; 14] = [
     field!("Withdrawn", 9, "cells that waited in vain", |s| Value::Number(
         s.withdrawn
     )),
-    field!("Failed", 6, "cells that failed", |s| Value::Number(s.failed)),
+    field!(
+        "Failed",
+        6,
+        "cells that failed, and leases that never began",
+        |s| Value::Number(s.failed)
+    ),
 ];
 
 static VIEW: View<Sums> = View {
@@ -178,13 +207,17 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Err(Failure::Usage(text.to_owned()));
     }
     let mut groups: BTreeMap<String, Sums> = BTreeMap::new();
+    let mut parked = Parked::default();
     for (first, next) in days(since, until, &context.zone) {
         let day = write_date(first, &context.zone);
         if args.by == By::Day {
             groups.insert(day.clone(), Sums::default());
         }
         for row in asked_for(args, (first, next.min(until)), context)? {
-            groups.entry(args.by.group(&row, &day)).or_default().add(&row);
+            groups
+                .entry(args.by.group(&row, &day))
+                .or_default()
+                .add(&row, parked.counted(&row));
         }
     }
     let mut total = Sums::default();
@@ -235,15 +268,15 @@ fn asked_for(
         cells: true,
         ..AcctQuery::default()
     };
-    let mut rows = match context.hopd.ask(Request::Acct(query))? {
-        Response::Acct { rows } => rows,
+    let (mut rows, more) = match context.hopd.ask(Request::Acct(query))? {
+        Response::Acct { rows, more } => (rows, more),
         other => return Err(unexpected(&other)),
     };
-    if rows.len() >= ACCT_ROWS {
+    if more {
         let day = write_date(first, &context.zone);
         writeln!(
             context.err,
-            "hop: {day} has more rows than hopd hands out at once ({ACCT_ROWS}): its sums are too small"
+            "hop: {day} has more rows than hopd hands out at once: its sums are too small"
         )?;
     }
     rows.retain(|row| (first..next).contains(&row.submit) && args.pools.has(&row.pool));
@@ -281,6 +314,75 @@ fn seconds(span: Option<Span>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A row of one GPU for `seconds`; none: it never began.
+    fn row(lease: u64, cell: Option<&str>, state: &str, seconds: Option<u64>) -> AcctRow {
+        let at = Timestamp(1_000_000);
+        let ran = Span::from_secs(seconds.unwrap_or(0));
+        AcctRow {
+            lease: hop_words::id::LeaseId(lease),
+            cell: cell.map(Into::into),
+            user: "ada".into(),
+            account: None,
+            pool: "main".into(),
+            kernel: "k".into(),
+            name: "nb".into(),
+            node: "n1".into(),
+            gpus: seconds.iter().map(|_| hop_words::id::GpuIndex(0)).collect(),
+            cpus: 1,
+            pilot: hop_words::id::JobId(3),
+            step: 0,
+            state: state.into(),
+            submit: at,
+            start: seconds.map(|_| at),
+            end: Some(at + ran),
+            wait: Span::from_secs(lease),
+            held: ran,
+            run: ran,
+            linger: Span::ZERO,
+            cells: 0,
+            reason: String::new(),
+        }
+    }
+
+    fn sums(rows: &[AcctRow]) -> Sums {
+        let (mut sums, mut parked) = (Sums::default(), Parked::default());
+        for row in rows {
+            sums.add(row, parked.counted(row));
+        }
+        sums
+    }
+
+    #[test]
+    fn each_lease_and_each_cell_counts_once() {
+        let waits = row(9, None, "PENDING", None);
+        let sums = sums(&[
+            // Its first lease was lost before it began; on the second it was parked, on the third it failed.
+            row(1, None, "FAILED", None),
+            row(2, None, "PREEMPTED", Some(10)),
+            row(2, Some("a"), "PREEMPTED", Some(10)),
+            row(3, None, "COMPLETED", Some(20)),
+            row(3, Some("a"), "FAILED", Some(5)),
+            row(3, Some("b"), "COMPLETED", Some(5)),
+            // Withdrawn from the queue, and while its lease was being started.
+            row(4, None, "CANCELLED", None),
+            row(5, None, "CANCELLED", None),
+            row(6, None, "NODE_FAIL", None),
+            AcctRow { end: None, ..waits },
+        ]);
+        let counts = (sums.leases, sums.cells, sums.failed, sums.withdrawn);
+        assert_eq!(counts, (2, 2, 3, 2));
+        assert_eq!(
+            sums.waits,
+            [Span::from_secs(2), Span::from_secs(3)],
+            "until it first began"
+        );
+        assert_eq!(
+            (sums.held, sums.run),
+            (30 * 1_000_000, 30 * 1_000_000),
+            "no GPU was held before"
+        );
+    }
 
     #[test]
     fn a_share_of_the_cells_began_within() {

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::parse_time;
-use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
+use hop_api::message::{AcctQuery, AcctRow, Request, Response};
 use hop_sim::trace::Line;
 use hop_words::id::{CellId, KernelId};
 use std::collections::HashMap;
@@ -58,11 +58,11 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         cells: true,
         ..AcctQuery::default()
     };
-    let rows = match context.hopd.ask(Request::Acct(query))? {
-        Response::Acct { rows } => rows,
+    let (rows, more) = match context.hopd.ask(Request::Acct(query))? {
+        Response::Acct { rows, more } => (rows, more),
         other => return Err(unexpected(&other)),
     };
-    if rows.len() >= ACCT_ROWS {
+    if more {
         writeln!(context.err, "hop: {TOO_MANY}")?;
     }
     let mut key = [0; 32];

@@ -244,6 +244,8 @@ pub(crate) fn info() -> InfoReport {
 struct Table {
     asked: Rc<RefCell<Vec<Request>>>,
     down: bool,
+    /// The caller is an operator, and not root.
+    operator: bool,
 }
 
 impl Hopd for Table {
@@ -255,7 +257,10 @@ impl Hopd for Table {
             ));
         }
         match request {
-            Request::Acct(_) => Ok(Response::Acct { rows: acct_rows() }),
+            Request::Acct(_) => Ok(Response::Acct {
+                rows: acct_rows(),
+                more: false,
+            }),
             Request::Queue(_) => Ok(Response::Queue {
                 rows: queue_rows(),
                 expected: vec![],
@@ -269,6 +274,10 @@ impl Hopd for Table {
                     "All 4 GPUs of pool main are lent.".into(),
                 ],
             })),
+            // An operator's own kernel is the second; the others are somebody else's.
+            Request::Kernels(query) if self.operator && !query.visible => Ok(Response::Kernels {
+                rows: kernel_rows().drain(1..2).collect(),
+            }),
             Request::Kernels(_) => Ok(Response::Kernels { rows: kernel_rows() }),
             Request::Migrate { .. } | Request::Wake { .. } | Request::Forget { .. } => Ok(Response::Done),
             Request::Hibernate { .. } => Ok(Response::Asked {
@@ -449,6 +458,28 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
         "hibernate --node n1",
     ];
     insta::assert_snapshot!(transcript(&all));
+}
+
+#[test]
+fn an_operator_who_is_not_root_sees_what_came_of_others_kernels() {
+    let operator = World {
+        hopd: Table {
+            operator: true,
+            ..Table::default()
+        },
+        ..user()
+    };
+    let told = operator.hop("hibernate --all --timeout 1");
+    assert!(
+        told.contains(&format!("kernel {KERNEL} does not hibernate: a cell runs")),
+        "{told}"
+    );
+    assert!(!told.contains("is not saved after"), "{told}");
+    let told = operator.hop(&format!("migrate {KERNEL} --timeout 1"));
+    assert!(
+        told.contains("did not move to n3: its seat did not start"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -8,8 +8,13 @@ if ! getent passwd gresshopper >/dev/null; then
 		useradd --system --home-dir /var/lib/gresshopper --shell /usr/sbin/nologin gresshopper
 	fi
 fi
-install -d -o gresshopper -g "$(id -g gresshopper)" -m 755 /var/lib/gresshopper /var/lib/gresshopper/agent
-install -d -o gresshopper -g "$(id -g gresshopper)" -m 700 /var/lib/gresshopper/hopd
+# The parent is root's: in a folder of its own the account could put a link to anything, and an upgrade would give it that.
+install -d -o root -g root -m 755 /var/lib/gresshopper
+folder() {
+	[ -L "$1" ] || install -d -o gresshopper -g "$(id -g gresshopper)" -m "$2" "$1"
+}
+folder /var/lib/gresshopper/agent 755
+folder /var/lib/gresshopper/hopd 700
 install -d -m 755 /run/gresshopper /etc/gresshopper
 # A user's kernel can't write here what it compiled, and would compile all again at each start.
 for python in /usr/bin/python3.[0-9] /usr/bin/python3.[0-9][0-9]; do

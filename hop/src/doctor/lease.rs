@@ -8,7 +8,7 @@ use super::Finding;
 use hop_api::client::{self, CallError, Client, Item, Items, Options};
 use hop_api::config::Config;
 use hop_api::message::{Bound, Event, Grant, Outcome, ReplicaRole, ReplicaUp, Request, Role, SeatStep};
-use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
+use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, PoolName, Tenure};
 use hop_words::need::{Class, Need};
 use hop_words::process::start_time;
 use hop_words::time::Timestamp;
@@ -52,12 +52,12 @@ enum LeaseError {
 }
 
 /// What became of it, in words.
-pub(super) fn try_here(config: &Config, node: &str) -> Finding {
+pub(super) fn try_here(config: &Config, node: &str, pool: Option<&str>) -> Finding {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return Finding::unknown(CHECK, error.to_string()),
     };
-    judge(runtime.block_on(lease(config, node)))
+    judge(runtime.block_on(lease(config, node, pool)))
 }
 
 fn judge(result: Result<Leased, LeaseError>) -> Finding {
@@ -98,8 +98,11 @@ struct Tried {
     items: Items,
 }
 
-async fn lease(config: &Config, node: &str) -> Result<Leased, LeaseError> {
-    let up = report(node).ok_or(LeaseError::NoStep)?;
+async fn lease(config: &Config, node: &str, pool: Option<&str>) -> Result<Leased, LeaseError> {
+    let up = ReplicaUp {
+        pool: pool.map(PoolName::from),
+        ..report(node).ok_or(LeaseError::NoStep)?
+    };
     let kernel = up.kernel.clone();
     let (client, items) = client::start(Options::from_config(config, Role::Replica)?);
     let mut tried = Tried {

@@ -2,10 +2,12 @@
 
 use super::facts::{ASKER, CREDENTIAL, Facts};
 use super::{Finding, Report, lease};
-use hop_api::config::Config;
+use hop_api::config::{Config, Pool};
 use hop_api::identity::{Identity as _, Munge};
 use hop_api::message::NodeInfo;
 use hop_slurm::Node;
+use hop_slurm::gres::Gres;
+use hop_words::id::PoolName;
 use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -13,8 +15,34 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// By their partitions.
-type Pools<'a> = BTreeMap<&'a str, &'a hop_api::config::Pool>;
+/// The pool that a node is looked at for, and a partition of the pool's that has the node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Place<'a> {
+    name: &'a PoolName,
+    pool: &'a Pool,
+    partition: &'a str,
+}
+
+/// `told` is hopd's word. `None`: the node is no pool's, or one of a burst partition without power, which a look would
+/// start.
+fn place_of<'a>(node: &Node, told: Option<&PoolName>, config: &'a Config) -> Option<Place<'a>> {
+    let places = config.pool.iter().flat_map(|(name, pool)| {
+        let bursts = pool.burst.iter().filter(|_| !node.state.is_powered_down());
+        std::iter::once(pool.partition.as_str())
+            .chain(bursts.map(|burst| burst.partition.as_str()))
+            .map(move |partition| Place {
+                name,
+                pool,
+                partition,
+            })
+    });
+    let there = places.filter(|place| node.partitions.iter().any(|name| name == place.partition));
+    there.min_by_key(|place| {
+        let of_type = |gres: &Gres| gres.is_gpu_of(place.pool.gpu_type.as_deref());
+        // A node whose GPUs Slurm doesn't know is to be looked at all the same.
+        (told != Some(place.name), !node.gres.iter().any(of_type))
+    })
+}
 
 /// The user for the steps: the service account if root asks, the owner of the pilots' jobs.
 struct Starter {
@@ -34,19 +62,14 @@ pub(crate) fn look(facts: &Facts, is_root: bool) -> Vec<Finding> {
             "there is no service account to start steps as",
         )];
     };
-    let pools: Pools<'_> = config
-        .pool
-        .values()
-        .map(|pool| (pool.partition.as_str(), pool))
-        .collect();
-    let wanted = |node: &&Node| {
-        node.partitions
-            .iter()
-            .any(|name| pools.contains_key(name.as_str()))
-    };
-    let nodes: Vec<&Node> = slurm.nodes.iter().filter(wanted).collect();
-    at_most(AT_ONCE, &nodes, |node| {
-        of_node(node, facts, config, &pools, &starter)
+    let rows = facts.hopd.as_ref().map_or(&[][..], |info| &info.nodes);
+    let placed = slurm.nodes.iter().filter_map(|node| {
+        let told = rows.iter().find(|row| row.node == node.name);
+        Some((node, place_of(node, told.map(|row| &row.pool), config)?))
+    });
+    let placed: Vec<(&Node, Place<'_>)> = placed.collect();
+    at_most(AT_ONCE, &placed, |(node, place)| {
+        of_node(node, facts, config, place, &starter)
     })
 }
 
@@ -101,7 +124,7 @@ fn of_node(
     node: &Node,
     facts: &Facts,
     config: &Config,
-    pools: &Pools<'_>,
+    place: &Place<'_>,
     starter: &Starter,
 ) -> Vec<Finding> {
     let name = node.name.as_str();
@@ -118,7 +141,7 @@ fn of_node(
         let says = format!("Slurm starts nothing there, it is {}{why}", node.state);
         return vec![here(Finding::unknown("step", says))];
     }
-    let mut command = srun(node, pilot, facts, config, pools, starter);
+    let mut command = srun(node, pilot, facts, config, place, starter);
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => {
@@ -146,19 +169,19 @@ fn of_node(
     };
     let mut rows: Vec<Finding> = report.rows.into_iter().map(here).collect();
     rows.push(here(credential_from(report.credential, config, starter)));
-    rows.push(here(lease_on(node, facts, config, pools, starter)));
+    rows.push(here(lease_on(node, facts, config, place, starter)));
     rows
 }
 
 /// Has a job on the node lease a GPU for a moment.
-fn lease_on(node: &Node, facts: &Facts, config: &Config, pools: &Pools<'_>, starter: &Starter) -> Finding {
+fn lease_on(node: &Node, facts: &Facts, config: &Config, place: &Place<'_>, starter: &Starter) -> Finding {
     if let Err(why) = &facts.hopd {
         return Finding::unknown(lease::CHECK, format!("hopd has to answer first: {why}"));
     }
     let mut command = bare_srun(node);
-    own_job(&mut command, node, pools);
+    own_job(&mut command, place);
     hop_there(&mut command, node, facts, config, starter);
-    command.arg("--lease");
+    command.args(["--lease", "--pool", place.name.as_str()]);
     command.env(lease::KERNEL, uuid::Uuid::new_v4().to_string());
     let said = match command.output() {
         Ok(output) => match serde_json::from_slice::<Report>(&output.stdout) {
@@ -233,7 +256,7 @@ fn srun(
     pilot: Option<&NodeInfo>,
     facts: &Facts,
     config: &Config,
-    pools: &Pools<'_>,
+    place: &Place<'_>,
     starter: &Starter,
 ) -> Command {
     let mut command = bare_srun(node);
@@ -243,7 +266,7 @@ fn srun(
                 .arg(format!("--jobid={}", row.pilot))
                 .args(["--overlap", "--gres=none", "--mem=0"]);
         }
-        None => own_job(&mut command, node, pools),
+        None => own_job(&mut command, place),
     }
     hop_there(&mut command, node, facts, config, starter);
     command
@@ -262,15 +285,12 @@ fn bare_srun(node: &Node) -> Command {
     command
 }
 
-/// A small job on the node, in its pool's partition.
-fn own_job(command: &mut Command, node: &Node, pools: &Pools<'_>) {
-    let pool = node.partitions.iter().find_map(|name| pools.get(name.as_str()));
+/// A small job in the pool's partition.
+fn own_job(command: &mut Command, place: &Place<'_>) {
     command.args(["--mem=64", "--time=2", "--immediate=20", "--job-name=hop-doctor"]);
-    command.args(pool.map(|pool| format!("--partition={}", pool.partition)));
-    command.args(
-        pool.and_then(|pool| pool.account.as_ref())
-            .map(|name| format!("--account={name}")),
-    );
+    command.arg(format!("--partition={}", place.partition));
+    let account = place.pool.account.as_ref();
+    command.args(account.map(|name| format!("--account={name}")));
 }
 
 /// `hop doctor --here` as the task's command.
@@ -310,6 +330,53 @@ mod tests {
         let found = at_most(4, &all, look);
         assert_eq!(found, all.iter().flat_map(|n| [*n, *n]).collect::<Vec<_>>());
         assert!(most.into_inner() <= 4);
+    }
+
+    fn node(partition: &str, gres: &str, state: &str) -> Node {
+        Node {
+            name: "n1".into(),
+            state: hop_slurm::state::NodeState::parse(state),
+            reason: None,
+            cpus: 8,
+            cpus_allocated: 0,
+            threads_per_core: 1,
+            mem_mib: 1000,
+            mem_allocated_mib: 0,
+            gres: Gres::parse_list(gres),
+            gres_unread: Vec::new(),
+            gres_used: Vec::new(),
+            features: Vec::new(),
+            partitions: vec!["all".into(), partition.into()],
+            version: None,
+        }
+    }
+
+    #[test]
+    fn a_node_is_looked_at_for_its_own_pool() {
+        let pool = |name: &str, gpu: &str| {
+            format!(
+                "[pool.{name}]\npartition = 'gpu'\n{gpu}\ngpus_per_pilot = 1\ncpus_per_pilot = 1\nmin_pilots = 0\n\
+                 max_pilots = 1\nscale = {{}}\nburst = [{{partition = 'cloud-{name}', max_pilots = 1}}]\n"
+            )
+        };
+        let text = pool("a", "gpu_type = 'a100'") + &pool("b", "gpu_type = 'h100'");
+        let config = Config::parse(&text, Path::new("test")).unwrap();
+        let of = |node: &Node, told: Option<&str>| {
+            let told = told.map(PoolName::from);
+            let place = place_of(node, told.as_ref(), &config)?;
+            assert_eq!(config.pool.get(place.name), Some(place.pool));
+            Some((place.name.to_string(), place.partition.to_owned()))
+        };
+        let is = |name: &str, partition: &str| Some((name.to_owned(), partition.to_owned()));
+        assert_eq!(of(&node("gpu", "gpu:a100:4", "IDLE"), None), is("a", "gpu"));
+        assert_eq!(of(&node("gpu", "gpu:h100:4", "IDLE"), None), is("b", "gpu"));
+        let unknown = node("gpu", "", "IDLE");
+        assert_eq!(of(&unknown, Some("b")), is("b", "gpu"), "by hopd's word");
+        assert_eq!(of(&unknown, None), is("a", "gpu"));
+        assert_eq!(of(&node("other", "gpu:a100:4", "IDLE"), None), None);
+        let burst = |state| of(&node("cloud-b", "gpu:h100:1", state), None);
+        assert_eq!(burst("IDLE+CLOUD"), is("b", "cloud-b"));
+        assert_eq!(burst("IDLE+CLOUD+POWERED_DOWN"), None);
     }
 
     #[test]

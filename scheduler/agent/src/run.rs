@@ -13,7 +13,7 @@ use hop_api::message::{Order, Request, Role};
 use hop_handover::token::{Confirmation, Look};
 use hop_words::clock::SteadyClock;
 use hop_words::error::chain;
-use hop_words::id::{LeaseId, PoolName, Term};
+use hop_words::id::{JobId, LeaseId, PoolName, Term};
 use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -68,8 +68,8 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     let pilot = pilot::discover(&pool).await?;
     let dir = config.agent.state_dir.join(pilot.node.as_str());
     let epochs = Epochs::open(&dir)?;
-    let first = mark_start(&dir, &pilot)?;
-    let socket = dir.join(format!("agent.{}.sock", pilot.job));
+    let first = mark_start(&dir, pilot.job)?;
+    let socket = socket_of(&dir, pilot.job);
     let listener = listen(&socket)?;
     let (events, inbox) = mpsc::unbounded_channel();
     tokio::spawn(accept(listener, events.clone()));
@@ -94,7 +94,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     agent.perform(look.into_iter().collect());
     agent.live(&config, inbox, first, &pilot).await?;
     let _ = std::fs::remove_file(&socket);
-    let _ = std::fs::remove_file(marker(&dir, &pilot));
+    let _ = std::fs::remove_file(marker(&dir, pilot.job));
     info!("the agent is done");
     Ok(())
 }
@@ -121,43 +121,52 @@ fn pilot_facts(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term
     }
 }
 
-fn marker(dir: &Path, pilot: &Pilot) -> PathBuf {
-    dir.join(format!("pilot.{}", pilot.job))
+fn marker(dir: &Path, pilot: JobId) -> PathBuf {
+    dir.join(format!("pilot.{pilot}"))
 }
 
-/// True at the first start in this pilot. Sweeps away the marks and sockets of ended pilots.
-fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
+fn socket_of(dir: &Path, pilot: JobId) -> PathBuf {
+    dir.join(format!("agent.{pilot}.sock"))
+}
+
+/// A living agent answers on its socket; a dead pilot's doesn't.
+fn answers(socket: &Path) -> bool {
+    std::os::unix::net::UnixStream::connect(socket).is_ok()
+}
+
+/// True at the first start in this pilot. Sweeps away what ended pilots left.
+fn mark_start(dir: &Path, pilot: JobId) -> Result<bool> {
     let own = marker(dir, pilot);
     let first = !own.exists();
+    let ended = |job| job != pilot && !answers(&socket_of(dir, job));
     if let Some(logs) = dir.parent() {
-        sweep(logs, "pilot.", ".log");
+        sweep(logs, "pilot.", ".log", ended);
     }
-    sweep(dir, "lease.", ".json");
+    sweep(dir, "lease.", ".json", ended);
     std::fs::write(&own, b"").with_context(|| format!("{}", own.display()))?;
     for entry in std::fs::read_dir(dir)?.flatten() {
         let path = entry.path();
-        // A living agent answers on its socket; a dead pilot's doesn't.
-        if path.extension().is_some_and(|e| e == "sock")
-            && std::os::unix::net::UnixStream::connect(&path).is_err()
-        {
+        if path.extension().is_some_and(|e| e == "sock") && !answers(&path) {
             let _ = std::fs::remove_file(&path);
         }
     }
     Ok(first)
 }
 
-/// Removes files of pilots that ended long ago.
-fn sweep(dir: &Path, prefix: &str, suffix: &str) {
+/// Removes old files of ended pilots. Age alone proves nothing: a long lease's checkpoint is written once.
+fn sweep(dir: &Path, prefix: &str, suffix: &str, ended: impl Fn(JobId) -> bool) {
     const KEEP: Duration = Duration::from_secs(7 * 86_400);
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
+        let inner = name.strip_prefix(prefix).and_then(|n| n.strip_suffix(suffix));
+        let job = inner.and_then(|n| n.split('.').next()?.parse().ok());
         let age = entry
             .metadata()
             .and_then(|m| m.modified())
             .ok()
             .and_then(|t| t.elapsed().ok());
-        if name.starts_with(prefix) && name.ends_with(suffix) && age.is_some_and(|a| a > KEEP) {
+        if age.is_some_and(|a| a > KEEP) && job.is_some_and(&ended) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -637,7 +646,7 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
 }
 
 /// Finds an earlier agent's steps that Slurm still shows after the holders' time to connect.
-async fn find_orphans(job: hop_words::id::JobId, suspects: Vec<u32>, events: Events) {
+async fn find_orphans(job: JobId, suspects: Vec<u32>, events: Events) {
     if suspects.is_empty() {
         return;
     }
@@ -658,7 +667,7 @@ mod tests {
         let (events, inbox) = mpsc::unbounded_channel();
         let facts = PilotFacts {
             node: "n1".into(),
-            pilot: hop_words::id::JobId(9),
+            pilot: JobId(9),
             pool: "main".into(),
             gpus: Vec::new(),
             cpus: 8,
@@ -697,6 +706,43 @@ mod tests {
             operator: "carol".into(),
             asked: Timestamp(1),
         }))
+    }
+
+    #[test]
+    fn old_files_of_living_pilots_survive_the_start_of_any_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("n1");
+        std::fs::create_dir(&dir).unwrap();
+        let old = std::time::SystemTime::now() - Duration::from_secs(8 * 86_400);
+        let put = |path: PathBuf, at: std::time::SystemTime| {
+            std::fs::File::create(path).unwrap().set_modified(at).unwrap();
+        };
+        for job in [7, 8, 9] {
+            put(dir.join(format!("lease.{job}.1.json")), old);
+            put(folder.path().join(format!("pilot.{job}.log")), old);
+        }
+        put(dir.join("lease.7.2.json"), std::time::SystemTime::now());
+        let _eight = std::os::unix::net::UnixListener::bind(socket_of(&dir, JobId(8))).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(socket_of(&dir, JobId(7))).unwrap());
+        assert!(mark_start(&dir, JobId(9)).unwrap());
+        assert!(!mark_start(&dir, JobId(9)).unwrap(), "the second start");
+        let names = |dir: &Path| {
+            let entries = std::fs::read_dir(dir).unwrap();
+            let mut names: Vec<_> = entries
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let kept = [
+            "agent.8.sock",
+            "lease.7.2.json",
+            "lease.8.1.json",
+            "lease.9.1.json",
+            "pilot.9",
+        ];
+        assert_eq!(names(&dir), kept);
+        assert_eq!(names(folder.path()), ["n1", "pilot.8.log", "pilot.9.log"]);
     }
 
     #[tokio::test]

@@ -374,8 +374,7 @@ impl Config {
         Ok(config)
     }
 
-    fn check(&self) -> Result<(), (String, String)> {
-        let wrong = |key: &str, reason: &str| Err((key.to_owned(), reason.to_owned()));
+    fn check(&self) -> Result<(), Wrong> {
         if self.service_user.as_str().is_empty() || self.service_user.as_str() == "root" {
             return wrong("service_user", "it must be an account of its own, not root");
         }
@@ -388,11 +387,22 @@ impl Config {
         if self.hopd.connect.is_empty() {
             return wrong("hopd.connect", "at least one address is needed");
         }
-        if self.hopd.poll_s == 0 {
-            return wrong("hopd.poll_s", "at least one second");
+        check_address("hopd.listen", &self.hopd.listen)?;
+        for address in &self.hopd.connect {
+            check_address("hopd.connect", address)?;
         }
-        if self.hopd.refresh_s == 0 {
-            return wrong("hopd.refresh_s", "at least one second");
+        if let Some(url) = &self.jupyterhub_url {
+            check_url("jupyterhub_url", url)?;
+        }
+        check_word("seat.partition", &self.seat.partition)?;
+        for (key, seconds) in [
+            ("hopd.poll_s", self.hopd.poll_s),
+            ("hopd.refresh_s", self.hopd.refresh_s),
+            ("agent.start_timeout_s", self.agent.start_timeout_s),
+        ] {
+            if seconds == 0 {
+                return wrong(key, "at least one second");
+            }
         }
         let q = &self.quota;
         for (key, value) in [
@@ -406,11 +416,12 @@ impl Config {
             }
         }
         for (key, path) in [
-            ("prefix", &self.prefix),
-            ("hopd.state_dir", &self.hopd.state_dir),
-            ("agent.state_dir", &self.agent.state_dir),
+            ("prefix", Some(&self.prefix)),
+            ("hopd.state_dir", Some(&self.hopd.state_dir)),
+            ("agent.state_dir", Some(&self.agent.state_dir)),
+            ("munge_socket", self.munge_socket.as_ref()),
         ] {
-            if !path.is_absolute() {
+            if path.is_some_and(|p| !p.is_absolute()) {
                 return wrong(key, "an absolute path is needed");
             }
         }
@@ -422,11 +433,65 @@ impl Config {
     }
 }
 
+/// A key, and the reason against its value.
+type Wrong = (String, String);
+
+fn wrong(key: &str, reason: &str) -> Result<(), Wrong> {
+    Err((key.to_owned(), reason.to_owned()))
+}
+
+fn check_address(key: &str, text: &str) -> Result<(), Wrong> {
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+    let named = !host.is_empty() && !host.contains(char::is_whitespace);
+    match port.parse::<u16>() {
+        Ok(1..) if named => Ok(()),
+        _ => wrong(key, &format!("an address HOST:PORT is needed, not {text:?}")),
+    }
+}
+
+fn check_url(key: &str, text: &str) -> Result<(), Wrong> {
+    let rest = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    match rest {
+        Some(rest)
+            if !rest.starts_with(['/', ':']) && !rest.is_empty() && !text.contains(char::is_whitespace) =>
+        {
+            Ok(())
+        }
+        _ => wrong(key, &format!("an address https://HOST is needed, not {text:?}")),
+    }
+}
+
+/// A name of Slurm's: none of the characters that divide Slurm's lists, and none that a shell or Slurm's tables add.
+fn check_word(key: &str, text: &str) -> Result<(), Wrong> {
+    let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;=|*()/\\'\"".contains(c);
+    match text.is_empty() || text.contains(foreign) {
+        true => wrong(key, &format!("one name of Slurm's is needed, not {text:?}")),
+        false => Ok(()),
+    }
+}
+
 impl Pool {
-    fn check(&self) -> Result<(), (String, String)> {
-        let wrong = |key: &str, reason: &str| Err((key.to_owned(), reason.to_owned()));
-        if self.partition.is_empty() {
-            return wrong("partition", "a pool lives in a Slurm partition");
+    fn check(&self) -> Result<(), Wrong> {
+        check_word("partition", &self.partition)?;
+        if let Some(account) = &self.account {
+            check_word("account", account.as_str())?;
+        }
+        if let Some(gpu_type) = &self.gpu_type {
+            check_word("gpu_type", gpu_type)?;
+        }
+        for burst in &self.burst {
+            check_word("burst.partition", &burst.partition)?;
+        }
+        if self.time_limit_min > 0
+            && u64::from(self.time_limit_min) * 60 < 2 * u64::from(self.rotate_before_s)
+        {
+            let reason = format!(
+                "time_limit_min, {}, must be at least twice this",
+                self.time_limit_min
+            );
+            return wrong("rotate_before_s", &reason);
         }
         if self.gpus_per_pilot > MOST_GPUS {
             return wrong("gpus_per_pilot", &format!("at most {MOST_GPUS}"));
@@ -481,7 +546,7 @@ impl Pool {
     }
 }
 
-fn check_quantum(quantum: &Quantum) -> Result<(), (String, String)> {
+fn check_quantum(quantum: &Quantum) -> Result<(), Wrong> {
     if quantum.is_off() {
         let reason = "it names no class: set interactive_s, batch_s or deadline_s, or leave the table out";
         return Err(("quantum".into(), reason.into()));
@@ -635,6 +700,53 @@ isolation = "devices"
             ),
             ("max_pilots = 4", "max_pilots = 3", "pool.main.max_pilots"),
             ("connect = [\"127.0.0.1:17900\"]", "connect = []", "hopd.connect"),
+            (
+                "connect = [\"127",
+                "connect = [\"service1\", \"127",
+                "hopd.connect",
+            ),
+            ("connect = [\"127", "connect = [\"\", \"127", "hopd.connect"),
+            (
+                "connect = [\"127.0.0.1:17900",
+                "connect = [\":17900",
+                "hopd.connect",
+            ),
+            (
+                "connect = [\"127.0.0.1:17900",
+                "connect = [\"hub:179000",
+                "hopd.connect",
+            ),
+            ("listen = \"127.0.0.1:17900", "listen = \"foo", "hopd.listen"),
+            ("[agent]", "[agent]\nstart_timeout_s = 0", "agent.start_timeout_s"),
+            (
+                "[seat]\npartition = \"notebook\"",
+                "[seat]\npartition = \"\"",
+                "seat.partition",
+            ),
+            (
+                "[pool.main]\npartition = \"notebook\"",
+                "[pool.main]\npartition = \"a,b\"",
+                "pool.main.partition",
+            ),
+            ("account = \"pool\"", "account = \"\"", "pool.main.account"),
+            ("account = \"pool\"", "gpu_type = \"a:b\"", "pool.main.gpu_type"),
+            (
+                "account = \"pool\"",
+                "scale = {}\nburst = [{partition = \"c d\", max_pilots = 1}]",
+                "pool.main.burst.partition",
+            ),
+            (
+                "time_limit_min = 1440",
+                "time_limit_min = 19",
+                "pool.main.rotate_before_s",
+            ),
+            ("[hopd]", "munge_socket = \"run/munge\"\n[hopd]", "munge_socket"),
+            ("[hopd]", "jupyterhub_url = \"hub\"\n[hopd]", "jupyterhub_url"),
+            (
+                "[hopd]",
+                "jupyterhub_url = \"https://\"\n[hopd]",
+                "jupyterhub_url",
+            ),
             ("prefix = \"/opt", "prefix = \"opt", "prefix"),
             (
                 "isolation = \"devices\"",
@@ -659,6 +771,14 @@ isolation = "devices"
         ] {
             let message = parse(&WIRING.replace(from, to)).unwrap_err();
             assert!(message.contains(&format!("{key}:")), "{message}");
+        }
+        for (from, to) in [
+            ("connect = [\"127", "connect = [\"[fd00::1]:17900\", \"127"),
+            ("time_limit_min = 1440", "time_limit_min = 20"),
+            ("[hopd]", "jupyterhub_url = \"https://hub.site/a\"\n[hopd]"),
+            ("account = \"pool\"", "gpu_type = \"nvidia_a100_3g.20gb\""),
+        ] {
+            parse(&WIRING.replace(from, to)).unwrap();
         }
         let message = parse(&WIRING.replace("min_pilots = 4\n", "")).unwrap_err();
         assert!(message.contains("min_pilots"), "{message}");

@@ -297,6 +297,9 @@ pub enum Response {
     Order(Order),
     Acct {
         rows: Vec<AcctRow>,
+        /// The rest is missing: an answer is of bounded length.
+        #[serde(default)]
+        more: bool,
     },
     Queue {
         rows: Vec<QueueRow>,
@@ -362,7 +365,10 @@ mod tests {
                 reason: "r".into(),
             }),
             Response::Order(Order::Drain { term: Term(1) }),
-            Response::Acct { rows: vec![] },
+            Response::Acct {
+                rows: vec![],
+                more: false,
+            },
             Response::Queue {
                 rows: vec![],
                 expected: vec![Some(Span(1)), None],

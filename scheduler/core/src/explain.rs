@@ -51,6 +51,8 @@ pub struct LeaseView {
     pub name: String,
     /// Cell starting or running on the lease.
     pub cell: Option<CellId>,
+    /// This cell's need. `None` without such a cell.
+    pub need: Option<Need>,
     pub user: UserName,
     pub account: Option<AccountName>,
     pub pool: PoolName,
@@ -338,8 +340,8 @@ impl Core {
         let k = &self.work.kernels[l.kernel];
         let p = &self.supply.pilots[l.pilot];
         let (state, since, cell) = match &l.state {
-            LeaseState::Starting { cell } => ("STARTING", l.ordered, Some(cell.id.clone())),
-            LeaseState::Running(r) => ("RUNNING", r.since, Some(r.cell.clone())),
+            LeaseState::Starting { cell } => ("STARTING", l.ordered, Some((&cell.id, &cell.need))),
+            LeaseState::Running(r) => ("RUNNING", r.since, Some((&r.cell, &r.need))),
             LeaseState::Lingering { since, .. } => ("LINGERING", *since, None),
             LeaseState::Ending { since, .. } => ("ENDING", *since, None),
         };
@@ -347,7 +349,8 @@ impl Core {
             lease: l.id,
             kernel: k.id.clone(),
             name: k.name.clone(),
-            cell,
+            cell: cell.map(|(id, _)| id.clone()),
+            need: cell.map(|(_, need)| need.clone()),
             user: self.people.users[l.user].name.clone(),
             account: self.people.accounts[l.account].name.clone(),
             pool: self.supply.pools[l.pool].config.name.clone(),

@@ -18,7 +18,14 @@ pub(crate) struct AccountingRows {
     cut_short: HashSet<LeaseId>,
     /// Leases whose cell was parked for others.
     parked: HashSet<LeaseId>,
+    /// Users who withdraw cells, each with the time until which the rows of these would take, were they [`APART`].
+    withdrawing: HashMap<UserName, Timestamp>,
 }
+
+/// Rows of a user's withdrawn cells: so many at once, and in the long run one in this time. A program that submits and
+/// withdraws would fill the disk. More than the default of `quota.cells`: cells that wait together may go together.
+const AT_ONCE: u64 = 600;
+const APART: Span = Span::from_secs(2);
 
 impl AccountingRows {
     /// Takes over an earlier `hopd`'s records of leases that go on, and of the cells on these leases. A later row of
@@ -147,7 +154,12 @@ impl AccountingRows {
                 Some(row.clone())
             }
             Record::CellServed { .. } => self.cell(record),
-            Record::CellWithdrawn { .. } => withdrawn(record),
+            Record::CellWithdrawn { ref user, at, .. } => {
+                let said = self.room(user, at)?;
+                let mut row = withdrawn(record)?;
+                row.reason.push_str(said);
+                Some(row)
+            }
             Record::LeaseClosed { .. } => self.closed(record),
         }
     }
@@ -279,6 +291,22 @@ impl AccountingRows {
             ..row
         })
     }
+
+    /// What is to be said in the row of a cell withdrawn now; `None`: it has no row, as the last row before says.
+    fn room(&mut self, user: &UserName, now: Timestamp) -> Option<&'static str> {
+        let all = Span(APART.0 * AT_ONCE);
+        let taken = self.withdrawing.entry(user.clone()).or_insert(now);
+        let after = (*taken).max(now) + APART;
+        if after.since(now) > all {
+            return None;
+        }
+        *taken = after;
+        Some(if after.since(now) + APART > all {
+            ONE_OF_MANY
+        } else {
+            ""
+        })
+    }
 }
 
 /// Counts a cell in the row of its lease.
@@ -372,6 +400,9 @@ impl Asked {
 /// Why a lease that never started is over, where nobody says.
 const WITHDRAWN: &str = "it was withdrawn before its cell began";
 
+/// Said of the last withdrawn cell that has a row.
+const ONE_OF_MANY: &str = " (cells withdrawn right after it have no rows: they were too many)";
+
 /// Why a lease is over whose end nobody reported.
 const UNKNOWN_END: &str = "hopd lost track of it: it is counted until hopd's next start";
 
@@ -383,11 +414,10 @@ const PARKED: &str =
 /// first cell ran was cancelled.
 fn state_word(cause: EndCause, cut_short: bool, served: bool) -> &'static str {
     match cause {
-        EndCause::Done | EndCause::Claimed | EndCause::Released | EndCause::ReplicaLost if !served => {
-            "CANCELLED"
-        }
+        EndCause::Done | EndCause::Claimed | EndCause::Released if !served => "CANCELLED",
         EndCause::Done | EndCause::Claimed | EndCause::Released => "COMPLETED",
-        EndCause::ReplicaLost if !cut_short => "COMPLETED",
+        // Before its first cell: that cell may go on with another lease, and wasn't withdrawn.
+        EndCause::ReplicaLost if served && !cut_short => "COMPLETED",
         EndCause::Cancelled => "CANCELLED",
         EndCause::PilotLost => "PREEMPTED",
         EndCause::NodeLost => "NODE_FAIL",
@@ -472,6 +502,42 @@ mod tests {
     }
 
     #[test]
+    fn many_withdrawn_cells_of_a_user_have_few_rows() {
+        let mut rows = AccountingRows::default();
+        let mut withdraw = |user: &str, at: Timestamp| {
+            rows.enter(Record::CellWithdrawn {
+                lease: LeaseId(7),
+                cell: "c1".into(),
+                kernel: "k".into(),
+                name: "nb".into(),
+                user: user.into(),
+                account: None,
+                pool: "main".into(),
+                gpus: 1,
+                cpus: 2,
+                submit: at,
+                at,
+                reason: "gone".into(),
+            })
+        };
+        let at = |n: u64| Timestamp(1_000_000 + n * 1000);
+        let written: Vec<AcctRow> = (0..5000).filter_map(|n| withdraw("mallory", at(n))).collect();
+        let fewest = AT_ONCE as usize;
+        assert!((fewest..fewest + 4).contains(&written.len()), "{}", written.len());
+        let told = |row: &AcctRow| row.reason != "gone";
+        let first = written.iter().position(told);
+        assert_eq!(first, Some(fewest - 1), "the last before a gap");
+        assert!(
+            written[fewest - 1..]
+                .iter()
+                .all(|row| row.reason.contains("too many"))
+        );
+        assert_eq!(withdraw("bob", at(5000)).unwrap().reason, "gone");
+        let rested = at(5000) + Span(APART.0 * AT_ONCE);
+        assert_eq!(withdraw("mallory", rested).unwrap().reason, "gone");
+    }
+
+    #[test]
     fn a_lease_whose_cell_was_parked_is_preempted() {
         let mut rows = AccountingRows::default();
         rows.enter(opened());
@@ -497,7 +563,7 @@ mod tests {
     #[test]
     fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
         for (cause, word) in [
-            (EndCause::ReplicaLost, "CANCELLED"),
+            (EndCause::ReplicaLost, "FAILED"),
             (EndCause::Cancelled, "CANCELLED"),
             (EndCause::Failed, "FAILED"),
         ] {

@@ -75,10 +75,8 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: &Arguments) -> Result<()> {
-    let config = match &arguments.config {
-        Some(path) => Config::read(path)?,
-        None => Config::load()?,
-    };
+    let file = std::path::absolute(arguments.config.clone().unwrap_or_else(Config::path))?;
+    let config = Config::read(&file)?;
     if arguments.check {
         let pools: Vec<&str> = config.pool.keys().map(|name| name.as_str()).collect();
         match pools[..] {
@@ -96,7 +94,7 @@ fn start(arguments: &Arguments) -> Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()?
-        .block_on(run(config, &state, service_uid))
+        .block_on(run(config, file, &state, service_uid))
 }
 
 fn check_account(config: &Config) -> Result<u32> {
@@ -124,7 +122,7 @@ fn recover(state: &StateDir) -> Result<()> {
     Ok(())
 }
 
-async fn run(config: Config, state: &StateDir, service_uid: u32) -> Result<()> {
+async fn run(config: Config, file: PathBuf, state: &StateDir, service_uid: u32) -> Result<()> {
     let accounting = Accounting::open(&state.path("accounting.db"))?;
     let known = state.known_term(&accounting)?;
     let (journal, snapshot) = Journal::open_after(&state.path(JOURNAL), known)
@@ -141,7 +139,7 @@ async fn run(config: Config, state: &StateDir, service_uid: u32) -> Result<()> {
     let names = Names::of_host().context("can't start the thread that asks for users' names")?;
     let term = snapshot.term;
     let server = Server::new(identity, names, service_uid, term, inbox.clone(), &config);
-    let mut scheduler = Scheduler::new(config, journal, term, snapshot.entries, accounting)?;
+    let mut scheduler = Scheduler::new(config, file, journal, term, snapshot.entries, accounting)?;
     scheduler.learn_limits(LIMITS_PATIENCE).await;
     let serving = tokio::spawn(server::serve(listener, Arc::new(server)));
     let mut term = signal(SignalKind::terminate())?;

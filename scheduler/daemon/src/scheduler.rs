@@ -48,6 +48,7 @@ use registry::Registry;
 use seats::Seats;
 use slurm_news::SlurmNews;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -149,12 +150,13 @@ struct Legacy {
 }
 
 impl Scheduler {
-    /// Rebuilds everything from the journal.
+    /// Rebuilds everything from the journal. The configuration was read from `file`, an absolute path.
     ///
     /// # Errors
     /// The accounting database can't be read, or an entry of the journal contradicts its key.
     pub(crate) fn new(
         config: Config,
+        file: PathBuf,
         journal: HopJournal,
         term: Term,
         entries: Vec<(JournalKey, JournalValue)>,
@@ -172,7 +174,7 @@ impl Scheduler {
         };
         let core = Core::restore(core_config, views::pools(&config), legacy.core, now, &mut out);
         let mut scheduler = Self {
-            slurm: SlurmSide::new(config.clone()),
+            slurm: SlurmSide::new(config.clone(), file),
             term,
             started: now,
             core,

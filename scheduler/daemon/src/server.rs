@@ -256,8 +256,15 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
         while let Some(Outgoing { id, body, unread }) = queue.recv().await {
             // A message under way takes as much room as a waiting one.
             let _room = sender.upgrade().and_then(|s| s.try_reserve_owned().ok());
-            let message = FromHopd { id, body };
-            if let Err(error) = writer.send(&message).await {
+            let mut sent = writer.send(&FromHopd { id, body }).await;
+            if let Err(error @ ChannelError::Oversize { .. }) = &sent {
+                warn!(?conn, "an answer is too long to be sent: {error}");
+                let body = Response::Refused(Refusal::Invalid {
+                    reason: "the answer is too long to be sent: ask for less".into(),
+                });
+                sent = writer.send(&FromHopd { id, body }).await;
+            }
+            if let Err(error) = sent {
                 debug!(?conn, "a message could not be sent: {error}");
                 break;
             }
@@ -404,7 +411,7 @@ mod tests {
     const MALLORY: u32 = 1;
     const BOB: u32 = 2;
 
-    /// A server whose scheduler answers pings and counts messages by uid.
+    /// A server whose scheduler answers pings and counts messages by uid. All else it answers at too great length.
     async fn served(quota: Quota) -> (SocketAddr, Arc<Mutex<HashMap<u32, usize>>>) {
         let (listener, address) = listen("127.0.0.1:0").await.unwrap();
         let inbox = Arc::new(Inbox::new(0));
@@ -430,12 +437,18 @@ mod tests {
                     Incoming::Message { conn, message } => {
                         let (uid, outgoing) = &open[&conn];
                         *counts.lock().unwrap().entry(*uid).or_default() += 1;
-                        let pong = Outgoing {
+                        let long = || Refusal::Invalid {
+                            reason: "x".repeat(channel::FROM_HOPD_LIMIT),
+                        };
+                        let answer = Outgoing {
                             id: message.id,
-                            body: Response::Pong,
+                            body: match message.body {
+                                Request::Ping => Response::Pong,
+                                _ => Response::Refused(long()),
+                            },
                             unread: None,
                         };
-                        let _ = outgoing.try_send(pong);
+                        let _ = outgoing.try_send(answer);
                     }
                 }
             }
@@ -497,6 +510,23 @@ mod tests {
             "{said} of mallory's messages, at most {most}"
         );
         flood.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_is_too_long_is_told_and_the_channel_goes_on() {
+        let (address, _) = served(Quota::default()).await;
+        let mut bob = client(address, BOB).await.unwrap();
+        let body = Request::Info;
+        bob.writer.send(&ToHopd { id: 1, body }).await.unwrap();
+        bob.writer.send(&ping(2)).await.unwrap();
+        let told: FromHopd = bob.reader.receive().await.unwrap();
+        assert!(
+            matches!(&told.body, Response::Refused(Refusal::Invalid { reason }) if reason.contains("too long")),
+            "{told:?}"
+        );
+        let pong: FromHopd = bob.reader.receive().await.unwrap();
+        assert_eq!((told.id, pong.id), (1, 2));
+        assert!(matches!(pong.body, Response::Pong));
     }
 
     #[tokio::test]

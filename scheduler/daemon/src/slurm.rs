@@ -17,6 +17,7 @@ use hop_words::error::chain;
 use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Facts on the nodes and settings of Slurm that concern pilots.
@@ -79,16 +80,18 @@ pub(crate) struct Ending {
 pub(crate) struct SlurmSide {
     slurm: Slurm,
     config: Config,
+    /// Where the configuration was read, for pilots: an absolute path.
+    file: PathBuf,
 }
 
 impl SlurmSide {
-    pub(crate) fn new(config: Config) -> Self {
+    pub(crate) fn new(config: Config, file: PathBuf) -> Self {
         let settings = Settings {
             timeout: Duration::from_secs(20),
             ..Settings::default()
         };
         let slurm = Slurm::new(settings).with_link(config.prefix.join("bin/hop-slurm-link"));
-        Self { slurm, config }
+        Self { slurm, config, file }
     }
 
     /// Submits a pilot.
@@ -160,7 +163,7 @@ impl SlurmSide {
     }
 
     fn environment(&self) -> Vec<(String, String)> {
-        let conf = Config::path().display().to_string();
+        let conf = self.file.display().to_string();
         let mut env = vec![(hop_api::config::CONFIG_VARIABLE.to_owned(), conf)];
         for name in ["PATH", "SLURM_CONF", "GRESSHOPPER_LOG"] {
             if let Ok(value) = std::env::var(name) {
@@ -595,7 +598,7 @@ mod tests {
 
     fn side() -> SlurmSide {
         let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\nmax_pilots=1";
-        SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap())
+        SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap(), "/site/g.toml".into())
     }
 
     #[test]
@@ -618,6 +621,9 @@ mod tests {
         assert!(!spec.requeue && spec.time_limit_min.is_none());
         assert_eq!(spec.mem_mib, Some(1024), "seats need the rest of the node's");
         assert!(spec.script.starts_with("#!/bin/sh\n"));
+        let named = |(name, _): &&(String, String)| name == hop_api::config::CONFIG_VARIABLE;
+        let file = spec.env.iter().find(named).map(|(_, file)| file.as_str());
+        assert_eq!(file, Some("/site/g.toml"), "the file that hopd read");
         let small = PilotRequest {
             partition: Some("burst".into()),
             gpus: Some(1),
@@ -864,7 +870,7 @@ mod tests {
     fn a_node_is_in_a_pool_where_pilots_and_kernels_can_be() {
         let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\n\
                     max_pilots=1\n[pool.main.scale]\n[[pool.main.burst]]\npartition='cloud'\nmax_pilots=1";
-        let side = SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap());
+        let side = SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap(), "/site/g.toml".into());
         let of = |name: &str, nodes: &[&str]| Partition {
             name: name.into(),
             nodes: nodes.iter().map(|n| NodeName::from(*n)).collect(),

@@ -104,7 +104,7 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
             need: Need {
                 gpus: l.gpus,
                 cpus: l.cpus,
-                ..Need::default()
+                ..l.need.unwrap_or_default()
             },
             node: Some(l.node),
             gpus: l.devices,
@@ -272,9 +272,11 @@ pub(crate) fn freshen(rows: &mut [AcctRow], live: &HashMap<LeaseId, LeaseView>, 
             "LINGERING" => row.linger = Span(l.linger.0 + here.0),
             _ => {}
         }
-        row.state = match l.state {
-            "STARTING" => "PENDING".into(),
-            state => state.into(),
+        // A lease that is being ended still holds its GPUs, and no cell runs on it.
+        row.state = match (l.state, l.started) {
+            ("STARTING", _) | (_, None) => "PENDING".into(),
+            ("ENDING", Some(_)) => "LINGERING".into(),
+            (state, Some(_)) => state.into(),
         };
         if let Some((_, why)) = &l.held {
             row.reason = format!("its kernel can't let go of it: {why}");

@@ -1,7 +1,7 @@
 //! The accounting database: SQLite, with a row per lease, and a row per cell on a lease.
 //!
 //! Rows are [`AcctRow`]s, written again under the same key as a lease goes on; a lease that has ended stays ended.
-//! Readers have a connection of their own (WAL), so a long report holds nobody up.
+//! Each query has a connection of its own (WAL), so a long report holds nobody up.
 
 use crate::writer::{Health, SaveError, Sink, Ticket, Writer};
 use hop_api::message::{AcctQuery, AcctRow};
@@ -12,7 +12,6 @@ use rusqlite::{Connection, OpenFlags, Row, Transaction, params, params_from_iter
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// `PRAGMA user_version`. Rule: raised by every change of the tables; older ones are brought up to it at open.
 const SCHEMA: i64 = 1;
@@ -44,6 +43,19 @@ CREATE TABLE cells (
     PRIMARY KEY (lease, cell)
 ) STRICT, WITHOUT ROWID;
 ";
+
+/// A lease's end; beyond all times while it goes on.
+const END: &str = "coalesce(\"end\", 9223372036854775807)";
+
+/// Queries with a user or an earliest time read no others' rows. Older releases keep these indexes up as well.
+fn indexes() -> String {
+    format!(
+        "CREATE INDEX IF NOT EXISTS leases_end ON leases ({END});
+         CREATE INDEX IF NOT EXISTS leases_user_end ON leases (user, {END});
+         CREATE INDEX IF NOT EXISTS cells_end ON cells ({END});
+         CREATE INDEX IF NOT EXISTS cells_user_end ON cells (user, {END});"
+    )
+}
 
 const COLUMNS: &str = "user, account, pool, kernel, name, node, gpus, cpus, pilot, step, state, submit, start, \"end\", \
                        wait, held, run, linger, cells, reason";
@@ -108,8 +120,57 @@ pub enum Discrepancy {
 #[derive(Debug)]
 pub struct Accounting {
     writer: Writer<RowKey, AcctRow>,
-    reader: Mutex<Connection>,
     path: PathBuf,
+}
+
+/// Bounds of an answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Most {
+    pub rows: usize,
+    /// Of the rows as JSON.
+    pub bytes: usize,
+}
+
+impl Most {
+    const ALL: Self = Self {
+        rows: usize::MAX,
+        bytes: usize::MAX,
+    };
+
+    /// Whether the row fits; it then takes its room.
+    fn takes(&mut self, row: &AcctRow) -> bool {
+        let mut size = Size(1);
+        let counted = serde_json::to_writer(&mut size, row).is_ok();
+        match (self.rows.checked_sub(1), self.bytes.checked_sub(size.0)) {
+            (Some(rows), Some(bytes)) if counted => {
+                *self = Self { rows, bytes };
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Counts what is written.
+struct Size(usize);
+
+impl io::Write for Size {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The first rows of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct First {
+    pub rows: Vec<AcctRow>,
+    /// More rows fit the query.
+    pub more: bool,
 }
 
 /// A lease's row comes before the rows of its cells.
@@ -125,10 +186,6 @@ impl Accounting {
         let mut connection = Connection::open(path).map_err(sqlite)?;
         check_owner(&connection, path)?;
         prepare(&mut connection).map_err(sqlite)?;
-        let reader = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(sqlite)?;
-        reader
-            .busy_timeout(std::time::Duration::from_secs(5))
-            .map_err(sqlite)?;
         let sink = Tables {
             path: path.to_owned(),
             connection,
@@ -139,7 +196,6 @@ impl Accounting {
         })?;
         Ok(Self {
             writer,
-            reader: Mutex::new(reader),
             path: path.to_owned(),
         })
     }
@@ -157,10 +213,15 @@ impl Accounting {
     /// Rows that overlap the query's time, ordered by lease; each lease is followed by its cells if the query wants
     /// them. A running lease is `held` until `now`. Blocks for the length of the query.
     pub fn query(&self, query: &AcctQuery, now: Timestamp) -> Result<Vec<AcctRow>, AccountingError> {
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut rows = select(&reader, "leases", "NULL", query, now)?;
+        Ok(self.first(query, now, Most::ALL)?.rows)
+    }
+
+    /// The first rows of [`Accounting::query`]. Reads little more than these.
+    pub fn first(&self, query: &AcctQuery, now: Timestamp, most: Most) -> Result<First, AccountingError> {
+        let reader = self.reader()?;
+        let mut rows = select(&reader, Table::Leases, query, now, most)?;
         if query.cells {
-            rows.extend(select(&reader, "cells", "cell", query, now)?);
+            rows.extend(select(&reader, Table::Cells, query, now, most)?);
             rows.sort_by(|a, b| {
                 (a.lease, a.cell.is_some(), a.start, &a.cell).cmp(&(
                     b.lease,
@@ -170,12 +231,22 @@ impl Accounting {
                 ))
             });
         }
-        Ok(rows)
+        let mut room = most;
+        let fit = rows.iter().take_while(|row| room.takes(row)).count();
+        let more = fit < rows.len();
+        rows.truncate(fit);
+        Ok(First { rows, more })
+    }
+
+    fn reader(&self) -> Result<Connection, rusqlite::Error> {
+        let reader = Connection::open_with_flags(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+        reader.busy_timeout(std::time::Duration::from_secs(5))?;
+        Ok(reader)
     }
 
     /// The highest lease that has a row. Blocks.
     pub fn last_lease(&self) -> Result<LeaseId, AccountingError> {
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = self.reader()?;
         let last: Option<i64> = reader.query_row("SELECT max(lease) FROM leases", [], |row| row.get(0))?;
         Ok(LeaseId(last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
     }
@@ -205,7 +276,7 @@ impl Accounting {
 
     /// Rows that don't add up, with running leases taken until `now`. Blocks.
     pub fn check(&self, now: Timestamp) -> Result<Vec<Discrepancy>, AccountingError> {
-        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = self.reader()?;
         let mut found = overlaps(&reader, now)?;
         found.extend(sums(&reader)?);
         found.extend(orphans(&reader)?);
@@ -256,7 +327,7 @@ fn prepare(connection: &mut Connection) -> Result<(), rusqlite::Error> {
         ))?;
         txn.commit()?;
     }
-    Ok(())
+    connection.execute_batch(&indexes())
 }
 
 /// The database in the writer's thread.
@@ -349,26 +420,55 @@ fn columns(row: &AcctRow) -> Vec<Value> {
     ]
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Table {
+    Leases,
+    Cells,
+}
+
+/// The first rows, and one beyond `most`.
 fn select(
     reader: &Connection,
-    table: &str,
-    cell: &str,
+    table: Table,
     query: &AcctQuery,
     now: Timestamp,
+    mut most: Most,
 ) -> Result<Vec<AcctRow>, AccountingError> {
-    let (own, values) = conditions(query);
-    let condition = match table {
-        "cells" if query.whole => format!("lease IN (SELECT lease FROM leases WHERE {own})"),
-        _ => own,
-    };
-    let sql = format!("SELECT {COLUMNS}, lease, {cell} FROM {table} WHERE {condition} ORDER BY lease");
-    let mut statement = reader.prepare_cached(&sql)?;
+    let (sql, values) = statement(table, query, most.rows);
+    let mut statement = reader.prepare(&sql)?;
     let mut rows = statement.query(params_from_iter(values))?;
     let mut out = Vec::new();
     while let Some(row) = rows.next()? {
-        out.push(read_row(row, now)?);
+        let row = read_row(row, now)?;
+        let fits = most.takes(&row);
+        out.push(row);
+        if !fits {
+            break;
+        }
     }
     Ok(out)
+}
+
+/// Asks for so many rows and one more, which tells that there are more.
+fn statement(table: Table, query: &AcctQuery, rows: usize) -> (String, Vec<Value>) {
+    let (own, values) = conditions(query);
+    let limit = i64::try_from(rows).map_or(-1, |rows| rows.saturating_add(1));
+    // Rows since some time are found by their ends, which is less to read than all leases in their order.
+    let lease = if query.since.is_some() { "+lease" } else { "lease" };
+    let leases = format!("FROM leases WHERE {own} ORDER BY {lease} LIMIT {limit}");
+    let sql = match table {
+        Table::Leases => format!("SELECT {COLUMNS}, lease, NULL {leases}"),
+        Table::Cells => {
+            let condition = match query.whole {
+                true => format!("lease IN (SELECT lease {leases})"),
+                false => own,
+            };
+            format!(
+                "SELECT {COLUMNS}, lease, cell FROM cells WHERE {condition} ORDER BY lease, start, cell LIMIT {limit}"
+            )
+        }
+    };
+    (sql, values)
 }
 
 fn conditions(query: &AcctQuery) -> (String, Vec<Value>) {
@@ -411,10 +511,13 @@ fn conditions(query: &AcctQuery) -> (String, Vec<Value>) {
         query.nodes.iter().map(|node| text(node.as_str())).collect(),
     );
     if query.open {
-        parts.push("lease IN (SELECT lease FROM leases WHERE \"end\" IS NULL)".to_owned());
+        parts.push(format!(
+            "lease IN (SELECT lease FROM leases WHERE {END} = {})",
+            i64::MAX
+        ));
     }
     if let Some(since) = query.since {
-        parts.push("(\"end\" IS NULL OR \"end\" >= ?)".to_owned());
+        parts.push(format!("{END} >= ?"));
         values.push(Value::Integer(time(since)));
     }
     if let Some(until) = query.until {
@@ -576,4 +679,72 @@ fn save_error(path: &Path, error: rusqlite::Error) -> SaveError {
         }
     };
     SaveError::io(path, io::Error::new(kind, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How SQLite carries the statement out, a line for each step.
+    fn plan(connection: &Connection, (sql, values): (String, Vec<Value>)) -> String {
+        let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let steps = statement.query_map(params_from_iter(values), |row| row.get::<_, String>(3));
+        let steps: Vec<String> = steps.unwrap().map(Result::unwrap).collect();
+        steps.join("\n")
+    }
+
+    #[test]
+    fn a_query_of_users_or_since_a_time_reads_no_other_rows() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        prepare(&mut connection).unwrap();
+        let of = |query: AcctQuery| AcctQuery {
+            users: vec!["ada".into()],
+            ..query
+        };
+        let since = Some(Timestamp(5));
+        let bounds = [
+            of(AcctQuery::default()),
+            of(AcctQuery {
+                since,
+                ..AcctQuery::default()
+            }),
+            of(AcctQuery {
+                since,
+                until: Some(Timestamp(6)),
+                ..AcctQuery::default()
+            }),
+            of(AcctQuery {
+                until: Some(Timestamp(6)),
+                ..AcctQuery::default()
+            }),
+            of(AcctQuery {
+                open: true,
+                ..AcctQuery::default()
+            }),
+            AcctQuery {
+                open: true,
+                ..AcctQuery::default()
+            },
+            AcctQuery {
+                since,
+                ..AcctQuery::default()
+            },
+        ];
+        for query in bounds {
+            for (table, whole) in [
+                (Table::Leases, false),
+                (Table::Cells, false),
+                (Table::Cells, true),
+            ] {
+                let query = AcctQuery {
+                    whole,
+                    ..query.clone()
+                };
+                let plan = plan(&connection, statement(table, &query, 7));
+                assert!(!plan.contains("SCAN"), "{query:?}\n{plan}");
+                let by_end = query.since.is_some();
+                assert!(!by_end || plan.contains("<expr>>?"), "{query:?}\n{plan}");
+            }
+        }
+    }
 }

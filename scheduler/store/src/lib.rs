@@ -11,6 +11,6 @@ mod accounting;
 mod journal;
 mod writer;
 
-pub use accounting::{Accounting, AccountingError, AccountingOpenError, Discrepancy};
+pub use accounting::{Accounting, AccountingError, AccountingOpenError, Discrepancy, First, Most};
 pub use journal::{Journal, JournalOpenError, Snapshot};
 pub use writer::{Health, SaveError, Ticket};

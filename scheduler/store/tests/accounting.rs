@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use hop_api::message::{AcctQuery, AcctRow};
-use hop_store::{Accounting, AccountingOpenError, Discrepancy};
+use hop_store::{Accounting, AccountingOpenError, Discrepancy, First, Most};
 use hop_words::id::{GpuIndex, JobId, LeaseId};
 use hop_words::time::{Span, Timestamp};
 use std::path::Path;
@@ -178,6 +178,68 @@ fn queries_filter_and_cells_follow_their_lease() {
         ..AcctQuery::default()
     };
     assert_eq!(ids(&query(injection)), [0_u64; 0]);
+}
+
+#[test]
+fn an_answer_has_the_first_rows_and_says_that_there_are_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let accounting = open(&folder.path().join("accounting.db"));
+    let leases: Vec<AcctRow> = (1..=6)
+        .map(|id| lease(id, "ada", 0, 10 * id, 10 * id + 5))
+        .collect();
+    let cells = leases.iter().flat_map(|l| [cell(l, "b"), cell(l, "a")]);
+    record(&accounting, leases.iter().cloned().chain(cells));
+    for (cells, whole) in [(false, false), (true, false), (true, true)] {
+        let query = AcctQuery {
+            users: vec!["ada".into()],
+            since: Some(at(1)),
+            cells,
+            whole,
+            ..AcctQuery::default()
+        };
+        let all = accounting.query(&query, at(100)).unwrap();
+        let sizes = all
+            .iter()
+            .map(|row| serde_json::to_string(row).unwrap().len() + 1);
+        let sizes: Vec<usize> = sizes.collect();
+        for count in 0..=all.len() {
+            let first = |rows, bytes| accounting.first(&query, at(100), Most { rows, bytes }).unwrap();
+            let wanted = First {
+                rows: all[..count].to_vec(),
+                more: count < all.len(),
+            };
+            assert_eq!(first(count, usize::MAX), wanted);
+            assert_eq!(first(usize::MAX, sizes[..count].iter().sum()), wanted);
+        }
+    }
+}
+
+#[test]
+fn a_database_without_the_indexes_of_today_gets_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("accounting.db");
+    record(&open(&path), [lease(1, "ada", 0, 10, 20)]);
+    let indexes = || -> Vec<String> {
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        let sql = "SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL ORDER BY name";
+        let mut statement = connection.prepare(sql).unwrap();
+        let names = statement.query_map([], |row| row.get(0)).unwrap();
+        names.map(Result::unwrap).collect()
+    };
+    let today = indexes();
+    let new = ["cells_end", "cells_user_end", "leases_end", "leases_user_end"];
+    let drop = new.map(|name| format!("DROP INDEX {name};")).concat();
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .execute_batch(&drop)
+        .unwrap();
+    assert_eq!(indexes(), ["leases_submit", "leases_user"], "as once");
+    let accounting = open(&path);
+    assert_eq!(indexes(), today);
+    assert_eq!(
+        ids(&accounting.query(&AcctQuery::default(), at(99)).unwrap()),
+        [1]
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use hop_words::replica::{MoveCause, ReplicaRole};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Most rows of one answer to [`AcctQuery`].
+/// Most rows of one answer to [`AcctQuery`]; fewer where they are long.
 pub const ACCT_ROWS: usize = 100_000;
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -168,6 +168,8 @@ pub struct Explanation {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KernelsQuery {
+    /// Whatever the caller may see: everybody's for operators, their own for others.
+    pub visible: bool,
     /// Empty means the caller's own. Others' need an operator.
     pub users: Vec<UserName>,
     pub all_users: bool,

@@ -6,16 +6,25 @@ use crate::access::{self, Access};
 use crate::caller::{ConnId, Outgoing};
 use crate::pilot_jobs::Mute;
 use crate::views;
+use hop_api::channel::FROM_HOPD_LIMIT;
 use hop_api::message::{
     ACCT_ROWS, AcctQuery, Expect, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request, Response, ToHopd,
 };
 use hop_core::Input;
+use hop_store::{First, Most};
 use hop_words::error::chain;
 use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
 use hop_words::time::{Span, Timestamp};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::info;
+
+/// Bounds of an answer from the accounting. What is left of a message is for the words round the rows, and for the times
+/// of leases that go on.
+const MOST: Most = Most {
+    rows: ACCT_ROWS,
+    bytes: FROM_HOPD_LIMIT - (4 << 20),
+};
 
 /// An agent usually reports this soon after its job's start.
 const ON_ITS_WAY: Span = Span::from_secs(30);
@@ -115,12 +124,11 @@ impl Scheduler {
         let reports = self.reports.clone();
         tokio::spawn(async move {
             let _ = tokio::time::timeout(Duration::from_secs(5), flushed.durable()).await;
-            let read = tokio::task::spawn_blocking(move || accounting.query(&query, now)).await;
+            let read = tokio::task::spawn_blocking(move || accounting.first(&query, now, MOST)).await;
             let body = match read {
-                Ok(Ok(mut rows)) => {
-                    rows.truncate(ACCT_ROWS);
+                Ok(Ok(First { mut rows, more })) => {
                     views::freshen(&mut rows, &live, now);
-                    Response::Acct { rows }
+                    Response::Acct { rows, more }
                 }
                 Ok(Err(error)) => unreadable(&chain(&error)),
                 Err(error) => unreadable(&chain(&error)),

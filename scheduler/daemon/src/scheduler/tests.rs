@@ -61,8 +61,15 @@ impl House {
     fn start(config: Config, folder: tempfile::TempDir) -> Self {
         let (journal, snapshot) = Journal::open(&folder.path().join("journal")).unwrap();
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
-        let mut scheduler =
-            Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting).unwrap();
+        let mut scheduler = Scheduler::new(
+            config,
+            "/g.toml".into(),
+            journal,
+            snapshot.term,
+            snapshot.entries,
+            accounting,
+        )
+        .unwrap();
         let pools = scheduler.config.pool.keys();
         let open = pools.map(|name| (name.clone(), Rules::default())).collect();
         scheduler.news.rules.get_or_insert(open);
@@ -107,6 +114,10 @@ impl House {
     }
 
     fn connect(&mut self, user: &str, role: Role) -> (ConnId, Mailbox) {
+        self.connect_as(user, role, false)
+    }
+
+    fn connect_as(&mut self, user: &str, role: Role, operator: bool) -> (ConnId, Mailbox) {
         self.next += 1;
         let conn = ConnId(self.next);
         let (outgoing, mailbox) = mpsc::channel(64);
@@ -114,7 +125,7 @@ impl House {
             uid: user.len() as u32,
             user: user.into(),
             groups: [].into(),
-            operator: false,
+            operator,
             role,
         };
         self.scheduler.incoming(Incoming::Opened {
@@ -833,6 +844,56 @@ async fn a_cell_that_outruns_its_quantum_is_asked_to_park_once_and_only_its_own_
     long.house.say(agent, ended);
     assert_eq!(long.states(), rows(&[("b", "STARTING"), ("a", "SUSPENDED")]));
     assert_eq!(long.was_asked(), 0);
+}
+
+#[tokio::test]
+async fn a_lease_that_is_being_ended_has_a_state_that_can_be_asked_for() {
+    let mut long = Long::new(true);
+    long.says(parked(long.lease, "a", "c1"));
+    assert_eq!(long.states()[0], ("a".to_owned(), "ENDING".to_owned()));
+    let mut rows = long.house.rows().await;
+    let scheduler = &long.house.scheduler;
+    views::freshen(
+        &mut rows,
+        &views::live_leases(&scheduler.core),
+        scheduler.clock.now(),
+    );
+    let told: Vec<_> = rows.iter().map(|r| (r.lease, r.state.as_str(), r.end)).collect();
+    assert_eq!(told, [(long.lease, "LINGERING", None)]);
+}
+
+#[tokio::test]
+async fn a_cells_need_is_told_while_it_waits_and_while_it_runs() {
+    let mut lending = Lending::new();
+    let need = Need {
+        cpus: 3,
+        deadline: Some(Timestamp(u64::MAX / 4)),
+        ..Need::gpus(1)
+    };
+    let told = |lending: &Lending| -> Vec<(String, Need)> {
+        let scheduler = &lending.house.scheduler;
+        let rows = views::queue(&scheduler.core, None, scheduler.clock.now());
+        rows.into_iter().map(|r| (r.state, r.need)).collect()
+    };
+    let mut submit = submit("a", 1);
+    if let Request::Submit { need: asked, .. } = &mut submit {
+        *asked = need.clone();
+    }
+    lending.house.say(lending.ada.0, submit);
+    let lease = lending.house.scheduler.core.leases()[0].lease;
+    let lent = Need {
+        cpus: lending.house.scheduler.core.leases()[0].cpus,
+        ..need
+    };
+    assert_eq!(told(&lending), [("STARTING".to_owned(), lent.clone())]);
+    lending.house.say(lending.agent.0, started(lease));
+    assert_eq!(told(&lending), [("RUNNING".to_owned(), lent.clone())]);
+    lending.house.say(lending.ada.0, cell_ended(1, lease));
+    let idle = Need {
+        cpus: lent.cpus,
+        ..Need::gpus(1)
+    };
+    assert_eq!(told(&lending), [("LINGERING".to_owned(), idle)]);
 }
 
 /// Events of a kind that a replica was told, the oldest first.

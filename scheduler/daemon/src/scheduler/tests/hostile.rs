@@ -344,6 +344,32 @@ async fn a_front_names_few_kernels_that_nobody_knows_and_they_go_with_it() {
     assert_eq!(house.scheduler.registry.counts().0, 0);
 }
 
+/// Each withdrawn cell takes a row, of which the accounting forgets none by default.
+#[tokio::test]
+async fn a_program_that_submits_and_withdraws_does_not_fill_the_accounting() {
+    let mut house = House::new();
+    house.seat(8, "bobby", "n0");
+    let (bob, mut mailbox) = house.connect("bobby", Role::Replica);
+    house.say(bob, up("bobby", "b", 1, 8, "n0"));
+    for cell in 0..2000 {
+        house.say(bob, submit("b", cell));
+        let answer = house.ask(
+            bob,
+            &mut mailbox,
+            Request::CancelCell {
+                kernel: "b".into(),
+                tenure: Tenure(0),
+                cell: format!("c{cell}").into(),
+            },
+        );
+        assert!(done(&answer), "{answer:?}");
+    }
+    let rows = house.rows().await;
+    assert!((500..1000).contains(&rows.len()), "{}", rows.len());
+    let told = rows.iter().any(|row| row.reason.contains("they were too many"));
+    assert!(told && rows.iter().all(|row| row.state == "CANCELLED"));
+}
+
 /// They are kept for each replica, and an operator is told all users' at once, in one message of bounded length.
 #[tokio::test]
 async fn what_a_kernel_says_of_itself_is_cut() {

@@ -199,6 +199,19 @@ async fn a_kernel_is_listed_with_what_it_does() {
         ..KernelsQuery::default()
     });
     refused(&lived.house.ask(bob, &mut mailbox, all), "no operator");
+    let visible = || {
+        Request::Kernels(KernelsQuery {
+            visible: true,
+            ..KernelsQuery::default()
+        })
+    };
+    let answer = lived.house.ask(bob, &mut mailbox, visible());
+    assert!(matches!(&answer, Response::Kernels { rows } if rows.is_empty()));
+    let (carol, mut box_c) = lived.house.connect_as("carol", Role::Client, true);
+    let answer = lived.house.ask(carol, &mut box_c, visible());
+    assert!(
+        matches!(&answer, Response::Kernels { rows } if rows[..].iter().map(|r| &r.kernel).eq([&kernel()]))
+    );
     for request in [
         Request::Wake { kernel: kernel() },
         Request::Forget { kernel: kernel() },
