@@ -106,9 +106,10 @@ impl Core {
 
     /// How long the cell is expected to wait where its replicas are.
     pub(crate) fn expected_wait(&self, cell: Idx<Cell>) -> Span {
-        let k = &self.work.kernels[self.work.cells[cell].kernel];
-        let coming = k
+        let c = &self.work.cells[cell];
+        let coming = self.work.kernels[c.kernel]
             .able()
+            .filter(|r| self.may_suit(r.node, &c.need))
             .filter_map(|r| self.supply.tickets.on(r.node).next())
             .map(|(_, t)| self.up_in(t))
             .min();

@@ -87,6 +87,7 @@ impl Core {
         let queues = self.has_stuck(cell);
         let fits = |n: &Idx<Node>| {
             self.takes_pilots(*n, pool)
+                && self.may_suit(*n, &c.need)
                 && self.spare_gpus(*n) >= size
                 && self.may_start_there(*n, cell)
                 && !(queues && self.is_taken(*n, size))
@@ -140,21 +141,24 @@ impl Core {
         }
     }
 
-    /// Whether a large enough pilot is on a node of the cell's kernel, or on its way there.
+    /// Whether a large enough pilot with GPUs that would do is on a node of the cell's kernel, or on its way there.
     fn is_served(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let lends = |p: &Idx<Pilot>| {
             let p = &self.supply.pilots[*p];
             match p.state {
-                PilotState::Up => p.gpus() >= c.need.gpus,
+                PilotState::Up => {
+                    let most = p.fitting(&c.need).map(|g| g.slots.len() as u16).max();
+                    most.unwrap_or(0) >= c.need.gpus
+                }
                 PilotState::Silent { draining, .. } => !draining,
                 PilotState::Draining => false,
             }
         };
         let here = |n: Idx<Node>| {
             let mut coming = self.supply.tickets.on(n);
-            coming.any(|(_, t)| t.pool == k.pool && !self.is_stuck(t))
+            coming.any(|(_, t)| t.pool == k.pool && !self.is_stuck(t)) && self.may_suit(n, &c.need)
                 || self.supply.nodes[n].pilots.iter().any(lends)
         };
         k.able().any(|r| here(r.node))
@@ -419,6 +423,7 @@ impl Core {
         let idle: u16 = idle.iter().map(|&p| self.supply.pilots[p].gpus()).sum();
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         self.takes_pilots(node, pool)
+            && self.may_suit(node, &self.work.cells[cell].need)
             && self.spare_gpus(node) + idle >= size
             && self.may_start_there(node, cell)
     }
