@@ -195,6 +195,7 @@ impl Core {
                 learn_print(&mut k.prints, r.print, ran);
             }
             pool.runs.observe(ran);
+            pool.long_runs.observe_of_many(ran);
         }
         self.list_pilot(pilot);
         out.push(Output::Record(Record::CellServed {
