@@ -539,6 +539,7 @@ impl Core {
         Self::close_phase(&mut lease, self.now);
         self.count_held(&lease, false);
         self.note_usage(lease.user, lease.account, out);
+        self.note_kernel(lease.kernel, out);
         self.vacate(&lease, clean, &detail);
         self.work.kernels[lease.kernel].leases.retain(|l| *l != id);
         self.note(|| Key::Lease(id), || None, out);

@@ -472,6 +472,8 @@ pub(crate) struct Kernel {
     pub closed: bool,
     pub leases: Vec<LeaseId>,
     pub cells: Vec<Idx<Cell>>,
+    /// Cells that waited before the driver's restart and haven't been asked for since, and since when they wait.
+    pub waited: Vec<(CellId, Timestamp)>,
     pub last_end: Option<Timestamp>,
     /// Last sign of life: a cell's end, or the kernel's opening.
     pub quiet_since: Timestamp,
