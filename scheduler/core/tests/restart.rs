@@ -99,10 +99,11 @@ fn a_waiting_cell_keeps_its_place_and_its_age_over_a_restart() {
     let since = w.core.waiting().into_iter().find(|c| c.kernel == old);
     let since = since.expect("it waits").submitted;
     w.now = since + Span::from_secs(4 * 3600 - 1);
-    // Twice: the second core has the first one's word alone.
+    // Twice: the second core has the first one's word alone, written before the first cell was asked for again.
     for _ in 0..2 {
         restart(&mut w);
         comes_back(&mut w, &young, &[&second]);
+        comes_back(&mut w, &old, &[]);
     }
     comes_back(&mut w, &old, &[&first]);
     assert_eq!(order(&w), ["old", "young"]);
@@ -122,6 +123,7 @@ fn a_cell_about_to_start_keeps_its_age_over_a_restart() {
     let job = *w.agents.keys().next().expect("it is up");
     w.confirm_end(job, LeaseId(1), true);
     assert_eq!(order(&w), ["young"], "the other starts");
+    comes_back(&mut w, &old, &[]);
     // The order to start the lease is lost.
     restart(&mut w);
     comes_back(&mut w, &old, &[&first]);
@@ -150,6 +152,20 @@ fn only_a_cell_that_waits_keeps_its_age() {
     waits.retain(|c| c.kernel == old);
     assert_eq!(waits.len(), 2);
     assert!(waits.iter().all(|c| c.submitted == w.now), "{waits:?}");
+}
+
+/// The user interrupts a cell while no driver listens, and runs another.
+#[test]
+fn a_cell_withdrawn_during_a_restart_keeps_nothing() {
+    let (mut w, [_, (old, first), _]) = two_wait();
+    restart(&mut w);
+    let other = CellId::from("other");
+    w.waiting.insert((old.clone(), other.clone()));
+    comes_back(&mut w, &old, &[&other]);
+    w.pass(HOUR);
+    w.ask_again(&old, &first);
+    let waits = w.core.waiting().into_iter().find(|c| c.cell == first);
+    assert_eq!(waits.map(|c| c.submitted), Some(w.now));
 }
 
 /// Both GPUs' use counts for the kernel, faded since, and also that of a lease that still ran.
