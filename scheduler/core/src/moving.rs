@@ -4,6 +4,7 @@ use crate::asked::move_takes_by_default;
 use crate::core::Core;
 use crate::index::Idx;
 use crate::input::ReplicaUp;
+use crate::late::GIVEN_UP;
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::{Output, Withdrawal};
 use crate::predict::Habit;
@@ -133,8 +134,14 @@ impl Core {
         (seen.map_or(&NEVER, |(_, habit)| habit), told)
     }
 
-    /// Records how long a pilot took from request to start.
+    /// Records how long a pilot took from request to start. On the pool's own nodes, what goes beyond the longest boot
+    /// is the time in Slurm's queue: it tells nothing of the next pilot.
     pub(crate) fn learn_boot(&mut self, pool: Idx<Pool>, partition: Option<&String>, took: Span) {
+        let (_, told) = self.boots_of(pool, partition);
+        let took = match partition {
+            None => took.min(GIVEN_UP.max(told)),
+            Some(_) => took,
+        };
         let boots = &mut self.supply.pools[pool].boots;
         let known = boots.iter().position(|(name, _)| name.as_ref() == partition);
         let i = known.unwrap_or_else(|| {

@@ -629,6 +629,32 @@ fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() 
     );
 }
 
+/// Time in Slurm's queue says nothing of the next pilot's boot.
+#[test]
+fn a_pilot_is_late_though_others_were_queued_for_hours() {
+    let mut w = world(2);
+    for ticket in 1..=3 {
+        let (kernel, asked) = stays(&mut w, &format!("u{ticket}"), "n0");
+        assert_eq!(asked, [format!("+{ticket} n0")]);
+        let job = JobId(w.next_job + 1);
+        assert_eq!(w.tell(Input::PilotQueued { ticket, job }), []);
+        w.pass(Span::from_secs(6 * 3600));
+        assert_eq!(w.pilot("n0", 2, 8), job);
+        w.settle();
+        let cell = w.running.keys().next().expect("its pilot is up").1.clone();
+        w.end_cell(&kernel, &cell);
+        w.agents.remove(&job);
+        let cause = hop_words::lease::EndCause::Done;
+        w.tell(Input::PilotLost { pilot: job, cause });
+        w.lingering.clear();
+    }
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+4 n1"]);
+    queued(&mut w, 4);
+    assert_eq!(passes(&mut w, 900), ["+5 n0", "-4"]);
+}
+
 /// A pool of two types of GPUs: Slurm's word is that these nodes have them.
 fn typed(mut pool: PoolConfig, nodes: &[(&str, &str)]) -> World {
     pool.max_pilots = 2;
