@@ -146,7 +146,7 @@ impl Core {
             }
         }
         if !up.waiting.is_empty() {
-            // No other cell waits on: those were withdrawn meanwhile.
+            // The kernel's other cells were withdrawn meanwhile.
             self.work.kernels[k].waited.clear();
         }
         self.moved_in(k, up.incarnation);

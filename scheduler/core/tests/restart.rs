@@ -168,7 +168,7 @@ fn a_cell_withdrawn_during_a_restart_keeps_nothing() {
     assert_eq!(waits.map(|c| c.submitted), Some(w.now));
 }
 
-/// Both GPUs' use counts for the kernel, faded since, and also that of a lease that still ran.
+/// Use by ended leases counts, faded since, and so does use by a lease that still runs.
 #[test]
 fn a_kernels_own_use_outlives_a_restart() {
     let mut w = world(2);
