@@ -52,24 +52,24 @@ impl Core {
         self.learn_think(kernel, &need);
         self.learn_size(kernel, need.gpus);
         let cpus = self.cpus_of(self.work.kernels[kernel].pool, &need);
+        let submitted = self.waits_since(kernel, &id);
         if let Some(lease) = self.lingering_for(kernel, &need, cpus) {
-            let (since, wait) = (self.now, Span::ZERO);
             let size = Size::of(&need, cpus);
             let running = Running {
                 cell: id,
                 need,
                 class,
-                submitted: since,
-                since,
+                submitted,
+                since: self.now,
                 print,
                 ran: Span::ZERO,
             };
-            self.grant_lingering(lease, running, wait, out);
+            self.grant_lingering(lease, running, self.now.since(submitted), out);
             self.learn_price(self.work.kernels[kernel].pool, false);
-            return self.overtake(lease, &size, (since, u64::MAX));
+            return self.overtake(lease, &size, (submitted, u64::MAX));
         }
         self.end_unfit_lingering(kernel, out);
-        let cell = self.new_cell(kernel, id, need, cpus, class, print, self.now, None);
+        let cell = self.new_cell(kernel, id, need, cpus, class, print, submitted, None);
         let (pool, seq) = (self.work.kernels[kernel].pool, self.work.cells[cell].seq);
         if !self.try_start(cell, out) {
             self.wait(cell, out);
@@ -113,6 +113,17 @@ impl Core {
             });
         }
         true
+    }
+
+    /// The time of the cell's submission: before the driver's restart, if the cell waited then.
+    pub(crate) fn waits_since(&mut self, kernel: Idx<Kernel>, id: &CellId) -> Timestamp {
+        let waited = &mut self.work.kernels[kernel].waited;
+        let since = waited
+            .iter()
+            .find(|(cell, _)| cell == id)
+            .map(|(_, since)| *since);
+        waited.retain(|(cell, _)| cell != id);
+        since.map_or(self.now, |since| since.min(self.now))
     }
 
     /// Why this need can't ever be served.
@@ -433,6 +444,7 @@ impl Core {
     /// Makes room for a delayed cell, arms its timers and reports its place.
     pub(crate) fn wait(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let seq = self.work.cells[cell].seq;
+        self.note_kernel(self.work.cells[cell].kernel, out);
         self.arm_due(cell);
         if self.config.report_every > Span::ZERO {
             self.at(self.now + self.config.report_every, Timer::Report(cell, seq));
@@ -563,6 +575,7 @@ impl Core {
         out: &mut Vec<Output>,
     ) {
         let c = self.take_cell(cell);
+        self.note_kernel(c.kernel, out);
         self.record_withdrawn(&c, because.as_ref(), out);
         if let Some(reason) = because {
             out.push(Output::Refused {

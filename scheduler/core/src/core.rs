@@ -267,6 +267,7 @@ impl Core {
             thinks: vec![Habit::default(); STREAKS],
             price: None,
             runs: Habit::default(),
+            long_runs: Habit::default(),
             demand: 0,
             loads: Vec::new(),
             foreseeing: None,

@@ -1,6 +1,6 @@
 //! State that survives a restart of the driver. The core emits an entry at each change. [`crate::Core::restore`]
-//! rebuilds the state from the last entry of each key, and from the reports of agents and replicas. Waiting cells
-//! aren't journalled: their replicas report them again.
+//! rebuilds the state from the last entry of each key, and from the reports of agents and replicas. Of waiting cells the
+//! journal has the times of submission alone: their replicas report them again.
 
 use crate::predict::Habit;
 use hop_words::id::{
@@ -123,6 +123,12 @@ pub struct KernelImage {
     /// GPU-seconds used, decayed to the time of the write.
     #[serde(default)]
     pub usage: f64,
+    /// The time of the write. `None`: an earlier release has written it.
+    #[serde(default)]
+    pub at: Option<Timestamp>,
+    /// The cells that waited, and since when.
+    #[serde(default)]
+    pub waiting: Vec<(CellId, Timestamp)>,
     /// Memory and cores of one replica's step.
     #[serde(default)]
     pub mem_mib: u64,

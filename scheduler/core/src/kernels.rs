@@ -56,6 +56,7 @@ impl Core {
             closed: false,
             leases: Vec::new(),
             cells: Vec::new(),
+            waited: Vec::new(),
             last_end: None,
             quiet_since: self.now,
             usage: Usage::default(),
@@ -143,6 +144,10 @@ impl Core {
                     self.submit(asked, out);
                 }
             }
+        }
+        if !up.waiting.is_empty() {
+            // The kernel's other cells were withdrawn meanwhile.
+            self.work.kernels[k].waited.clear();
         }
         self.moved_in(k, up.incarnation);
         self.move_overtaken(k, &up, out);
@@ -657,6 +662,8 @@ impl Core {
 
     pub(crate) fn kernel_image(&self, k: Idx<Kernel>) -> KernelImage {
         let kernel = &self.work.kernels[k];
+        let waiting = kernel.cells.iter().map(|&c| &self.work.cells[c]);
+        let waiting = waiting.map(|c| (c.id.clone(), c.submitted));
         KernelImage {
             user: self.people.users[kernel.user].name.clone(),
             account: self.people.accounts[kernel.account].name.clone(),
@@ -669,6 +676,8 @@ impl Core {
             think: kernel.think.clone(),
             runs: kernel.runs.clone(),
             usage: self.usage_left(&kernel.usage),
+            at: Some(self.now),
+            waiting: waiting.chain(kernel.waited.iter().cloned()).collect(),
             mem_mib: kernel.mem_mib,
             cpus: kernel.cpus,
         }

@@ -195,6 +195,7 @@ impl Core {
                 learn_print(&mut k.prints, r.print, ran);
             }
             pool.runs.observe(ran);
+            pool.long_runs.observe_of_many(ran);
         }
         self.list_pilot(pilot);
         out.push(Output::Record(Record::CellServed {
@@ -538,6 +539,7 @@ impl Core {
         Self::close_phase(&mut lease, self.now);
         self.count_held(&lease, false);
         self.note_usage(lease.user, lease.account, out);
+        self.note_kernel(lease.kernel, out);
         self.vacate(&lease, clean, &detail);
         self.work.kernels[lease.kernel].leases.retain(|l| *l != id);
         self.note(|| Key::Lease(id), || None, out);

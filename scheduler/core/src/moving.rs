@@ -4,6 +4,7 @@ use crate::asked::move_takes_by_default;
 use crate::core::Core;
 use crate::index::Idx;
 use crate::input::ReplicaUp;
+use crate::late::GIVEN_UP;
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::{Output, Withdrawal};
 use crate::predict::Habit;
@@ -106,9 +107,10 @@ impl Core {
 
     /// How long the cell is expected to wait where its replicas are.
     pub(crate) fn expected_wait(&self, cell: Idx<Cell>) -> Span {
-        let k = &self.work.kernels[self.work.cells[cell].kernel];
-        let coming = k
+        let c = &self.work.cells[cell];
+        let coming = self.work.kernels[c.kernel]
             .able()
+            .filter(|r| self.may_suit(r.node, &c.need))
             .filter_map(|r| self.supply.tickets.on(r.node).next())
             .map(|(_, t)| self.up_in(t))
             .min();
@@ -132,8 +134,14 @@ impl Core {
         (seen.map_or(&NEVER, |(_, habit)| habit), told)
     }
 
-    /// Records how long a pilot took from request to start.
+    /// Records how long a pilot took from request to start. On the pool's own nodes, what goes beyond the longest boot
+    /// is the time in Slurm's queue: it tells nothing of the next pilot.
     pub(crate) fn learn_boot(&mut self, pool: Idx<Pool>, partition: Option<&String>, took: Span) {
+        let (_, told) = self.boots_of(pool, partition);
+        let took = match partition {
+            None => took.min(GIVEN_UP.max(told)),
+            Some(_) => took,
+        };
         let boots = &mut self.supply.pools[pool].boots;
         let known = boots.iter().position(|(name, _)| name.as_ref() == partition);
         let i = known.unwrap_or_else(|| {

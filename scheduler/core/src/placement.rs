@@ -285,6 +285,22 @@ impl Core {
             && !avoid.contains(&node.name)
     }
 
+    /// Whether a pilot on the node may have GPUs that would do, by Slurm's word on their type and memory. A type that no
+    /// node of the pool is said to have may be on a node of several types: Slurm's word names the first.
+    pub(crate) fn may_suit(&self, n: Idx<Node>, need: &Need) -> bool {
+        let said = |n: Idx<Node>| {
+            let node = &self.supply.nodes[n];
+            let unknown = node.gpu_type.as_str().is_empty();
+            let type_fits = need
+                .gpu_type
+                .as_ref()
+                .is_none_or(|t| unknown || *t == node.gpu_type);
+            type_fits && (node.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib)
+        };
+        let all = &self.supply.pools[self.supply.nodes[n].pool].nodes;
+        need.gpus == 0 || said(n) || !all.iter().any(|&other| said(other))
+    }
+
     /// The cap on a node's subscription: what demand over use says, between 1 and the configured most.
     fn cap(&self, pool: Idx<Pool>) -> f64 {
         let p = &self.supply.pools[pool];

@@ -123,6 +123,9 @@ impl Core {
 
     /// Time until a pilot is up: a pilot in boot there, or a pilot started for the cell. `None` means no such pilot.
     fn boots_in(&self, node: Idx<Node>, pool: Idx<Pool>, need: &Need, cpus: u16) -> Option<Span> {
+        if !self.may_suit(node, need) {
+            return None;
+        }
         let coming = self.supply.tickets.values();
         let coming =
             coming.filter(|t| t.pool == pool && t.node.is_none_or(|n| n == node) && t.gpus >= need.gpus);

@@ -291,7 +291,8 @@ impl Core {
         let cpus = self.cpus_of(self.work.kernels[kernel].pool, &w.need);
         let parked = Some((replica, ran.min(MOST_RUN)));
         let (id, need) = (w.cell.clone(), w.need.clone());
-        let waiting = self.new_cell(kernel, id, need, cpus, w.class, w.print, self.now, parked);
+        let since = self.waits_since(kernel, &id);
+        let waiting = self.new_cell(kernel, id, need, cpus, w.class, w.print, since, parked);
         if !self.try_start(waiting, out) {
             self.wait(waiting, out);
         }

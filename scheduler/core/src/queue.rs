@@ -313,7 +313,7 @@ impl Core {
     /// are short, none waits for hours behind hundreds of others.
     fn due_after(&self, pool: Idx<Pool>) -> Span {
         let most = self.config.due_after;
-        let runs = &self.supply.pools[pool].runs;
+        let runs = &self.supply.pools[pool].long_runs;
         let long = runs.remaining(runs, 0.0, Span::ZERO, DUE_QUANTILE);
         match long.filter(|_| runs.count >= DUE_SEEN) {
             Some(long) => Span(long.0.saturating_mul(DUE_RUNS)).max(DUE_LEAST).min(most),

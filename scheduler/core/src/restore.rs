@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 impl Core {
     /// Rebuilds the core. Of each key the last entry counts. Pilots are silent until their agents report; leases in
     /// pilots that don't report within [`Config::silent_grace`] are lost. Cells about to start or in wait are
-    /// forgotten: their replicas submit them again. A lease that starts for such a cell is ended.
+    /// forgotten but for the times of their submission: their replicas submit them again. A lease that starts for such a
+    /// cell is ended.
     pub fn restore(
         config: Config,
         pools: Vec<PoolConfig>,
@@ -108,7 +109,7 @@ impl Core {
         decay.inflate(decay.aged(usage, at, self.now), self.now)
     }
 
-    /// Counts a lease's use since its user's usage was last noted.
+    /// Counts a lease's use since the usage of its kernel and of its user was last noted.
     fn restore_use(&mut self, image: &LeaseImage) {
         let Some(k) = self.find_kernel(&image.kernel) else {
             return;
@@ -120,6 +121,8 @@ impl Core {
         let usage = &mut self.people.accounts[account].usage;
         usage.add_unnoted(image.gpus, image.ordered, &decay, now);
         let usage = self.people.used_in.entry((user, account)).or_default();
+        usage.add_unnoted(image.gpus, image.ordered, &decay, now);
+        let usage = &mut self.work.kernels[k].usage;
         usage.add_unnoted(image.gpus, image.ordered, &decay, now);
     }
 
@@ -139,7 +142,8 @@ impl Core {
         let user = self.user_index(&image.user);
         let account = self.account_index(image.account.as_ref());
         let mut usage = Usage::default();
-        usage.add(self.decay().inflate(image.usage, self.now));
+        let at = image.at.unwrap_or(self.now);
+        usage.restore(self.inflate_noted(image.usage, at), at);
         let last_node = image.last_node.map(|n| self.node_index(&n, pool));
         let k = self.work.kernels.insert(crate::state::Kernel {
             id: id.clone(),
@@ -161,6 +165,7 @@ impl Core {
             closed: false,
             leases: Vec::new(),
             cells: Vec::new(),
+            waited: image.waiting,
             last_end: None,
             quiet_since: self.now,
             usage,
@@ -211,6 +216,9 @@ impl Core {
             return;
         };
         self.work.next_lease = self.work.next_lease.max(image.lease.0 + 1);
+        if let Phase::Starting { cell, submitted, .. } = &image.phase {
+            self.work.kernels[kernel].waited.push((cell.clone(), *submitted));
+        }
         let pool = self.pool_index(&image.pool);
         let node = self.node_index(&image.node, pool);
         let pilot = self

@@ -87,6 +87,7 @@ impl Core {
         let queues = self.has_stuck(cell);
         let fits = |n: &Idx<Node>| {
             self.takes_pilots(*n, pool)
+                && self.may_suit(*n, &c.need)
                 && self.spare_gpus(*n) >= size
                 && self.may_start_there(*n, cell)
                 && !(queues && self.is_taken(*n, size))
@@ -140,21 +141,24 @@ impl Core {
         }
     }
 
-    /// Whether a large enough pilot is on a node of the cell's kernel, or on its way there.
+    /// Whether a large enough pilot with GPUs that would do is on a node of the cell's kernel, or on its way there.
     fn is_served(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let lends = |p: &Idx<Pilot>| {
             let p = &self.supply.pilots[*p];
             match p.state {
-                PilotState::Up => p.gpus() >= c.need.gpus,
+                PilotState::Up => {
+                    let most = p.fitting(&c.need).map(|g| g.slots.len() as u16).max();
+                    most.unwrap_or(0) >= c.need.gpus
+                }
                 PilotState::Silent { draining, .. } => !draining,
                 PilotState::Draining => false,
             }
         };
         let here = |n: Idx<Node>| {
             let mut coming = self.supply.tickets.on(n);
-            coming.any(|(_, t)| t.pool == k.pool && !self.is_stuck(t))
+            coming.any(|(_, t)| t.pool == k.pool && !self.is_stuck(t)) && self.may_suit(n, &c.need)
                 || self.supply.nodes[n].pilots.iter().any(lends)
         };
         k.able().any(|r| here(r.node))
@@ -277,13 +281,39 @@ impl Core {
         }
     }
 
-    /// Size of a pilot for this cell and for the likely next needs of its kernel.
+    /// Size of a pilot for this cell and for the likely next needs of its kernel. As large as the cell's own need if
+    /// the kernel's nodes have room for such a pilot alone: the cell doesn't wait for more than it asks for.
     pub(crate) fn size_for(&self, cell: Idx<Cell>) -> u16 {
-        let c = &self.work.cells[cell];
-        let k = &self.work.kernels[c.kernel];
-        let least = self.pilot_size(k.pool, c.need.gpus, c.cpus);
-        let Some(scale) = self.scale(k.pool).filter(|s| s.right_size && s.learn) else {
+        let (least, likely) = (self.least_size(cell), self.likely_size(cell));
+        if likely <= least {
             return least;
+        }
+        let k = &self.work.kernels[self.work.cells[cell].kernel];
+        let best = |size: u16| k.able().map(|r| self.could_come(r.node, size, cell)).max();
+        if best(least) > best(likely) { least } else { likely }
+    }
+
+    /// Whether the node has room for a pilot for the cell, and whether the limits allow the pilot, too.
+    fn could_come(&self, node: Idx<Node>, size: u16, cell: Idx<Cell>) -> (bool, bool) {
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+        let room = self.could_boot(node, size, cell) && !self.is_taken(node, size);
+        (
+            room,
+            room && self.to_give_back(pool, node, size, Some(cell)).is_some(),
+        )
+    }
+
+    /// Size of a pilot for this cell alone.
+    fn least_size(&self, cell: Idx<Cell>) -> u16 {
+        let c = &self.work.cells[cell];
+        self.pilot_size(self.work.kernels[c.kernel].pool, c.need.gpus, c.cpus)
+    }
+
+    /// Size of a pilot for the likely next needs of the cell's kernel.
+    fn likely_size(&self, cell: Idx<Cell>) -> u16 {
+        let k = &self.work.kernels[self.work.cells[cell].kernel];
+        let Some(scale) = self.scale(k.pool).filter(|s| s.right_size && s.learn) else {
+            return 0;
         };
         let total: f32 = k.sizes.iter().map(|(_, w)| w).sum();
         let more = |g: u16| {
@@ -294,14 +324,8 @@ impl Core {
                 .sum::<f32>()
         };
         let enough = |g: &u16| f64::from(more(*g)) <= f64::from(total) * scale.too_small;
-        let likely = k
-            .sizes
-            .iter()
-            .map(|(g, _)| *g)
-            .filter(enough)
-            .min()
-            .unwrap_or(least);
-        least.max(self.pilot_size(k.pool, likely, 0))
+        let likely = k.sizes.iter().map(|(g, _)| *g).filter(enough).min();
+        likely.map_or(0, |likely| self.pilot_size(k.pool, likely, 0))
     }
 
     pub(crate) fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
@@ -319,9 +343,10 @@ impl Core {
         out: &mut Vec<Output>,
     ) {
         let seq = cell.map(|c| self.work.cells[c].seq);
-        if !self.make_room(pool, node, size, cell, out) {
+        let Some(in_the_way) = self.to_give_back(pool, node, size, cell) else {
             return;
-        }
+        };
+        in_the_way.into_iter().for_each(|p| self.drain(p, out));
         // The removed pilots may have been reserved for this cell, or for a cell from which it could take the place.
         let gone = |core: &Self| cell.zip(seq).is_some_and(|(c, seq)| !core.is_same(c, seq));
         if gone(self) {
@@ -398,6 +423,7 @@ impl Core {
         let idle: u16 = idle.iter().map(|&p| self.supply.pilots[p].gpus()).sum();
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
         self.takes_pilots(node, pool)
+            && self.may_suit(node, &self.work.cells[cell].need)
             && self.spare_gpus(node) + idle >= size
             && self.may_start_there(node, cell)
     }
@@ -411,22 +437,22 @@ impl Core {
         })
     }
 
-    /// Whether the limits allow this many GPUs more on the node, for the cell. Gives back the least valuable idle
-    /// pilots of the node's partition if need be, the node's own before others. If all of them wouldn't do, none is.
-    fn make_room(
-        &mut self,
+    /// The idle pilots to give back if the limits are to allow this many GPUs more on the node, for the cell: the least
+    /// valuable of the node's partition, the node's own before others. `None` means that even all of them wouldn't do.
+    fn to_give_back(
+        &self,
         pool: Idx<Pool>,
         node: Idx<Node>,
         size: u16,
         cell: Option<Idx<Cell>>,
-        out: &mut Vec<Output>,
-    ) -> bool {
+    ) -> Option<Vec<Idx<Pilot>>> {
         let mut missing = self.too_many(pool, node, size);
+        let mut victims = Vec::new();
         if missing == 0 {
-            return true;
+            return Some(victims);
         }
         if self.is_taken(node, size) {
-            return false;
+            return None;
         }
         let partition = |n: Idx<Node>| &self.supply.nodes[n].burst;
         let same = |p: &Idx<Pilot>| partition(self.supply.pilots[*p].node) == partition(node);
@@ -436,7 +462,6 @@ impl Core {
             let pilot = &self.supply.pilots[p];
             (pilot.node != node, pilot.keep_until, p)
         });
-        let mut victims = Vec::new();
         for p in idle {
             if missing == 0 {
                 break;
@@ -444,10 +469,7 @@ impl Core {
             missing = missing.saturating_sub(self.supply.pilots[p].gpus().into());
             victims.push(p);
         }
-        if missing == 0 {
-            victims.into_iter().for_each(|p| self.drain(p, out));
-        }
-        missing == 0
+        (missing == 0).then_some(victims)
     }
 
     /// GPUs of the pilots that lend or will lend, on the pool's own nodes.
@@ -463,19 +485,25 @@ impl Core {
             return;
         }
         let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
-        let size = self.size_for(cell);
-        let sooner = |b: &&Burst| wait > b.boot && self.too_many_there(pool, b, size) == 0;
-        for partition in config.burst.iter().filter(sooner).map(|b| &b.partition) {
-            if self.boots_for_more(cell, partition) {
-                return;
-            }
-            match self.burst_node(cell, partition, size) {
-                BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
-                BurstNode::Unknown => {
-                    let ticket = self.submit_pilot(pool, Some(partition.clone()), None, Some(size), out);
-                    return self.dedicate(ticket, cell, out);
+        let least = self.least_size(cell);
+        let sizes = [self.likely_size(cell).max(least), least];
+        for b in config.burst.iter().filter(|b| wait > b.boot) {
+            for size in sizes
+                .into_iter()
+                .filter(|&s| self.too_many_there(pool, b, s) == 0)
+            {
+                if self.boots_for_more(cell, &b.partition) {
+                    return;
                 }
-                BurstNode::Full => {}
+                match self.burst_node(cell, &b.partition, size) {
+                    BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
+                    BurstNode::Unknown => {
+                        let partition = Some(b.partition.clone());
+                        let ticket = self.submit_pilot(pool, partition, None, Some(size), out);
+                        return self.dedicate(ticket, cell, out);
+                    }
+                    BurstNode::Full => {}
+                }
             }
         }
     }

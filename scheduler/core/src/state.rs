@@ -184,6 +184,8 @@ pub(crate) struct Pool {
     /// Present price for sparing a cell the wait for a pilot. `None` before the first cell.
     pub price: Option<Price>,
     pub runs: Habit,
+    /// The same run times over thousands of cells: the rare long one counts for when a cell is due.
+    pub long_runs: Habit,
     /// Most GPUs that the kernels with a replica could ask for.
     pub demand: u32,
     /// Use of their GPUs by kernels of each size.
@@ -470,6 +472,8 @@ pub(crate) struct Kernel {
     pub closed: bool,
     pub leases: Vec<LeaseId>,
     pub cells: Vec<Idx<Cell>>,
+    /// Cells that waited before the driver's restart and haven't been asked for since, and since when they wait.
+    pub waited: Vec<(CellId, Timestamp)>,
     pub last_end: Option<Timestamp>,
     /// Last sign of life: a cell's end, or the kernel's opening.
     pub quiet_since: Timestamp,

@@ -99,11 +99,6 @@ impl Usage {
         self.settled += decay.inflate(seconds * f64::from(gpus), now);
     }
 
-    /// Adds what leases used before, inflated.
-    pub(crate) fn add(&mut self, inflated: f64) {
-        self.settled += inflated;
-    }
-
     /// Takes over Slurm's weight and its own jobs' usage, inflated, in the place of Slurm's last report.
     pub(crate) fn told(&mut self, weight: f64, elsewhere: f64) {
         self.weight = weight;
@@ -143,7 +138,7 @@ mod tests {
         assert!((held / added - 1.0).abs() < 1e-6, "{held} {added}");
         // Half of it is left after the half-life, and nothing is added when nothing is held.
         let mut idle = Usage::default();
-        idle.add(decay.inflate(80.0, at(0)));
+        idle.restore(decay.inflate(80.0, at(0)), at(0));
         assert!((decay.deflate(idle.inflated(&decay, at(2000)), at(2000)) - 20.0).abs() < 1e-9);
     }
 }

@@ -13,6 +13,7 @@ mod pilots;
 mod quantum;
 mod random;
 mod recorder;
+mod restart;
 mod shapes;
 mod shares;
 mod starvation;

@@ -628,3 +628,95 @@ fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() 
         "Slurm has told its size"
     );
 }
+
+/// Time in Slurm's queue says nothing of the next pilot's boot.
+#[test]
+fn a_pilot_is_late_though_others_were_queued_for_hours() {
+    let mut w = world(2);
+    for ticket in 1..=3 {
+        let (kernel, asked) = stays(&mut w, &format!("u{ticket}"), "n0");
+        assert_eq!(asked, [format!("+{ticket} n0")]);
+        let job = JobId(w.next_job + 1);
+        assert_eq!(w.tell(Input::PilotQueued { ticket, job }), []);
+        w.pass(Span::from_secs(6 * 3600));
+        assert_eq!(w.pilot("n0", 2, 8), job);
+        w.settle();
+        let cell = w.running.keys().next().expect("its pilot is up").1.clone();
+        w.end_cell(&kernel, &cell);
+        w.agents.remove(&job);
+        let cause = hop_words::lease::EndCause::Done;
+        w.tell(Input::PilotLost { pilot: job, cause });
+        w.lingering.clear();
+    }
+    let k = w.kernel("k", "ada", &["n0", "n1"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    assert_eq!(pilots(&out), ["+4 n1"]);
+    queued(&mut w, 4);
+    assert_eq!(passes(&mut w, 900), ["+5 n0", "-4"]);
+}
+
+/// A pool of two types of GPUs: Slurm's word is that these nodes have them.
+fn typed(mut pool: PoolConfig, nodes: &[(&str, &str)]) -> World {
+    pool.max_pilots = 2;
+    let mut w = World::new(1, Config::default(), pool);
+    for &(node, gpu_type) in nodes {
+        w.tell(Input::Node(NodeFacts {
+            gpu_type: gpu_type.into(),
+            ..facts(node)
+        }));
+    }
+    w
+}
+
+fn h100() -> Need {
+    Need {
+        gpu_type: Some("h100".into()),
+        ..Need::gpus(1)
+    }
+}
+
+const MIXED: [(&str, &str); 2] = [("a0", "a100"), ("h0", "h100")];
+
+#[test]
+fn a_kernel_moves_at_once_to_the_only_gpus_that_would_do() {
+    let mut w = typed(pool("main", 2), &MIXED);
+    // Its pilot on its way serves others alone.
+    let other = w.kernel("other", "bob", &["a0"], 0);
+    assert_eq!(pilots(&w.submit(&other, Need::gpus(1)).1), ["+1 a0"]);
+    let k = w.kernel("k", "ada", &["a0"], 0);
+    let (_, out) = w.submit(&k, h100());
+    assert_eq!(pilots(&out), ["+2 h0"], "{out:?}");
+    assert_eq!(w.migrations.len(), 1);
+    assert_eq!(w.migrations[0].2.node.as_str(), "h0");
+}
+
+#[test]
+fn no_pilot_is_asked_for_where_no_gpu_would_do() {
+    let mut w = typed(pool("main", 2), &MIXED);
+    let k = w.kernel("k", "ada", &["a0"], 0);
+    w.tell(Input::KernelFixed {
+        kernel: k.clone(),
+        why: Some("its state is not saved".into()),
+    });
+    let (_, out) = w.submit(&k, h100());
+    assert_eq!(pilots(&out), [""; 0]);
+    assert_eq!(passes(&mut w, 3600), [""; 0]);
+}
+
+#[test]
+fn a_pilot_of_another_type_does_not_serve_a_cell() {
+    let mut w = typed(PoolConfig::fixed("main", 0, 2, 8), &MIXED);
+    w.pilot_of("a0", "a100", 2, 8);
+    let k = w.kernel("k", "ada", &["a0", "h0"], 0);
+    let (_, out) = w.submit(&k, h100());
+    assert_eq!(pilots(&out), ["+1 h0"], "{out:?}");
+}
+
+/// Slurm's word on a node of several types is the first of them.
+#[test]
+fn a_type_that_no_node_is_said_to_have_may_be_on_any() {
+    let mut w = typed(pool("main", 2), &[("a0", "a100"), ("a1", "a100")]);
+    let k = w.kernel("k", "ada", &["a0"], 0);
+    let (_, out) = w.submit(&k, h100());
+    assert_eq!(pilots(&out), ["+1 a0"], "{out:?}");
+}

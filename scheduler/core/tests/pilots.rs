@@ -4,6 +4,7 @@ use crate::world::{World, facts};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
 use hop_core::{Input, Output};
 use hop_words::id::{JobId, KernelId, NodeName};
+use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::Span;
 
@@ -331,4 +332,110 @@ fn a_pilot_that_a_kernel_is_on_its_way_to_gives_way_to_no_other() {
     w.settle();
     assert!(w.running.keys().any(|(k, _)| *k == goer));
     w.core.sanity_check().unwrap();
+}
+
+/// Nodes of two GPUs, pilots as large as the needs that are learnt, and at most so many GPUs in pilots.
+fn learning(most: u32) -> PoolConfig {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = most / 2;
+    pool.scale = Some(Scale {
+        learn: true,
+        right_size: true,
+        spares: 0,
+        ..Scale::default()
+    });
+    pool
+}
+
+/// A kernel on n0 whose last three cells had both GPUs of the node. The pilot is gone since.
+fn after_large_cells(w: &mut World) -> KernelId {
+    let pilot = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 0);
+    for _ in 0..3 {
+        let (cell, _) = w.submit(&k, Need::gpus(2));
+        w.settle();
+        w.pass(Span::from_secs(60));
+        w.end_cell(&k, &cell);
+    }
+    w.pass(Span::from_secs(2));
+    w.settle();
+    w.agents.remove(&pilot);
+    let cause = EndCause::Done;
+    w.tell(Input::PilotLost { pilot, cause });
+    k
+}
+
+/// A cell of somebody else's has a pilot of so many GPUs on the node, for long.
+fn lent(w: &mut World, node: &str, gpus: u16) {
+    w.pilot(node, gpus, 4 * gpus);
+    let k = w.kernel(&format!("on-{node}"), &format!("user-of-{node}"), &[node], 0);
+    w.submit(&k, Need::gpus(gpus));
+    w.settle();
+    w.pass(Span::from_secs(3600));
+}
+
+/// The nodes and sizes of the pilots asked for.
+fn sizes(out: &[Output]) -> Vec<(&str, Option<u16>)> {
+    let mut asked = Vec::new();
+    for o in out {
+        if let Output::SubmitPilot {
+            node: Some(node),
+            gpus,
+            ..
+        } = o
+        {
+            asked.push((node.as_str(), *gpus));
+        }
+    }
+    asked
+}
+
+#[test]
+fn a_small_cell_of_a_kernel_with_large_ones_takes_the_room_there_is() {
+    let world = |most, node| {
+        let mut w = World::new(1, Config::default(), learning(most));
+        (0..2).for_each(|n| _ = w.tell(Input::Node(facts(&format!("n{n}")))));
+        let k = after_large_cells(&mut w);
+        lent(&mut w, node, 1);
+        (w, k)
+    };
+    // Half of the kernel's node is free, or half of what the pool may have.
+    for (most, node) in [(4, "n0"), (2, "n1")] {
+        let (mut w, k) = world(most, node);
+        let (_, out) = w.submit(&k, Need::gpus(1));
+        assert_eq!(sizes(&out), [("n0", Some(1))], "{out:?}");
+        w.pilot("n0", 1, 4);
+        w.settle();
+        assert_eq!(w.running.len(), 2);
+    }
+    // With room for the likely next cell, the pilot is as large as that.
+    let (mut w, k) = world(4, "n1");
+    let (_, out) = w.submit(&k, Need::gpus(1));
+    assert_eq!(sizes(&out), [("n0", None)]);
+}
+
+#[test]
+fn a_small_cell_of_a_kernel_with_large_ones_bursts_where_room_is() {
+    let mut pool = learning(2);
+    pool.migrate = Some(Migrate::default());
+    pool.burst = vec![Burst {
+        partition: "cloud".into(),
+        max_pilots: 2,
+        boot: Span::from_secs(30),
+        price: 1.0,
+    }];
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    for node in ["b0", "b1"] {
+        w.tell(Input::BurstNode {
+            facts: facts(node),
+            partition: "cloud".into(),
+        });
+    }
+    let k = after_large_cells(&mut w);
+    for (node, gpus) in [("n0", 2), ("b0", 1), ("b1", 1)] {
+        lent(&mut w, node, gpus);
+    }
+    let (_, out) = w.submit(&k, Need::gpus(1));
+    assert_eq!(sizes(&out), [("b0", Some(1))], "{out:?}");
 }

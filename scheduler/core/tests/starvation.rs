@@ -375,6 +375,38 @@ fn a_cell_is_due_sooner_where_all_cells_are_short() {
     }
 }
 
+/// Long runs are rare, and so among the last three dozen there is none.
+#[test]
+fn few_long_runs_among_hundreds_count_for_when_a_cell_is_due() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    w.pilot("n0", 2, 8);
+    let names = ["long", "quick", "month", "whole", "soon", "late"];
+    let [long, quick, month, whole, soon, late] = names.map(|name| w.kernel(name, name, &["n0"], 1));
+    (0..8).for_each(|_| run(&mut w, &long, 3600));
+    (0..230).for_each(|_| run(&mut w, &quick, 2));
+    w.pass(Span::from_secs(2));
+    w.settle();
+    w.submit(&month, Need::gpus(1));
+    w.settle();
+    w.submit(&whole, Need::gpus(2));
+    let starts = |w: &mut World, kernel: &KernelId| {
+        let (cell, _) = w.submit(kernel, Need::gpus(1));
+        w.settle();
+        let starts = w.running.contains_key(&(kernel.clone(), cell.clone()));
+        if starts {
+            w.end_cell(kernel, &cell);
+            w.settle();
+        }
+        starts
+    };
+    w.pass(Span::from_secs(4 * 3600 - 1));
+    assert!(starts(&mut w, &soon), "no GPU is kept free yet");
+    w.pass(Span::from_secs(10));
+    assert!(!starts(&mut w, &late), "the larger cell is due");
+}
+
 /// A GPU lies free on its node, but the node is held for another: it isn't expected to start there, and goes where it can.
 #[test]
 fn who_sits_on_a_held_node_goes_elsewhere() {

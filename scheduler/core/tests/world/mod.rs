@@ -10,6 +10,7 @@
 )]
 
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
+use hop_core::journal::Entry;
 use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
     PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, Submit, WaitingCell,
@@ -118,6 +119,8 @@ pub struct World {
     pub digest: Option<u64>,
     /// Pilots that were asked for.
     pub asked: Vec<u64>,
+    /// What the core has written to its journal.
+    pub journal: Vec<Entry>,
     /// Pilots whose agents may have something left to do.
     pub ordered: BTreeSet<JobId>,
     out: Vec<Output>,
@@ -154,6 +157,7 @@ impl World {
             digest: None,
             ordered: BTreeSet::new(),
             asked: Vec::new(),
+            journal: Vec::new(),
             out: Vec::new(),
         };
         world.tell(Input::Pool(pool));
@@ -283,6 +287,7 @@ impl World {
                 self.waiting.retain(|(k, _)| k != kernel);
             }
             Output::SubmitPilot { ticket, .. } => self.asked.push(*ticket),
+            Output::Journal(entry) => self.journal.push(entry.clone()),
             Output::Migrate {
                 kernel, victim, seat, ..
             } => {
