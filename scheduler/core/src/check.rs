@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, LeaseState, Pilot, PilotState};
+use crate::state::{Cell, LeaseState, Node, Pilot, PilotState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
@@ -400,7 +400,7 @@ impl Core {
         Ok(())
     }
 
-    /// The pools' lists and counts of held nodes.
+    /// The pools' lists and counts of held nodes. A time is known exactly for nodes with room at some time.
     fn check_held_nodes(&self) -> Result<(), Insane> {
         for (i, pool) in self.supply.pools.iter() {
             let nodes = self.supply.nodes.values().filter(|n| n.pool == i);
@@ -414,6 +414,15 @@ impl Core {
                 pool.config.name,
                 pool.held_for
             );
+            for c in pool.holders.iter().map(|&c| &self.work.cells[c]) {
+                let differs = |n: &&Idx<Node>| self.has_ever(**n, c) != self.node_free_in(**n, c).is_some();
+                let node = pool.nodes.iter().find(differs);
+                hold!(
+                    node.is_none(),
+                    "cell {} never has room on node {node:?}, or at a known time",
+                    c.id
+                );
+            }
         }
         Ok(())
     }
