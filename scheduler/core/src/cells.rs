@@ -304,11 +304,7 @@ impl Core {
             return false;
         };
         if let Some(over) = self.over_limit(&self.work.cells[cell]) {
-            if self.work.cells[cell].limited != Some(over.scope) {
-                self.unlimit(cell);
-                self.work.cells[cell].limited = Some(over.scope);
-                self.people.limited.entry(over.scope).or_default().insert(cell);
-            }
+            self.limit(cell, over.scope);
             return false;
         }
         self.start(cell, spot, out);

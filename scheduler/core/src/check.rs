@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, LeaseState, Node, Pilot, PilotState};
+use crate::state::{Cell, LeaseState, Node, Pilot, PilotState, Scope};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
@@ -607,7 +607,7 @@ impl Core {
         for (&(limit, key), &held) in &self.people.members.held {
             let leases = self.work.leases.values();
             let leased: u32 = leases
-                .filter(|l| self.is_counted(l, limit, key))
+                .filter(|l| self.is_within(l, Scope::Members(limit, key)))
                 .map(|l| u32::from(l.gpus))
                 .sum();
             let elsewhere = !self.people.elsewhere.is_empty();

@@ -195,14 +195,8 @@ impl Core {
     }
 
     /// Whether a limit of this scope counts the lease.
-    fn is_within(&self, lease: &Lease, scope: Scope) -> bool {
-        match scope {
-            Scope::User(u) => lease.user == u,
-            Scope::Account(a) => lease.account == a,
-            Scope::Pool(p) => lease.pool == p,
-            Scope::UserInPool(u, p) => lease.user == u && lease.pool == p,
-            Scope::Members(limit, key) => self.is_counted(lease, limit, key),
-        }
+    pub(crate) fn is_within(&self, lease: &Lease, scope: Scope) -> bool {
+        self.counts(scope, lease.user, lease.account, lease.pool)
     }
 
     // --- holding back ---

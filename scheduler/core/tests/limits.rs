@@ -1,7 +1,7 @@
 //! Cells over a limit: idle leases end for them only where that lets them start.
 
-use crate::world::World;
-use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
+use crate::world::{World, facts};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Scale};
 use hop_core::reason::RefusedBecause;
 use hop_core::{Input, Output, Record};
 use hop_words::id::{JobId, KernelId, LeaseId};
@@ -185,4 +185,59 @@ fn a_cell_that_was_starting_is_refused_by_a_limit_that_was_lowered_meanwhile() {
     });
     assert_eq!(words(&out), ["closed", "refused", "ack"]);
     assert_eq!(beyond(&out), Some(1));
+}
+
+/// Tickets of the pilots asked for so far.
+fn asked(w: &World) -> &[u64] {
+    &w.asked
+}
+
+#[test]
+fn no_pilot_is_asked_for_beyond_a_limit() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 4;
+    pool.linger = hop_core::config::Linger::fixed(Span::ZERO);
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    for node in ["n0", "n1", "n2"] {
+        w.tell(Input::Node(facts(node)));
+    }
+    w.pilot("n0", 2, 8);
+    w.tell(limits(vec![limit(LimitOf::EachUser, 1)], 0));
+    let at = [("a", "n0"), ("b", "n1"), ("c", "n2")];
+    let [a, b, c] = at.map(|(name, node)| w.kernel(name, "ada", &[node], 1));
+    let (first, _) = w.submit(&a, Need::gpus(1));
+    w.settle();
+    let (second, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"]);
+    assert_eq!(words(&w.submit(&c, Need::gpus(1)).1), ["queued"]);
+    w.pass(Span::from_secs(600));
+    assert_eq!(asked(&w), [0; 0], "they would be of no use");
+    w.end_cell(&a, &first);
+    w.settle();
+    assert_eq!(asked(&w), [1], "the limit allows one, and at once");
+    w.pass(Span::from_secs(10));
+    assert_eq!(asked(&w), [1]);
+    // Another's cell isn't kept from a pilot.
+    let other = w.kernel("o", "bob1", &["n2"], 1);
+    w.submit(&other, Need::gpus(1));
+    assert_eq!(asked(&w), [1, 2]);
+    w.tell(Input::PilotFailed {
+        ticket: 2,
+        reason: "no room".into(),
+    });
+    w.tell(Input::CloseKernel { kernel: other });
+    let job = JobId(w.next_job + 1);
+    w.tell(Input::PilotQueued { ticket: 1, job });
+    assert_eq!(w.pilot("n1", 2, 8), job);
+    w.settle();
+    w.pass(Span::from_secs(600));
+    assert_eq!(asked(&w), [1, 2], "it is b's turn");
+    w.end_cell(&b, &second);
+    w.settle();
+    assert_eq!(asked(&w), [1, 2, 3]);
 }
