@@ -19,6 +19,7 @@ use crate::state::{
     Timer,
 };
 use hop_words::time::Span;
+use std::collections::BTreeSet;
 use std::collections::btree_map::Entry;
 
 /// The runs needed before a kernel's past is believed, the age of a hold from which kernels without such a past may
@@ -256,7 +257,16 @@ impl Core {
     pub(crate) fn hold_for_due(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let (holders, bound) = (self.roaming_holders(pool), self.bound_holders(pool));
         let before = std::mem::replace(&mut self.supply.pools[pool].holders, holders.clone());
-        for old in before.into_iter().filter(|c| !holders.contains(c)) {
+        // Due cells whose kernels can't move hold nodes, too.
+        let of_pool = |c: &Idx<Cell>| self.work.kernels[self.work.cells[*c].kernel].pool == pool;
+        let hold = self
+            .supply
+            .pools
+            .values()
+            .flat_map(|p| p.held_for.keys().copied());
+        let no_more = hold.filter(|c| of_pool(c) && !bound.contains(c));
+        let old: BTreeSet<Idx<Cell>> = before.into_iter().chain(no_more).collect();
+        for old in old.into_iter().filter(|c| !holders.contains(c)) {
             self.release_hold(old);
         }
         for cell in bound {

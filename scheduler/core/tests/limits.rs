@@ -187,6 +187,46 @@ fn a_cell_that_was_starting_is_refused_by_a_limit_that_was_lowered_meanwhile() {
     assert_eq!(beyond(&out), Some(1));
 }
 
+/// Kernels don't move, and a due cell waits for both GPUs of its node: for a month-long cell and another one.
+#[test]
+fn a_due_cell_holds_no_node_while_its_limit_is_reached_elsewhere() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 2;
+    pool.linger = hop_core::config::Linger::fixed(Span::ZERO);
+    let config = Config {
+        due_after: Span::from_secs(60),
+        ..Config::default()
+    };
+    let mut w = World::new(1, config, pool);
+    w.pilot("n0", 2, 8);
+    w.pilot("n1", 2, 8);
+    w.tell(limits(vec![limit(LimitOf::User("ada".into()), 3)], 0));
+    let at = [
+        ("month", "bob1", "n0"),
+        ("whole", "ada", "n0"),
+        ("elsewhere", "ada", "n1"),
+    ];
+    let [month, whole, elsewhere] = at.map(|(name, user, node)| w.kernel(name, user, &[node], 1));
+    w.submit(&month, Need::gpus(1));
+    w.settle();
+    w.submit(&whole, Need::gpus(2));
+    w.pass(Span::from_secs(61));
+    let [small, later] = ["small", "later"].map(|name| w.kernel(name, "cleo", &["n0"], 1));
+    let (cell, out) = w.submit(&small, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"], "the node is held");
+    let (beside, _) = w.submit(&elsewhere, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(10));
+    w.settle();
+    w.end_cell(&small, &cell);
+    w.settle();
+    // Its limit allows it again.
+    w.end_cell(&elsewhere, &beside);
+    w.settle();
+    let (_, out) = w.submit(&later, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"], "the node is held again");
+}
+
 /// Tickets of the pilots asked for so far.
 fn asked(w: &World) -> &[u64] {
     &w.asked
