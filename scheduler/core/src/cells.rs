@@ -305,6 +305,13 @@ impl Core {
         };
         if let Some(over) = self.over_limit(&self.work.cells[cell]) {
             self.limit(cell, over.scope);
+            // Others may have the GPUs meanwhile.
+            let c = &self.work.cells[cell];
+            if c.reserved
+                .is_some_and(|p| !self.comes_to(c, self.supply.pilots[p].node))
+            {
+                self.unreserve(cell);
+            }
             return false;
         }
         self.start(cell, spot, out);

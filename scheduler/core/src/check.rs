@@ -129,7 +129,7 @@ impl Core {
         Ok(())
     }
 
-    /// Each cell with a reservation knows of it, and a draining pilot has none.
+    /// Each cell with a reservation knows of it and can still use it. A draining pilot has none.
     fn check_reserved_of(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
         for &cell in &p.reserved {
             let back = self.work.cells.get(cell).map(|c| c.reserved);
@@ -142,6 +142,12 @@ impl Core {
                 p.state != PilotState::Draining,
                 "draining pilot {} is held back for a cell",
                 p.job
+            );
+            hold!(
+                self.is_worth_reserving(p, cell),
+                "pilot {} is held back in vain for cell {}",
+                p.job,
+                self.work.cells[cell].id
             );
         }
         Ok(())

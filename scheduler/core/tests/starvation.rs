@@ -706,3 +706,30 @@ fn a_due_cell_holds_nodes_once_its_move_has_failed() {
     }
     assert!(m.runs(&m.goer) && !m.runs(&small), "{:?}", m.w.core.waiting());
 }
+
+#[test]
+fn nothing_is_kept_for_a_kernel_that_came_too_late_to_use_it() {
+    let mut m = Mover::new();
+    let n1 = m.w.agents.iter().find(|(_, a)| a.node.as_str() == "n1");
+    let (&pilot, _) = n1.expect("it is up");
+    m.w.tell(Input::SlotBlocked {
+        pilot,
+        index: hop_words::id::GpuIndex(1),
+        reason: "broken".into(),
+        lost: false,
+    });
+    m.w.agents
+        .values_mut()
+        .for_each(|a| _ = (a.node.as_str() == "n1").then(|| a.blocked.insert(hop_words::id::GpuIndex(1))));
+    let small = m.w.kernel("small", "small", &["n1"], 1);
+    let (cell, _) = m.w.submit(&small, Need::gpus(1));
+    m.w.settle();
+    assert!(!m.runs(&small), "a kernel is on its way");
+    assert!(m.w.move_replica());
+    m.w.settle();
+    assert!(
+        m.runs(&small) && !m.runs(&m.goer),
+        "{cell} waits: {:?}",
+        m.w.core.waiting()
+    );
+}
