@@ -147,6 +147,12 @@ impl Core {
         ours.filter_map(|&p| self.pilots_part(p)).map(u32::from).sum()
     }
 
+    /// GPUs of [`Self::gpus_for`] that no jobs of others hold. Pilots have theirs in any case.
+    fn gpus_left_for(&self, pool: Idx<Pool>, node: Idx<Node>) -> u32 {
+        let taken = self.scale(pool).map_or(0, |_| self.supply.nodes[node].room.taken);
+        self.gpus_for(pool, node).saturating_sub(taken.into())
+    }
+
     /// The fullest of the pool's own nodes with room for so many GPUs beside all possible requests there, a node with a
     /// standby of the kernel first.
     fn roomy_node(
@@ -165,7 +171,7 @@ impl Core {
             node.standing.is_up()
                 && !self.is_burst(n)
                 && node.held_for.is_none()
-                && here(n) + gpus <= self.gpus_for(pool, n)
+                && here(n) + gpus <= self.gpus_left_for(pool, n)
         });
         roomy.max_by_key(|&n| (stands_by(n), here(n), std::cmp::Reverse(n)))
     }

@@ -315,10 +315,13 @@ impl Core {
             return false;
         };
         if let Some(over) = self.over_limit(&self.work.cells[cell]) {
-            if self.work.cells[cell].limited != Some(over.scope) {
-                self.unlimit(cell);
-                self.work.cells[cell].limited = Some(over.scope);
-                self.people.limited.entry(over.scope).or_default().insert(cell);
+            self.limit(cell, over.scope);
+            // Others may have the GPUs meanwhile.
+            let c = &self.work.cells[cell];
+            if c.reserved
+                .is_some_and(|p| !self.comes_to(c, self.supply.pilots[p].node))
+            {
+                self.unreserve(cell);
             }
             return false;
         }

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, LeaseState, Pilot, PilotState};
+use crate::state::{Cell, LeaseState, Node, Pilot, PilotState, Scope};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
@@ -129,7 +129,7 @@ impl Core {
         Ok(())
     }
 
-    /// Each cell with a reservation knows of it, and a draining pilot has none.
+    /// Each cell with a reservation knows of it and can still use it. A draining pilot has none.
     fn check_reserved_of(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
         for &cell in &p.reserved {
             let back = self.work.cells.get(cell).map(|c| c.reserved);
@@ -142,6 +142,12 @@ impl Core {
                 p.state != PilotState::Draining,
                 "draining pilot {} is held back for a cell",
                 p.job
+            );
+            hold!(
+                self.is_worth_reserving(p, cell),
+                "pilot {} is held back in vain for cell {}",
+                p.job,
+                self.work.cells[cell].id
             );
         }
         Ok(())
@@ -400,7 +406,7 @@ impl Core {
         Ok(())
     }
 
-    /// The pools' lists and counts of held nodes.
+    /// The pools' lists and counts of held nodes. A time is known exactly for nodes with room at some time.
     fn check_held_nodes(&self) -> Result<(), Insane> {
         for (i, pool) in self.supply.pools.iter() {
             let nodes = self.supply.nodes.values().filter(|n| n.pool == i);
@@ -414,6 +420,15 @@ impl Core {
                 pool.config.name,
                 pool.held_for
             );
+            for c in pool.holders.iter().map(|&c| &self.work.cells[c]) {
+                let differs = |n: &&Idx<Node>| self.has_ever(**n, c) != self.node_free_in(**n, c).is_some();
+                let node = pool.nodes.iter().find(differs);
+                hold!(
+                    node.is_none(),
+                    "cell {} never has room on node {node:?}, or at a known time",
+                    c.id
+                );
+            }
         }
         Ok(())
     }
@@ -598,7 +613,7 @@ impl Core {
         for (&(limit, key), &held) in &self.people.members.held {
             let leases = self.work.leases.values();
             let leased: u32 = leases
-                .filter(|l| self.is_counted(l, limit, key))
+                .filter(|l| self.is_within(l, Scope::Members(limit, key)))
                 .map(|l| u32::from(l.gpus))
                 .sum();
             let elsewhere = !self.people.elsewhere.is_empty();

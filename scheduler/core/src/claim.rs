@@ -5,7 +5,7 @@ use crate::index::Idx;
 use crate::limits::Over;
 use crate::output::Output;
 use crate::room::free_beside;
-use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Scope};
+use crate::state::{Cell, Lease, LeaseState, Node, ParkAsk, Pilot, PilotState, Scope};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 
@@ -195,19 +195,13 @@ impl Core {
     }
 
     /// Whether a limit of this scope counts the lease.
-    fn is_within(&self, lease: &Lease, scope: Scope) -> bool {
-        match scope {
-            Scope::User(u) => lease.user == u,
-            Scope::Account(a) => lease.account == a,
-            Scope::Pool(p) => lease.pool == p,
-            Scope::UserInPool(u, p) => lease.user == u && lease.pool == p,
-            Scope::Members(limit, key) => self.is_counted(lease, limit, key),
-        }
+    pub(crate) fn is_within(&self, lease: &Lease, scope: Scope) -> bool {
+        self.counts(scope, lease.user, lease.account, lease.pool)
     }
 
     // --- holding back ---
 
-    /// Reserves GPUs of the pilot, free now or later, for as long as the cell waits.
+    /// Reserves GPUs of the pilot, free now or soon, for the cell.
     pub(crate) fn hold_back(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>) {
         if self.work.cells[cell].reserved == Some(pilot) {
             return;
@@ -217,6 +211,40 @@ impl Core {
         p.reserved.push(cell);
         self.work.cells[cell].reserved = Some(pilot);
         self.work.stale.insert(self.supply.pilots[pilot].node);
+    }
+
+    /// Whether GPUs of the pilot are worth keeping for the cell: enough are free, ending, idle or asked to park, or the
+    /// cell's kernel is on its way there.
+    pub(crate) fn is_worth_reserving(&self, p: &Pilot, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+        let leaves = |l: &&Lease| match l.state {
+            LeaseState::Lingering { .. } | LeaseState::Ending { .. } => true,
+            LeaseState::Running(_) => l.asked == ParkAsk::Asked,
+            LeaseState::Starting { .. } => false,
+        };
+        let leaving: Vec<&Lease> = leases.filter(leaves).collect();
+        let cpus = p.cpus_free() + leaving.iter().map(|l| l.cpus).sum::<u16>();
+        let would_do = |group: Option<usize>| {
+            let free = group.map_or(0, |g| p.groups[g].free());
+            free + leaving.iter().map(|l| l.gpus_in(group)).sum::<u16>() >= c.need.gpus
+        };
+        self.comes_to(c, p.node) || cpus >= c.cpus && p.groups_for(&c.need).into_iter().any(would_do)
+    }
+
+    /// Whether the cell's kernel is on its way to the node.
+    pub(crate) fn comes_to(&self, cell: &Cell, node: Idx<Node>) -> bool {
+        let moving = self.work.kernels[cell.kernel].migrating;
+        moving.is_some_and(|m| m.to == node)
+    }
+
+    /// Gives up the pilot's reservations that are of no use any more: others have the GPUs.
+    pub(crate) fn unreserve_in_vain(&mut self, pilot: Idx<Pilot>) {
+        let p = &self.supply.pilots[pilot];
+        let in_vain = |c: &Idx<Cell>| !self.is_worth_reserving(p, *c);
+        for cell in p.reserved.iter().copied().filter(in_vain).collect::<Vec<_>>() {
+            self.unreserve(cell);
+        }
     }
 
     /// Gives up the cell's reservation of GPUs.

@@ -239,8 +239,14 @@ impl Core {
         order.sort_by_key(|&c| self.work.cells[c].rank);
         for cell in order {
             if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) {
+                let seq = self.work.cells[cell].seq;
                 self.claim(cell, out);
-                self.tell(cell, out);
+                if self.is_same(cell, seq) {
+                    self.demand_grew(cell, out);
+                }
+                if self.is_same(cell, seq) {
+                    self.tell(cell, out);
+                }
             }
         }
     }

@@ -19,6 +19,7 @@ use crate::state::{
     Timer,
 };
 use hop_words::time::Span;
+use std::collections::BTreeSet;
 use std::collections::btree_map::Entry;
 
 /// The runs needed before a kernel's past is believed, the age of a hold from which kernels without such a past may
@@ -198,9 +199,7 @@ impl Core {
         let mut rooms = Rooms {
             due,
             pilots: Vec::new(),
-            bare: self
-                .spare_gpus(node)
-                .saturating_sub(self.supply.nodes[node].room.taken),
+            bare: self.bare_gpus(node),
         };
         for p in self.lending(node) {
             let room = Room {
@@ -213,6 +212,12 @@ impl Core {
             rooms.pilots.push((p, room, p.leases.len()));
         }
         rooms
+    }
+
+    /// GPUs of the node that neither pilots nor the jobs of others have.
+    fn bare_gpus(&self, node: Idx<Node>) -> u16 {
+        let taken = self.supply.nodes[node].room.taken;
+        self.spare_gpus(node).saturating_sub(taken)
     }
 
     fn are_enough(&self, node: Idx<Node>, rooms: &Rooms<'_>) -> bool {
@@ -252,7 +257,16 @@ impl Core {
     pub(crate) fn hold_for_due(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let (holders, bound) = (self.roaming_holders(pool), self.bound_holders(pool));
         let before = std::mem::replace(&mut self.supply.pools[pool].holders, holders.clone());
-        for old in before.into_iter().filter(|c| !holders.contains(c)) {
+        // Due cells whose kernels can't move hold nodes, too.
+        let of_pool = |c: &Idx<Cell>| self.work.kernels[self.work.cells[*c].kernel].pool == pool;
+        let hold = self
+            .supply
+            .pools
+            .values()
+            .flat_map(|p| p.held_for.keys().copied());
+        let no_more = hold.filter(|c| of_pool(c) && !bound.contains(c));
+        let old: BTreeSet<Idx<Cell>> = before.into_iter().chain(no_more).collect();
+        for old in old.into_iter().filter(|c| !holders.contains(c)) {
             self.release_hold(old);
         }
         for cell in bound {
@@ -389,7 +403,7 @@ impl Core {
 
     /// Whether the node has room for the due cell, once all that runs there has ended: whether
     /// [`Self::node_free_in`] knows a time.
-    fn has_ever(&self, node: Idx<Node>, due: &Cell) -> bool {
+    pub(crate) fn has_ever(&self, node: Idx<Node>, due: &Cell) -> bool {
         let mut bare = 0u16;
         for p in self.lending(node) {
             let gpus = p.fitting(&due.need).map(|g| g.used + g.free()).sum();
@@ -398,7 +412,7 @@ impl Core {
             }
             bare = bare.saturating_add(p.lendable());
         }
-        self.bare_is_enough(node, bare.saturating_add(self.spare_gpus(node)), due)
+        self.bare_is_enough(node, bare.saturating_add(self.bare_gpus(node)), due)
     }
 
     /// How many later cells of its size have started since the cell is due.
@@ -519,6 +533,20 @@ impl Core {
             hold.nodes.remove(node);
         }
         self.hold_node(node, None);
+    }
+
+    /// The node is held no longer for a cell that may run elsewhere and can't have room there.
+    pub(crate) fn lose_hold_in_vain(&mut self, node: Idx<Node>) {
+        let Some(cell) = self.supply.nodes[node].held_for else {
+            return;
+        };
+        let c = &self.work.cells[cell];
+        if self.may_roam(c.kernel) && !self.has_ever(node, c) {
+            self.lose_hold(cell, node);
+            let mut lost = Places::default();
+            lost.insert(node);
+            self.may_go_on(&lost);
+        }
     }
 
     /// These nodes are held no longer. Marks nodes as changed if a cell could start there now, or a pilot could be

@@ -42,6 +42,7 @@ impl Core {
     pub(crate) fn node_room(&mut self, name: &NodeName, room: Room) {
         if let Some(i) = self.find_node(name) {
             let node = &mut self.supply.nodes[i];
+            let pool = (room.taken != node.room.taken).then_some(node.pool);
             // The pause is over; the next one is longer all the same.
             if room.taken < node.room.taken
                 && let Some(shunned) = &mut node.shunned
@@ -49,6 +50,8 @@ impl Core {
                 shunned.until = shunned.until.min(self.now);
             }
             node.room = room;
+            self.lose_hold_in_vain(i);
+            self.work.unheld.extend(pool);
         }
     }
 

@@ -648,7 +648,8 @@ impl Core {
         pool: Idx<Pool>,
         out: &mut Vec<Output>,
     ) {
-        for cell in self.freed_from_limits(user, account, pool) {
+        let limited = self.freed_from_limits(user, account, pool);
+        for &cell in &limited {
             if self.work.cells.get(cell).is_some() {
                 self.unlimit(cell);
                 if !self.try_start(cell, out) {
@@ -663,6 +664,12 @@ impl Core {
             if self.supply.nodes[node].held_for.is_some() {
                 // What may backfill has changed.
                 self.work.demanding.insert(node);
+            }
+        }
+        // Cells beside the freed GPUs come first: an idle pilot may give way to a new one.
+        for cell in limited {
+            if self.work.cells.get(cell).is_some() {
+                self.demand_grew(cell, out);
             }
         }
     }

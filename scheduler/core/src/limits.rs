@@ -99,13 +99,24 @@ impl Core {
         }
     }
 
-    /// Whether a limit on associations counts this lease under `key`.
-    pub(crate) fn is_counted(&self, lease: &Lease, limit: Idx<Limit>, key: Member) -> bool {
-        self.people
-            .members
-            .binding(lease.user, lease.account)
-            .contains(&limit)
-            && self.member_key(limit, lease.user, lease.account) == Some(key)
+    /// Whether a limit of this scope counts the leases of this user in this account and pool.
+    pub(crate) fn counts(
+        &self,
+        scope: Scope,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> bool {
+        match scope {
+            Scope::User(u) => user == u,
+            Scope::Account(a) => account == a,
+            Scope::Pool(p) => pool == p,
+            Scope::UserInPool(u, p) => user == u && pool == p,
+            Scope::Members(limit, key) => {
+                let bound = self.people.members.binding(user, account);
+                bound.contains(&limit) && self.member_key(limit, user, account) == Some(key)
+            }
+        }
     }
 
     /// Looks up the members of the limits on associations, and counts their leases.
@@ -297,11 +308,58 @@ impl Core {
         }
     }
 
+    /// Whether a limit makes a pilot for the cell useless: the cell couldn't start now, or not beside others with
+    /// pilots on their way. The cell is then tried again as soon as the limit counts fewer GPUs.
+    pub(crate) fn limits_demand(&mut self, cell: Idx<Cell>) -> bool {
+        let over = self.over_limit_soon(cell).map(|over| over.scope);
+        match over {
+            Some(scope) => self.limit(cell, scope),
+            None => self.unlimit(cell),
+        }
+        over.is_some()
+    }
+
+    /// The limit against this cell's start, after the starts of all cells whose pilots are on their way.
+    fn over_limit_soon(&self, cell: Idx<Cell>) -> Option<Over> {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        if c.need.gpus == 0 || self.people.limits.values().next().is_none() {
+            return None;
+        }
+        let tickets = self.supply.tickets.values().filter(|t| !self.is_stuck(t));
+        let coming = tickets.filter_map(|t| t.cell).filter(|(o, _)| *o != cell);
+        let coming = coming.filter(|&(o, seq)| self.is_same(o, seq));
+        let coming: Vec<&Cell> = coming.map(|(o, _)| &self.work.cells[o]).collect();
+        let asked = coming.iter().map(|o| o.need.gpus);
+        let asked = asked.fold(c.need.gpus, u16::saturating_add);
+        let within = |o: &Cell, scope: Scope| {
+            let k = &self.work.kernels[o.kernel];
+            self.counts(scope, k.user, k.account, k.pool)
+        };
+        let mut overs = self.overs(asked, k.user, k.account, k.pool);
+        overs.find(|over| {
+            let coming = coming.iter().filter(|o| within(o, over.scope));
+            let coming: u32 = coming.map(|o| u32::from(o.need.gpus)).sum();
+            over.used + coming + u32::from(c.need.gpus) > over.limit
+        })
+    }
+
+    /// Puts the cell on this limit's list of waiting cells.
+    pub(crate) fn limit(&mut self, cell: Idx<Cell>, scope: Scope) {
+        if self.work.cells[cell].limited != Some(scope) {
+            self.unlimit(cell);
+            self.work.cells[cell].limited = Some(scope);
+            self.people.limited.entry(scope).or_default().insert(cell);
+            self.reconsider_hold(cell);
+        }
+    }
+
     /// Takes the cell off its limit's list of waiting cells.
     pub(crate) fn unlimit(&mut self, cell: Idx<Cell>) {
         let Some(scope) = self.work.cells[cell].limited.take() else {
             return;
         };
+        self.reconsider_hold(cell);
         if let Some(set) = self.people.limited.get_mut(&scope) {
             set.remove(&cell);
             if set.is_empty() {

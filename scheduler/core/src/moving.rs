@@ -344,6 +344,9 @@ impl Core {
         let k = &mut self.work.kernels[kernel];
         if let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) {
             k.migrating = None;
+            for pilot in self.supply.nodes[m.to].pilots.clone() {
+                self.unreserve_in_vain(pilot);
+            }
             self.tally_kernel(kernel);
             self.reconsider_holds_of(kernel);
             self.stale_around(kernel);

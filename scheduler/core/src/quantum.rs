@@ -220,6 +220,7 @@ impl Core {
         };
         lease.asked = ParkAsk::Refused;
         let pilot = lease.pilot;
+        self.unreserve_in_vain(pilot);
         self.ask_for_first(pilot, out);
     }
 

@@ -92,10 +92,7 @@ impl Core {
     /// kernel is on its way here. A kernel that came in vain would be moved on, and on.
     pub(crate) fn reserved_before(&self, p: &Pilot, cell: Idx<Cell>) -> Vec<&Cell> {
         let rank = self.work.cells[cell].rank;
-        let comes = |r: &Cell| {
-            let moving = self.work.kernels[r.kernel].migrating;
-            rank.band != Band::Due && moving.is_some_and(|m| m.to == p.node)
-        };
+        let comes = |r: &Cell| rank.band != Band::Due && self.comes_to(r, p.node);
         let others = p.reserved.iter().filter(|&&r| r != cell);
         let others = others.map(|&r| &self.work.cells[r]);
         others.filter(|r| r.rank < rank || comes(r)).collect()
@@ -103,9 +100,10 @@ impl Core {
 
     // --- the lists ---
 
-    /// Brings the pool's lists up to date after a change on the pilot.
+    /// Brings the pool's lists, and the pilot's reservations, up to date after a change on the pilot.
     pub(crate) fn list_pilot(&mut self, pilot: Idx<Pilot>) {
         self.tally_pilot(pilot);
+        self.unreserve_in_vain(pilot);
         let new = self.listing_of(pilot);
         let p = &mut self.supply.pilots[pilot];
         let old = std::mem::replace(&mut p.listed, new);

@@ -43,7 +43,7 @@ impl Core {
         let k = self.work.cells[cell].kernel;
         let pool = self.work.kernels[k].pool;
         let c = &self.work.cells[cell];
-        if c.limited.is_some() || self.now < c.vain.next || self.is_booting_for(cell) {
+        if self.now < c.vain.next || self.is_booting_for(cell) || self.limits_demand(cell) {
             return;
         }
         if self.scale(pool).is_none() {

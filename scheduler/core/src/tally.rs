@@ -102,6 +102,9 @@ impl Core {
             return;
         }
         if let Some(old) = old {
+            if old.stuck != new.stuck {
+                self.reconsider_holds_of(kernel);
+            }
             self.untally(kernel, old);
         }
         let tally = &mut self.supply.pools[new.pool].tally;

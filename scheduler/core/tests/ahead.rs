@@ -2,7 +2,7 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Config, Migrate, PoolConfig, Scale};
-use hop_core::{Input, Output};
+use hop_core::{Input, Output, Room};
 use hop_words::id::KernelId;
 use hop_words::need::Need;
 use hop_words::time::Span;
@@ -150,6 +150,21 @@ fn what_cells_asked_for_counts_where_the_kernelspec_names_no_need() {
         w.settle();
     }
     assert_eq!(moves(&mut w, 750).len(), 1);
+}
+
+#[test]
+fn nobody_is_moved_apart_to_where_the_jobs_of_others_are() {
+    for (taken, moved) in [(&["n1"][..], &["n2"][..]), (&["n1", "n2"], &[])] {
+        let mut w = three_nodes(true);
+        for &node in taken {
+            let (node, room) = (node.into(), Room { taken: 2, seat: true });
+            w.tell(Input::NodeRoom { node, room });
+        }
+        w.kernel("a", "ada", &["n0"], 2);
+        w.kernel("b", "bob", &["n0"], 2);
+        let made: Vec<String> = moves(&mut w, 750).into_iter().map(|(_, to)| to).collect();
+        assert_eq!(made, moved, "{taken:?} are taken");
+    }
 }
 
 #[test]

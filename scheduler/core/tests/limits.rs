@@ -1,7 +1,7 @@
 //! Cells over a limit: idle leases end for them only where that lets them start.
 
-use crate::world::World;
-use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
+use crate::world::{World, facts};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Scale};
 use hop_core::reason::RefusedBecause;
 use hop_core::{Input, Output, Record};
 use hop_words::id::{JobId, KernelId, LeaseId};
@@ -185,4 +185,99 @@ fn a_cell_that_was_starting_is_refused_by_a_limit_that_was_lowered_meanwhile() {
     });
     assert_eq!(words(&out), ["closed", "refused", "ack"]);
     assert_eq!(beyond(&out), Some(1));
+}
+
+/// Kernels don't move, and a due cell waits for both GPUs of its node: for a month-long cell and another one.
+#[test]
+fn a_due_cell_holds_no_node_while_its_limit_is_reached_elsewhere() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 2;
+    pool.linger = hop_core::config::Linger::fixed(Span::ZERO);
+    let config = Config {
+        due_after: Span::from_secs(60),
+        ..Config::default()
+    };
+    let mut w = World::new(1, config, pool);
+    w.pilot("n0", 2, 8);
+    w.pilot("n1", 2, 8);
+    w.tell(limits(vec![limit(LimitOf::User("ada".into()), 3)], 0));
+    let at = [
+        ("month", "bob1", "n0"),
+        ("whole", "ada", "n0"),
+        ("elsewhere", "ada", "n1"),
+    ];
+    let [month, whole, elsewhere] = at.map(|(name, user, node)| w.kernel(name, user, &[node], 1));
+    w.submit(&month, Need::gpus(1));
+    w.settle();
+    w.submit(&whole, Need::gpus(2));
+    w.pass(Span::from_secs(61));
+    let [small, later] = ["small", "later"].map(|name| w.kernel(name, "cleo", &["n0"], 1));
+    let (cell, out) = w.submit(&small, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"], "the node is held");
+    let (beside, _) = w.submit(&elsewhere, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(10));
+    w.settle();
+    w.end_cell(&small, &cell);
+    w.settle();
+    // Its limit allows it again.
+    w.end_cell(&elsewhere, &beside);
+    w.settle();
+    let (_, out) = w.submit(&later, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"], "the node is held again");
+}
+
+/// Tickets of the pilots asked for so far.
+fn asked(w: &World) -> &[u64] {
+    &w.asked
+}
+
+#[test]
+fn no_pilot_is_asked_for_beyond_a_limit() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 4;
+    pool.linger = hop_core::config::Linger::fixed(Span::ZERO);
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    for node in ["n0", "n1", "n2"] {
+        w.tell(Input::Node(facts(node)));
+    }
+    w.pilot("n0", 2, 8);
+    w.tell(limits(vec![limit(LimitOf::EachUser, 1)], 0));
+    let at = [("a", "n0"), ("b", "n1"), ("c", "n2")];
+    let [a, b, c] = at.map(|(name, node)| w.kernel(name, "ada", &[node], 1));
+    let (first, _) = w.submit(&a, Need::gpus(1));
+    w.settle();
+    let (second, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"]);
+    assert_eq!(words(&w.submit(&c, Need::gpus(1)).1), ["queued"]);
+    w.pass(Span::from_secs(600));
+    assert_eq!(asked(&w), [0; 0], "they would be of no use");
+    w.end_cell(&a, &first);
+    w.settle();
+    assert_eq!(asked(&w), [1], "the limit allows one, and at once");
+    w.pass(Span::from_secs(10));
+    assert_eq!(asked(&w), [1]);
+    // Another's cell isn't kept from a pilot.
+    let other = w.kernel("o", "bob1", &["n2"], 1);
+    w.submit(&other, Need::gpus(1));
+    assert_eq!(asked(&w), [1, 2]);
+    w.tell(Input::PilotFailed {
+        ticket: 2,
+        reason: "no room".into(),
+    });
+    w.tell(Input::CloseKernel { kernel: other });
+    let job = JobId(w.next_job + 1);
+    w.tell(Input::PilotQueued { ticket: 1, job });
+    assert_eq!(w.pilot("n1", 2, 8), job);
+    w.settle();
+    w.pass(Span::from_secs(600));
+    assert_eq!(asked(&w), [1, 2], "it is b's turn");
+    w.end_cell(&b, &second);
+    w.settle();
+    assert_eq!(asked(&w), [1, 2, 3]);
 }

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod asked;
+mod claims;
 mod gaming;
 mod holding;
 mod limits;

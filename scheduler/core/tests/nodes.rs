@@ -317,6 +317,68 @@ fn an_idle_pilot_stays_where_a_larger_one_would_wait_for_others_jobs() {
     assert_eq!(w.running.len(), 1);
 }
 
+/// A due cell that needs a whole node, of four GPUs. A day-long cell has one GPU of the first node. On the second a
+/// pilot of one GPU lies idle, and others have so many of the rest.
+fn whole_is_due(taken: u16) -> World {
+    let mut pool = pool("main", 4);
+    pool.gpus_per_pilot = 4;
+    pool.scale = pool.scale.map(|s| Scale {
+        idle_min: Span::from_secs(86_400),
+        ..s
+    });
+    let config = Config {
+        due_after: Span::from_secs(60),
+        fair_share: false,
+        ..Config::default()
+    };
+    let mut w = World::new(1, config, pool);
+    for node in ["n0", "n1"] {
+        w.tell(Input::Node(NodeFacts {
+            gpus: 4,
+            ..facts(node)
+        }));
+    }
+    w.pilot("n0", 4, 8);
+    w.pilot("n1", 1, 2);
+    room(&mut w, "n1", taken, true);
+    let [day, whole] = ["day", "whole"].map(|name| w.kernel(name, name, &["n0"], 1));
+    w.submit(&day, Need::gpus(1));
+    w.settle();
+    w.submit(&whole, Need::gpus(4));
+    for _ in 0..40 {
+        w.pass(Span::from_secs(60));
+    }
+    assert!(w.migrations.is_empty() && w.asked.is_empty());
+    w
+}
+
+#[test]
+fn a_due_cell_holds_no_node_that_the_jobs_of_others_have_taken() {
+    for taken in [3, u16::MAX] {
+        let mut w = whole_is_due(taken);
+        let small = w.kernel("small", "small", &["n1"], 1);
+        let (_, out) = w.submit(&small, Need::gpus(1));
+        assert!(
+            matches!(&out[..], [Output::Record(_), Output::StartLease(_)]),
+            "{taken} GPUs are taken: {out:?}"
+        );
+    }
+}
+
+#[test]
+fn a_due_cell_holds_a_node_no_longer_once_the_jobs_of_others_have_it() {
+    let mut w = whole_is_due(0);
+    let small = w.kernel("small", "small", &["n1"], 1);
+    let (_, out) = w.submit(&small, Need::gpus(1));
+    assert!(matches!(&out[..], [Output::Queued { .. }]), "{out:?}");
+    let (node, room) = ("n1".into(), Room { taken: 3, seat: true });
+    let out = w.tell(Input::NodeRoom { node, room });
+    assert!(
+        matches!(&out[..], [Output::Record(_), Output::StartLease(s)] if s.kernel == small),
+        "{out:?}"
+    );
+}
+
 #[test]
 fn kernels_are_placed_where_a_seat_and_a_pilot_find_room() {
     let mut w = world(2);

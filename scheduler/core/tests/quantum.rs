@@ -113,6 +113,31 @@ fn one_that_cannot_park_runs_on_and_is_not_asked_again() {
 }
 
 #[test]
+fn nothing_is_kept_for_a_cell_once_a_park_is_refused() {
+    let mut w = world(Quantum::of_all(HOUR));
+    w.pilot("n0", 2, 8);
+    let [a, b, c] = ["a", "b", "c"].map(|name| w.kernel(name, name, &["n0"], 1));
+    let (cell, _) = w.submit(&c, Need::gpus(2));
+    w.settle();
+    w.pass(HOUR);
+    w.end_cell(&c, &cell);
+    w.pass(HOUR);
+    w.settle();
+    w.submit(&a, Need::gpus(1));
+    w.settle();
+    w.pass(Span::from_secs(4000));
+    let (_, out) = w.submit(&b, Need::gpus(2));
+    assert_eq!(parks(&out).len(), 1);
+    let (_, out) = w.submit(&c, Need::gpus(1));
+    assert!(matches!(&out[..], [Output::Queued { .. }]), "{out:?}");
+    let out = w.park(false).unwrap();
+    assert!(
+        matches!(&out[..], [Output::Record(_), Output::StartLease(s)] if s.kernel == c),
+        "{out:?}"
+    );
+}
+
+#[test]
 fn nobody_is_asked_before_the_quantum_or_without_one_or_for_nothing() {
     let mut w = world(Quantum::of_all(HOUR));
     w.pilot("n0", 1, 8);

@@ -439,6 +439,45 @@ fn who_sits_on_a_held_node_goes_elsewhere() {
     assert!(!waits(&w, &sits) && waits(&w, &whole), "{:?}", w.core.waiting());
 }
 
+/// A due cell of a fixed kernel holds the kernel's node. Once the kernel may move, the cell holds none behind an older one
+/// of its shape.
+#[test]
+fn a_kernel_that_may_move_again_holds_nothing_behind_an_older_cell() {
+    let config = Config {
+        due_after: Span::from_secs(60),
+        fair_share: false,
+        ..Config::default()
+    };
+    let mut w = two_nodes(config);
+    let [month, hour] = [("month", "n0"), ("hour", "n1")].map(|(name, at)| w.kernel(name, name, &[at], 1));
+    for _ in 0..10 {
+        run(&mut w, &month, 1_000_000);
+        run(&mut w, &hour, 3600);
+    }
+    let [older, fixed, small] =
+        [("older", "n1"), ("fixed", "n0"), ("small", "n0")].map(|(name, at)| w.kernel(name, name, &[at], 1));
+    for kernel in [&month, &hour] {
+        w.submit(kernel, Need::gpus(1));
+        w.settle();
+    }
+    let fix = |why: Option<&str>| Input::KernelFixed {
+        kernel: fixed.clone(),
+        why: why.map(str::to_owned),
+    };
+    w.tell(fix(Some("it has a socket open")));
+    w.submit(&older, Need::gpus(2));
+    w.pass(Span::from_secs(10));
+    w.submit(&fixed, Need::gpus(2));
+    w.pass(Span::from_secs(61));
+    w.submit(&small, Need::gpus(1));
+    let runs = |w: &World| w.running.keys().any(|(k, _)| *k == small);
+    w.settle();
+    assert!(!runs(&w), "the node is held");
+    w.tell(fix(None));
+    w.settle();
+    assert!(runs(&w), "{:?}", w.core.waiting());
+}
+
 /// Quick cells of those who have had less service go first, but no more than so many of them.
 #[test]
 fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
@@ -698,4 +737,31 @@ fn a_due_cell_holds_nodes_once_its_move_has_failed() {
         m.w.settle();
     }
     assert!(m.runs(&m.goer) && !m.runs(&small), "{:?}", m.w.core.waiting());
+}
+
+#[test]
+fn nothing_is_kept_for_a_kernel_that_came_too_late_to_use_it() {
+    let mut m = Mover::new();
+    let n1 = m.w.agents.iter().find(|(_, a)| a.node.as_str() == "n1");
+    let (&pilot, _) = n1.expect("it is up");
+    m.w.tell(Input::SlotBlocked {
+        pilot,
+        index: hop_words::id::GpuIndex(1),
+        reason: "broken".into(),
+        lost: false,
+    });
+    m.w.agents
+        .values_mut()
+        .for_each(|a| _ = (a.node.as_str() == "n1").then(|| a.blocked.insert(hop_words::id::GpuIndex(1))));
+    let small = m.w.kernel("small", "small", &["n1"], 1);
+    let (cell, _) = m.w.submit(&small, Need::gpus(1));
+    m.w.settle();
+    assert!(!m.runs(&small), "a kernel is on its way");
+    assert!(m.w.move_replica());
+    m.w.settle();
+    assert!(
+        m.runs(&small) && !m.runs(&m.goer),
+        "{cell} waits: {:?}",
+        m.w.core.waiting()
+    );
 }
