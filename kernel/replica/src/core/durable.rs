@@ -2,7 +2,7 @@
 //! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
-use super::{Core, Early, wording};
+use super::{Core, Early};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Bound, MoveCause};
@@ -74,7 +74,11 @@ pub(super) enum Farewell {
     /// The kernel goes on in the waiting replica of this incarnation.
     Move(Incarnation),
     /// The kernel hibernates.
-    Sleep(String),
+    Sleep {
+        reason: String,
+        /// Nobody uses the kernel any more.
+        orphaned: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -82,7 +86,7 @@ pub(super) struct Leaving {
     pub(super) farewell: Farewell,
     /// The cell that runs, and then the last capture, is waited for until then. `None` means as long as it takes.
     pub(super) until: Option<Timestamp>,
-    /// The seat ends: the kernel leaves in time, even without a capture.
+    /// The kernel leaves in time, even without a capture: its seat ends, or nobody uses it any more.
     pub(super) in_haste: bool,
     /// When it has left at the latest. `None` means that nobody ends it.
     pub(super) by: Option<Timestamp>,
@@ -307,6 +311,11 @@ impl Durable {
             self.talk = Talk::Captures;
         }
     }
+    /// Whether the kernel captures, and the last capture succeeded.
+    pub(super) fn is_saved(&self) -> bool {
+        self.captures() && self.failed_captures == 0
+    }
+
 
     /// Whether the kernel leaves this replica for certain.
     pub(super) fn is_at_its_end(&self) -> bool {
@@ -352,12 +361,13 @@ impl Core {
             self.without_captures("its agent doesn't answer");
             return;
         }
-        let late = |l: &&Leaving| l.until.is_some_and(|at| at <= now);
-        if let Some(leaving) = durable.leaving.as_ref().filter(late) {
-            match leaving.farewell {
-                Farewell::Move(_) if !leaving.in_haste => self.give_up_move(wording::NOT_SAVED_IN_TIME),
-                _ => self.go(),
-            }
+        if durable
+            .leaving
+            .as_ref()
+            .and_then(|l| l.until)
+            .is_some_and(|at| at <= now)
+        {
+            self.too_late();
         }
     }
 }

@@ -782,7 +782,7 @@ impl Core {
             parks: *can_park,
             kept: true,
             parked: standing.map(|s| s.as_reported()),
-            captured: self.durable.as_ref().is_some_and(Durable::captures),
+            captured: self.durable.as_ref().is_some_and(Durable::is_saved),
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
             wanted: launch.replicas.count() as u16,
             standbys: self.standbys(),

@@ -140,7 +140,7 @@ impl Core {
             (Talk::Beginning(asked), Err(why)) if asked == id => self.without_captures(&why),
             (Talk::Restoring(asked), Ok(answer)) if asked == id => self.restored(answer),
             (Talk::Restoring(asked), Err(why)) if asked == id => self.not_restored(&why),
-            (Talk::Flushing(asked), _) if asked == id => self.flushed(),
+            (Talk::Flushing(asked), answer) if asked == id => self.flushed(answer),
             _ => {}
         }
     }

@@ -117,7 +117,7 @@ impl World {
         self.input(Input::Agent(parcel))
     }
 
-    fn refuse_agent(&mut self, id: u64) -> Vec<String> {
+    pub(super) fn refuse_agent(&mut self, id: u64) -> Vec<String> {
         let parcel = Parcel::refuse(id, "failed", "no");
         self.input(Input::Agent(parcel))
     }

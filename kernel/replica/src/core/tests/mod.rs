@@ -10,6 +10,7 @@ mod random;
 mod replacing;
 mod together;
 mod unlogged;
+mod staying;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
