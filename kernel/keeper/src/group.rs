@@ -216,6 +216,8 @@ impl Group {
             return;
         }
         memory.doing = None;
+        // Another leader has the executor's ear meanwhile. Once this member leads again, it tells again.
+        memory.told = None;
         memory.lagging.clear();
         memory.parted.clear();
         if new {

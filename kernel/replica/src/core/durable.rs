@@ -10,6 +10,7 @@ use hop_log::{CellNumber, Index, RecordNumber, Settled, State};
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -106,6 +107,8 @@ pub(super) struct Durable {
     pub(super) restored: Option<Value>,
     pub(super) journal: Journal,
     pub(super) grouped: Grouped,
+    /// The last report of missing members. Some may have joined since.
+    pub(super) lack: Option<Lack>,
     /// The tenure's folder is being opened: nothing can be read from it yet.
     pub(super) opening: bool,
     pub(super) talk: Talk,
@@ -188,6 +191,28 @@ pub(super) enum Grouped {
     GivenUp,
 }
 
+/// The group lacks so many members. The seats of `gone` are gone; those of `failed` live, and keep no log any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    pub replicas: usize,
+    pub gone: BTreeSet<Incarnation>,
+    #[serde(default)]
+    pub failed: BTreeSet<Incarnation>,
+}
+
+impl Lack {
+    /// What of it is left: members may have joined since it was told. `wanted` is how many the group should have.
+    pub(crate) fn left(&self, state: &State, wanted: usize) -> Option<Self> {
+        let lost = |member: &Incarnation| self.gone.contains(member) || self.failed.contains(member);
+        let here = state.members().keys().filter(|m| !lost(m)).count();
+        let replicas = self.replicas.min(wanted.saturating_sub(here));
+        (replicas > 0).then(|| Self {
+            replicas,
+            ..self.clone()
+        })
+    }
+}
+
 /// A move under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Move {
@@ -211,6 +236,7 @@ impl Durable {
             } else {
                 Grouped::Alone { again: None }
             },
+            lack: None,
             opening: false,
             folder: given.folder,
             store: given.store,

@@ -60,8 +60,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub use check::Place;
-pub use durable::{Durably, SyncNumber};
-pub use group::Lack;
+pub use durable::{Durably, Lack, SyncNumber};
 pub use memory::{Errand, ErrandEnd, Left, Returned};
 
 /// Silence after which a started kernel is given up.
@@ -409,7 +408,7 @@ impl Core {
             Input::NotFounded => self.not_founded(),
             Input::KeeperGone => self.identity.has_keeper = false,
             Input::Voters(voters) => self.voters(voters),
-            Input::Lacks(lack) => self.lacks_members(&lack),
+            Input::Lacks(lack) => self.lacks_members(lack),
             Input::Grown {
                 incarnation,
                 seat,

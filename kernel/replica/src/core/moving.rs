@@ -134,10 +134,11 @@ impl Core {
         }
     }
 
-    /// The front before may have noted a question as dealt with, and died before its answer was on the wire.
+    /// The front before may have noted a question or a lack of members as dealt with, and died before its answer.
     pub(super) fn front_changed(&mut self) {
         self.cells.ask_again();
         self.give_up_move("its front was replaced meanwhile");
+        self.lacks_members_still();
     }
 
     /// The kernel's state can't be taken along, so the kernel stays.

@@ -2,6 +2,7 @@
 
 mod durable;
 mod group;
+mod growing;
 mod moving;
 mod notices;
 mod orders;
