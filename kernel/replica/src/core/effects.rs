@@ -99,20 +99,20 @@ impl Core {
         outcome: Outcome,
         count: Option<i64>,
     ) {
-        let Some(durable) = &mut self.durable else {
+        let Some(durable) = &self.durable else {
             return self.send_front(Channel::Shell, identity, message);
         };
+        let is_ahead = durable.journal.is_ahead(cell);
         let answer = Answering {
             identity,
             message,
             count,
         };
-        if durable.journal.is_ahead(cell) {
+        if is_ahead {
             return self.reply_ahead(cell, Some(answer));
         }
-        self.propose_end(cell, |journal, record| {
-            journal.ended(cell, outcome, answer, record)
-        });
+        let end = (outcome, self.logged(&answer.message));
+        self.propose_end(cell, |journal, record| journal.ended(cell, end, answer, record));
     }
 
     /// A cell ran well to its end, and the reply is known before the kernel has made it: the group writes the reply

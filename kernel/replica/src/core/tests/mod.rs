@@ -3,6 +3,7 @@
 mod durable;
 mod group;
 mod growing;
+mod logged;
 mod moving;
 mod notices;
 mod orders;
