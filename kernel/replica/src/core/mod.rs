@@ -240,6 +240,8 @@ pub enum Output {
     OpenTenure {
         state: State,
     },
+    /// Leave this folder, of a state that could not be brought back, to its user.
+    KeepState(PathBuf),
     /// Found the kernel's group, with this state as its beginning: [`Input::GroupState`], or [`Input::NotFounded`].
     Found {
         wanted: usize,

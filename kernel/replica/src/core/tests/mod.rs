@@ -10,9 +10,9 @@ mod orders;
 mod parked;
 mod random;
 mod replacing;
+mod staying;
 mod together;
 mod unlogged;
-mod staying;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
@@ -378,6 +378,7 @@ fn told(output: &Output) -> String {
         Output::Sync(_) => "sync".into(),
         Output::WriteState { .. } => "write-state".into(),
         Output::OpenTenure { state } => format!("open {}", state.tenure()),
+        Output::KeepState(folder) => format!("keep {}", folder.display()),
         Output::Found { wanted, .. } => format!("found {wanted}"),
         Output::Disband => "disband".into(),
         Output::GoAlone => "go-alone".into(),
