@@ -311,6 +311,11 @@ impl Durable {
         matches!(self.talk, Talk::Captures | Talk::Flushing(_)) && self.broken.is_none()
     }
 
+    /// Whether the kernel captures, and the last capture succeeded.
+    pub(super) fn is_saved(&self) -> bool {
+        self.captures() && self.failed_captures == 0
+    }
+
     pub(super) fn bound(&self) -> Bound {
         Bound {
             gpu: false,
@@ -337,11 +342,6 @@ impl Durable {
             self.talk = Talk::Captures;
         }
     }
-    /// Whether the kernel captures, and the last capture succeeded.
-    pub(super) fn is_saved(&self) -> bool {
-        self.captures() && self.failed_captures == 0
-    }
-
 
     /// Whether the kernel leaves this replica for certain.
     pub(super) fn is_at_its_end(&self) -> bool {
