@@ -35,8 +35,13 @@ impl Core {
             return true;
         };
         let hibernates = |entry: &Entry| {
-            let act = Act::Hibernated;
-            matches!(entry, Entry::Act { act: asked, .. } if *asked == act)
+            matches!(
+                entry,
+                Entry::Act {
+                    act: Act::Hibernated,
+                    ..
+                }
+            )
         };
         let asked = self.is_asleep() || durable.journal.proposed().any(hibernates);
         durable
