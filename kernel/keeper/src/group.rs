@@ -387,7 +387,7 @@ impl Group {
 }
 
 impl Memory {
-    /// Notes since when members lag. The executor is not waited for here: it leaves a group that takes nothing of its.
+    /// Notes since when members lag. The executor is left out: it gives up by itself a group that takes no entries.
     fn wait_for(&mut self, standing: &Standing) {
         let new = standing.learners.iter().filter(|(_, caught_up)| !**caught_up);
         let mut lags: BTreeSet<Incarnation> = new.map(|(member, _)| *member).collect();
