@@ -28,7 +28,7 @@ use hop_protocol::meanwhile::Meanwhile;
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_protocol::wait;
-use hop_words::clock::now;
+use hop_words::clock::{SteadyClock, now};
 use hop_words::error::{chain, system_words};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
@@ -79,6 +79,8 @@ const TELL_STEP_AFTER: Span = Span::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 struct Main {
+    /// For time limits. Messages are dated by the wall clock.
+    clock: SteadyClock,
     start: Start,
     dir: PathBuf,
     file: FrontFile,
@@ -189,10 +191,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
     } = open(&mut start).await?;
     let states = states(&start);
-    let (mut front, life) = match left {
-        true => cores_of_left(&start, &file),
-        false => cores(&start, &file, states.is_some(), launched),
-    };
+    let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
     let heirs = inherit(&mut front, &start, &file);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
@@ -200,6 +199,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let (grown_tx, grown) = mpsc::unbounded_channel();
     let (seat_waits_tx, seat_waits) = mpsc::unbounded_channel();
     let mut main = Main {
+        clock: SteadyClock::new(),
         front,
         life,
         expected: start.resume.then_some(file.incarnation),
@@ -311,7 +311,15 @@ async fn open(start: &mut Start) -> Result<Opened> {
 }
 
 /// The pure cores of a front, for a new kernel or for a kernel that an earlier front has left running.
-fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timestamp) -> (Front, Life) {
+fn cores(
+    start: &Start,
+    file: &FrontFile,
+    left: bool,
+    (durable, launched): (bool, jiff::Timestamp),
+) -> (Front, Life) {
+    if left {
+        return cores_of_left(start, file);
+    }
     let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
         .durable(durable)
         .knowing(info::Place::of(&start.launch).and_then(|place| place.read()));
@@ -337,7 +345,7 @@ fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
 
 /// Front and life of a kernel that an earlier server has left. The kernel keeps a log, or it wouldn't have been found.
 fn cores_of_left(start: &Start, file: &FrontFile) -> (Front, Life) {
-    let (front, _) = cores(start, file, true, jiff::Timestamp::now());
+    let (front, _) = cores(start, file, false, (true, jiff::Timestamp::now()));
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
     let life = Life::left(true, start.launch.local, tenure, now());
     (front.after_a_loss(), life)
@@ -590,7 +598,7 @@ impl Main {
         let leaves = matches!(input, Input::Moving | Input::Leaving { .. });
         let ends_itself = leaves || self.life.is_asleep() || matches!(input, Input::Asleep { .. });
         let was_away = self.life.is_away();
-        let acts = self.life.handle(input, now());
+        let acts = self.life.handle(input, self.clock.now());
         if !was_away && self.life.is_away() {
             if let Some(asked) = self.shutdown.take() {
                 return self.shut_down_here(&asked);
@@ -690,7 +698,10 @@ impl Main {
 
     /// Tells clients if Slurm takes long to start the kernel's step.
     fn tell_slow_step(&mut self) {
-        let waited = self.life.awaited_since().map(|since| now().since(since));
+        let waited = self
+            .life
+            .awaited_since()
+            .map(|since| self.clock.now().since(since));
         let slow = waited.is_some_and(|waited| waited >= TELL_STEP_AFTER);
         if slow && !self.start.launch.local {
             let seat = SeatWaits {
@@ -798,7 +809,7 @@ impl Main {
             // Another replica took office meanwhile, or the started replica has nothing of the kernel's state.
             if self.life.is_starting() {
                 self.process = process;
-                self.life.handle(Input::Over, now());
+                self.life.handle(Input::Over, self.clock.now());
                 self.die("the kernel's saved state is gone".into());
             }
             return;
@@ -886,7 +897,7 @@ impl Main {
                 self.away.insert(peer.identity, Instant::now());
             }
             Event::Disconnected { .. } if channel == Channel::Iopub => {
-                self.front.audience_changes(now(), &mut self.sockets);
+                self.front.audience_changes(self.clock.now(), &mut self.sockets);
             }
             _ => {}
         }
@@ -917,7 +928,7 @@ impl Main {
     fn shut_down_here(&mut self, asked: &Shutdown) {
         tracing::info!(kernel = %self.start.kernel, restart = asked.restart, "a client ends the kernel");
         self.front.shut_down(asked, now(), &mut self.sockets);
-        self.life.handle(Input::Over, now());
+        self.life.handle(Input::Over, self.clock.now());
         self.left = false;
     }
 
@@ -1243,7 +1254,7 @@ impl Main {
         self.tell_slow_step();
         self.listen_asleep();
         self.front.acknowledge(&mut self.sockets);
-        self.front.look_at_audience(now(), &mut self.sockets);
+        self.front.look_at_audience(self.clock.now(), &mut self.sockets);
         let now = Instant::now();
         let front = &self.front;
         let gone = |(identity, since): (&Bytes, &Instant)| {

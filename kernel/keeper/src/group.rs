@@ -49,7 +49,7 @@ struct Memory {
     stands_at: Option<Instant>,
     /// The host looks whether the group is over then, while no leader is in sight.
     looks_at: Option<Instant>,
-    /// New members that have not got near the log's end, and since when the leader waits for them.
+    /// Members that are far from the log's end, and since when the leader waits for them.
     lagging: BTreeMap<Incarnation, Instant>,
     /// Members that have left and were not told, and their seats.
     parted: BTreeMap<Incarnation, JobId>,
@@ -216,6 +216,8 @@ impl Group {
             return;
         }
         memory.doing = None;
+        // Another leader has the executor's ear meanwhile. Once this member leads again, it tells again.
+        memory.told = None;
         memory.lagging.clear();
         memory.parted.clear();
         if new {
@@ -312,7 +314,7 @@ impl Group {
             }
             Deed::Grow(count) => {
                 let gone = self.members_in(&heard.gone);
-                let failed = &self.failed(heard) - &gone;
+                let failed = &(&self.failed(heard) | &late) - &gone;
                 let told = Some((count, state.highest_incarnation(), &gone | &failed));
                 if memory.told != told {
                     memory.told = told;
@@ -341,7 +343,7 @@ impl Group {
         here.map(|(member, _)| *member).collect()
     }
 
-    /// `late` are new members whose seats don't take them.
+    /// `late` are members whose seats don't take the log.
     fn deed(
         &self,
         state: &State,
@@ -385,13 +387,16 @@ impl Group {
 }
 
 impl Memory {
-    /// Notes since when new members lag.
+    /// Notes since when members lag. The executor is left out: it gives up by itself a group that takes no entries.
     fn wait_for(&mut self, standing: &Standing) {
-        let lags = |member: &Incarnation| standing.learners.get(member) == Some(&false);
-        self.lagging.retain(|member, _| lags(member));
+        let new = standing.learners.iter().filter(|(_, caught_up)| !**caught_up);
+        let mut lags: BTreeSet<Incarnation> = new.map(|(member, _)| *member).collect();
+        let executor = self.state.as_ref().and_then(State::executor);
+        lags.extend(standing.behind.iter().filter(|v| executor != Some(**v)));
+        self.lagging.retain(|member, _| lags.contains(member));
         let now = Instant::now();
-        for member in standing.learners.keys().filter(|m| lags(m)) {
-            self.lagging.entry(*member).or_insert(now);
+        for member in lags {
+            self.lagging.entry(member).or_insert(now);
         }
     }
 
@@ -400,7 +405,7 @@ impl Memory {
         late.map(|(member, _)| *member).collect()
     }
 
-    /// The next time at which a new member is late.
+    /// The next time at which a member is late.
     fn lags_at(&self, after: Duration) -> Option<Instant> {
         let times = self.lagging.values().map(|since| *since + after);
         times.filter(|at| *at > Instant::now()).min()

@@ -12,13 +12,21 @@ use hop_raft::{Member, OpenError, Opening, ProposeError};
 use hop_wal::{Options, Wal};
 use hop_words::id::{Incarnation, JobId};
 use hop_words::net::PortRange;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// A group that isn't founded within this time isn't founded now: the cells of its kernel wait meanwhile.
+const FOUNDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// A member is waited for so long until it is closed.
+const CLOSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// A keeper to start.
 #[derive(Debug)]
@@ -84,6 +92,8 @@ pub struct Keeper {
     address: SocketAddr,
     events: mpsc::UnboundedSender<Event>,
     patience: Patience,
+    /// Groups whose member is being closed: another one can't be opened yet.
+    closing: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Keeper {
@@ -124,6 +134,7 @@ impl Keeper {
             address,
             events,
             patience,
+            closing: Arc::default(),
         };
         Ok((keeper, happened))
     }
@@ -139,7 +150,8 @@ impl Keeper {
     pub async fn found(&self, kernel: Kernel, state: &State) -> Result<Arc<Member<Wire>>, KernelError> {
         let name = kernel.group.clone();
         let (group, member) = self.open(kernel).await?;
-        if let Err(error) = member.found(state).await {
+        let founded = timeout(FOUNDS_WITHIN, member.found(state)).await;
+        if let Err(error) = founded.unwrap_or(Err(ProposeError::Unknown)) {
             self.leave(&name).await;
             return Err(error.into());
         }
@@ -159,7 +171,8 @@ impl Keeper {
 
     async fn open(&self, kernel: Kernel) -> Result<(Group, Arc<Member<Wire>>), KernelError> {
         let Kernel { group, me, wanted } = kernel;
-        if lock(&self.links.hosted).contains_key(&group) {
+        let closing = lock(&self.closing).contains(&group);
+        if closing || lock(&self.links.hosted).contains_key(&group) {
             return Err(KernelError::Known(group));
         }
         let seats = Arc::new(Mutex::new(BTreeMap::new()));
@@ -195,11 +208,22 @@ impl Keeper {
 
     /// Ends this seat's part of a group, because its member has left or the kernel is over. Removes its log.
     pub async fn leave(&self, group: &str) {
-        if let Some(hosted) = self.links.leave(group) {
+        let (closing, name) = (Arc::clone(&self.closing), group.to_owned());
+        if !lock(&closing).insert(name.clone()) {
+            return;
+        }
+        let Some(hosted) = self.links.leave(group) else {
+            lock(&closing).remove(&name);
+            return;
+        };
+        let closed = tokio::spawn(async move {
             hosted.member.close().await;
             // Leavings in an unwritable log end with the seat.
             let _ = hosted.member.forget();
-        }
+            lock(&closing).remove(&name);
+        });
+        // A member on a hanging disk closes once the disk goes on.
+        let _ = timeout(CLOSES_WITHIN, closed).await;
     }
 
     /// The executor here says whether its kernel is at rest: another member could go on, and the user would lose
@@ -225,21 +249,53 @@ impl Drop for Keeper {
 mod tests {
     use super::*;
     use hop_log::{Act, Entry, Index, Sequence};
+    use hop_raft::Group as _;
     use hop_words::id::{CellId, NodeName, Tenure};
     use hop_words::lease::Outcome;
-    use std::time::Duration;
+
+    const LONG: Duration = Duration::from_secs(60);
 
     async fn keeper(dir: &Path) -> Keeper {
+        seated(dir, 1).await.0
+    }
+
+    async fn seated(dir: &Path, id: u32) -> (Keeper, mpsc::UnboundedReceiver<Event>) {
         let settings = Settings {
-            me: JobId(1),
+            me: JobId(id),
             listen: "127.0.0.1".parse().unwrap(),
             ports: None,
-            log: &dir.join("log"),
+            log: &dir.join(format!("log-{id}")),
             wal: Options::default(),
             book: Book::open(&dir.join("seats")).unwrap(),
-            patience: Patience::default(),
+            patience: Patience {
+                lags: Duration::from_millis(500),
+                ..Patience::default()
+            },
         };
-        Keeper::start(settings).await.unwrap().0
+        Keeper::start(settings).await.unwrap()
+    }
+
+    /// Keeps the thread that syncs this log, as a hanging disk does, until the returned value is dropped.
+    fn hang(wal: &Wal) -> std::sync::mpsc::Sender<()> {
+        let (go_on, hangs) = std::sync::mpsc::channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let (tell, told) = std::sync::mpsc::channel();
+        for n in 0.. {
+            // A frame that is synced already calls back on the spot.
+            let written = wal.group(format!("hangs-{n}").as_bytes()).unwrap().written();
+            let (hangs, tell) = (Arc::clone(&hangs), tell.clone());
+            wal.on_synced(written, move |_| {
+                let here = std::thread::current().name() == Some("wal-sync");
+                tell.send(here).unwrap();
+                if here {
+                    let _ = lock(&hangs).recv();
+                }
+            });
+            if told.recv().unwrap() {
+                break;
+            }
+        }
+        go_on
     }
 
     fn kernel() -> (Kernel, State) {
@@ -301,10 +357,100 @@ mod tests {
         };
         state.apply(Index(3), &ended).unwrap();
         // The state is larger than a segment, and no other can be made.
-        let (folder, away) = (dir.path().join("log"), dir.path().join("away"));
+        let (folder, away) = (dir.path().join("log-1"), dir.path().join("away"));
         std::fs::rename(&folder, &away).unwrap();
         assert!(keeper.found(kernel.clone(), &state).await.is_err());
         std::fs::rename(&away, &folder).unwrap();
         keeper.found(kernel, &state).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_group_on_a_hanging_disk_is_not_founded_until_the_disk_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = keeper(dir.path()).await;
+        let (kernel, state) = kernel();
+        let disk = hang(&keeper.wal);
+        let hour = Duration::from_secs(3600);
+        let founded = timeout(hour, keeper.found(kernel.clone(), &state)).await;
+        assert!(matches!(founded, Ok(Err(KernelError::Found(_)))), "{founded:?}");
+        let again = timeout(hour, keeper.found(kernel.clone(), &state)).await;
+        assert!(
+            matches!(again, Ok(Err(KernelError::Known(_)))),
+            "it is being closed: {again:?}"
+        );
+        tokio::time::resume();
+        drop(disk);
+        let founded = async {
+            while keeper.found(kernel.clone(), &state).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(LONG, founded).await.unwrap();
+    }
+
+    fn join(id: u32) -> Entry {
+        Entry::Join {
+            incarnation: Incarnation(id),
+            seat: JobId(id),
+            node: format!("n{id}").as_str().into(),
+            hot: false,
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_voter_on_a_hanging_disk_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, mut events) = seated(dir.path(), 1).await;
+        let (founding, mut state) = kernel();
+        let (tenure, executor) = (Tenure(1), Incarnation(1));
+        state
+            .apply(Index(2), &Entry::Tenure { tenure, executor })
+            .unwrap();
+        let leader = first.found(founding.clone(), &state).await.unwrap();
+        let mut others = Vec::new();
+        for id in [2, 3] {
+            let (keeper, _) = seated(dir.path(), id).await;
+            let me = Incarnation(id);
+            keeper
+                .join(Kernel {
+                    me,
+                    ..founding.clone()
+                })
+                .await
+                .unwrap();
+            leader.propose(join(id)).await.unwrap();
+            others.push(keeper);
+        }
+        let grown = async {
+            loop {
+                let standing = leader.standing();
+                if standing.voters.len() == 3 && !standing.is_changing() {
+                    return;
+                }
+                leader.standing_changed(&standing).await;
+            }
+        };
+        timeout(LONG, grown).await.unwrap();
+        let _disk = hang(&others[1].wal);
+        // The majority goes on without it.
+        for losses in 0..100 {
+            let entry = Entry::Heard {
+                cells: hop_log::CellNumber(0),
+                losses: Tenure(losses % 2),
+            };
+            leader.propose(entry).await.unwrap();
+        }
+        let need = async {
+            loop {
+                if let Some(Event::Need(need)) = events.recv().await
+                    && !need.failed.is_empty()
+                {
+                    return need;
+                }
+            }
+        };
+        let need = timeout(LONG, need).await.unwrap();
+        assert_eq!((need.replicas, need.failed), (1, [Incarnation(3)].into()));
+        assert!(need.gone.is_empty(), "its seat is heard");
     }
 }

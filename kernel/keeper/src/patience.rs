@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Patience {
     /// A member whose others have all gone leaves then: its kernel runs elsewhere, from the store, or is over.
     pub abandoned: Duration,
-    /// Time after which a new member still far from the log's end is replaced: its seat doesn't take the log.
+    /// Time after which a member still far from the log's end is replaced: its seat doesn't take the log.
     pub lags: Duration,
     /// After so long without a leader in sight, and as long after each look, the host looks whether the group is over.
     pub leaderless: Duration,

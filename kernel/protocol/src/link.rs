@@ -31,7 +31,8 @@ const COPY_MAX: usize = 16 << 10;
 /// Approximate size of one piece of writing.
 const BATCH: usize = 64 << 10;
 
-/// Each side says something this often, and gives up a connection after [`SILENCE`].
+/// Each side says something this often, and gives up a connection on which nothing has come for [`SILENCE`]. A large
+/// frame on a slow network is no silence.
 const PING_EVERY: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(8);
 
@@ -304,7 +305,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     }
 
     pub async fn read(&mut self) -> Result<Frame, LinkError> {
-        read_frame(&mut self.stream, &mut self.decoder, &mut self.buf).await
+        // The caller has its own limit for the first frames.
+        read_frame(&mut self.stream, &mut self.decoder, &mut self.buf, Duration::MAX).await
     }
 
     /// Carries frames both ways until the connection ends; says why it did. Ends well when `out` is closed and all of
@@ -323,10 +325,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         let (mut read, write) = tokio::io::split(stream);
         let reading = async {
             loop {
-                let frame = read_frame(&mut read, &mut decoder, &mut buf);
-                let frame = tokio::time::timeout(SILENCE, frame)
-                    .await
-                    .map_err(|_| LinkError::Silent)??;
+                let frame = read_frame(&mut read, &mut decoder, &mut buf, SILENCE).await?;
                 if frame != Frame::Ping && input.send(frame).await.is_err() {
                     return Ok(());
                 }
@@ -399,17 +398,20 @@ async fn write_frame<W: AsyncWrite + Unpin>(write: &mut W, frame: &Frame) -> io:
     Ok(())
 }
 
+/// Reads the next frame. `silence` is the longest time without a byte.
 async fn read_frame<R: AsyncRead + Unpin>(
     read: &mut R,
     decoder: &mut Decoder,
     buf: &mut BytesMut,
+    silence: Duration,
 ) -> Result<Frame, LinkError> {
     loop {
         if let Some(frame) = decoder.next(buf)? {
             return Ok(frame);
         }
         buf.reserve(decoder.wants(buf.len()).max(64 << 10));
-        if read.read_buf(buf).await? == 0 {
+        let came = tokio::time::timeout(silence, read.read_buf(buf)).await;
+        if came.map_err(|_| LinkError::Silent)?? == 0 {
             return Err(LinkError::Closed);
         }
     }
@@ -419,6 +421,7 @@ async fn read_frame<R: AsyncRead + Unpin>(
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tokio::io::DuplexStream;
 
     fn frames() -> impl Strategy<Value = Vec<Frame>> {
         let part = prop_oneof![
@@ -444,6 +447,66 @@ mod tests {
             Just(Frame::Item(7, Item::Note(Note::KernelUp { pid: 3 }))),
         ];
         proptest::collection::vec(prop_oneof![jupyter, other], 1..6)
+    }
+
+    /// A network that carries so many bytes per second one way, and is as fast as wanted the other way.
+    async fn slow(from: DuplexStream, to: DuplexStream, per_second: usize) {
+        let (mut from_read, mut from_write) = tokio::io::split(from);
+        let (mut to_read, mut to_write) = tokio::io::split(to);
+        let there = async {
+            let mut buf = vec![0; per_second / 10];
+            while let Ok(count @ 1..) = from_read.read(&mut buf).await {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                to_write.write_all(&buf[..count]).await.unwrap();
+            }
+        };
+        let back = tokio::io::copy(&mut to_read, &mut from_write);
+        let _ = tokio::join!(there, back);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_frame_that_comes_slowly_comes_once_and_the_link_holds() {
+        let room = 100_000;
+        let ((ours, near), (far, theirs)) = (tokio::io::duplex(room), tokio::io::duplex(room));
+        let network = tokio::spawn(slow(near, far, 1_000_000));
+        let ends = |stream| {
+            let (out, from_out) = mpsc::unbounded_channel();
+            let (input, frames) = mpsc::channel(8);
+            let (written, _) = watch::channel(0);
+            let pump = tokio::spawn(Link::new(stream).pump(from_out, input, written));
+            (out, frames, pump)
+        };
+        let (out, _their_words, ours) = ends(ours);
+        let (_our_words, mut frames, theirs) = ends(theirs);
+        let figure = Frame::Item(
+            1,
+            Item::Jupyter {
+                channel: Channel::Iopub,
+                identity: Bytes::new(),
+                message: Message(vec![vec![7; 20_000_000].into()]),
+            },
+        );
+        let behind = Frame::Done(vec![1..=1]);
+        out.send(figure.clone()).unwrap();
+        out.send(behind.clone()).unwrap();
+        let arrived = [frames.recv().await, frames.recv().await];
+        assert!(arrived == [Some(figure), Some(behind)], "each once, in order");
+        assert!(!ours.is_finished() && !theirs.is_finished());
+        network.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_on_which_nothing_comes_is_given_up_in_a_frames_middle_too() {
+        for said in [0, 10, 30] {
+            let (mut peer, stream) = tokio::io::duplex(1000);
+            let bytes: Vec<u8> = encode(&Frame::Done(vec![1..=1])).concat();
+            peer.write_all(&bytes[..said]).await.unwrap();
+            let (_out, from_out) = mpsc::unbounded_channel();
+            let (input, _frames) = mpsc::channel(8);
+            let (written, _) = watch::channel(0);
+            let end = Link::new(stream).pump(from_out, input, written).await;
+            assert!(matches!(end, Err(LinkError::Silent)), "{end:?}");
+        }
     }
 
     proptest! {

@@ -231,15 +231,30 @@ fn seed_in(folder: &Path, new: impl FnOnce() -> io::Result<u32>) -> io::Result<u
     }
 }
 
-/// Removes folders older than the settled folder, not needed by the state. Only the opener of the state's tenure may
-/// call this. A folder that can't be removed is left to the next opener.
+/// The file that marks a folder as kept for its user. Collections of garbage pass over names with a leading dot.
+const KEPT: &str = ".kept";
+
+/// Has the folder stay when later tenures no longer need it: its variables could not be brought back, and their user
+/// was told where they are.
+///
+/// # Errors
+/// The file system's.
+pub fn keep(folder: &Path) -> io::Result<()> {
+    File::create(folder.join(KEPT))?.sync_all()?;
+    File::open(folder)?.sync_all()
+}
+
+/// Removes folders older than the settled folder, not needed by the state and not kept. Only the opener of the state's
+/// tenure may call this. A folder that can't be removed is left to the next opener.
 pub fn remove_older(kernel: &Path, state: &State) {
     let oldest = state
         .settled()
         .map_or_else(|| (state.tenure(), 0), |s| (s.tenure, s.part));
     for entry in std::fs::read_dir(kernel).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if store::newest([name.as_str()]).is_some_and(|found| found < oldest) {
+        let is_older = store::newest([name.as_str()]).is_some_and(|found| found < oldest);
+        // A folder that can't be looked into may be kept.
+        if is_older && !entry.path().join(KEPT).try_exists().unwrap_or(true) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }

@@ -52,6 +52,8 @@ pub struct Standing {
     /// Members that receive the log and have no vote. `true`: the member has nearly all of the log. Only the leader
     /// knows; others say `false`.
     pub learners: BTreeMap<Incarnation, bool>,
+    /// Voters that lack many entries of the log: only the leader knows. A voter whose disk hangs is heard all the same.
+    pub behind: BTreeSet<Incarnation>,
     /// A change of voters is under way: these become the voters.
     pub next_voters: Option<BTreeSet<Incarnation>>,
     /// The term of Raft's, for logs.

@@ -25,7 +25,7 @@ const LEASE_MS: u64 = 500;
 const SNAPSHOT_PATIENCE_MS: u64 = 10_000;
 /// A proposal without a commit for so long has an unknown outcome.
 const PROPOSAL_PATIENCE: Duration = Duration::from_secs(2);
-/// A new member with at most this many missing entries has nearly all of the log.
+/// A member with at most this many missing entries has nearly all of the log.
 const NEARLY: u64 = 32;
 /// Entries, or bytes of them, between two snapshots.
 const SNAPSHOT_ENTRIES: usize = 512;
@@ -236,18 +236,20 @@ impl<T: Transport> Member<T> {
 
     /// Writes a command as the leader.
     async fn write(&self, command: Command) -> Result<Index, ProposeError> {
-        let written = tokio::time::timeout(PROPOSAL_PATIENCE, self.raft.client_write(command)).await;
-        let written = match written {
-            Err(_) => return Err(ProposeError::Unknown),
-            Ok(Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_)))) => {
-                return Err(ProposeError::NoLeader);
-            }
-            Ok(Err(error)) => return Err(ProposeError::Stopped(error.to_string())),
-            Ok(Ok(written)) => written,
+        let writing = async {
+            let written = match self.raft.client_write(command).await {
+                Err(RaftError::APIError(ClientWriteError::ForwardToLeader(_))) => {
+                    return Err(ProposeError::NoLeader);
+                }
+                Err(error) => return Err(ProposeError::Stopped(error.to_string())),
+                Ok(written) => written,
+            };
+            let synced = self.store.synced(self.store.position()).await;
+            synced.map_err(|e| ProposeError::Stopped(e.to_string()))?;
+            Ok(self.machine.index(written.log_id.index))
         };
-        let synced = self.store.synced(self.store.position()).await;
-        synced.map_err(|e| ProposeError::Stopped(e.to_string()))?;
-        Ok(self.machine.index(written.log_id.index))
+        let written = tokio::time::timeout(PROPOSAL_PATIENCE, writing).await;
+        written.unwrap_or(Err(ProposeError::Unknown))
     }
 
     /// Whether this member leads its group, to its own knowledge.
@@ -330,16 +332,22 @@ fn standing_of(metrics: &RaftMetrics<u32, ()>) -> Standing {
     let membership = metrics.membership_config.membership();
     let configs = membership.get_joint_config();
     let last = metrics.last_log_index.unwrap_or_default();
-    let has_nearly_all = |learner: u32| {
+    let has_nearly_all = |member: u32| {
         let matching = metrics
             .replication
             .as_ref()
-            .and_then(|r| r.get(&learner).copied().flatten());
+            .and_then(|r| r.get(&member).copied().flatten());
         matching.is_some_and(|m| m.index + NEARLY >= last)
     };
+    let voters = configs.first().cloned().unwrap_or_default();
+    let behind = voters
+        .iter()
+        .copied()
+        .filter(|v| *v != metrics.id && metrics.replication.is_some() && !has_nearly_all(*v));
     Standing {
         leader: metrics.current_leader.map(Incarnation),
-        voters: set(configs.first().cloned().unwrap_or_default()),
+        behind: set(behind),
+        voters: set(voters.iter().copied()),
         learners: membership
             .learner_ids()
             .map(|l| (Incarnation(l), has_nearly_all(l)))

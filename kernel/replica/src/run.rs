@@ -252,6 +252,7 @@ impl Replica {
             Output::Sync(number) => self.store_job(StoreJob::Sync(number)),
             Output::WriteState { state } => self.store_job(StoreJob::WriteState(state)),
             Output::OpenTenure { state } => self.store_job(StoreJob::OpenTenure(Box::new(state))),
+            Output::KeepState(folder) => self.store_job(StoreJob::Keep(folder)),
             Output::Leave => self.leaving = true,
         }
     }

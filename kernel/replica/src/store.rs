@@ -49,6 +49,8 @@ pub(crate) enum StoreJob {
     Sync(SyncNumber),
     WriteState(Bytes),
     OpenTenure(Box<State>),
+    /// Later tenures don't remove this folder.
+    Keep(PathBuf),
 }
 
 /// The thread's answers.
@@ -264,6 +266,12 @@ impl Store {
                 self.write_state(state)
             }
             StoreJob::OpenTenure(state) => self.open(&state),
+            StoreJob::Keep(folder) => {
+                if let Err(error) = states::keep(&folder) {
+                    tracing::warn!(error = chain(&error), folder = %folder.display(), "a state can't be kept");
+                }
+                Ok(())
+            }
         }
     }
 
@@ -640,6 +648,34 @@ mod tests {
         assert_eq!(world.told(), ["Rested"]);
         assert_eq!(world.parts(), ["1.1"]);
         assert_eq!(world.store.patience(), Duration::MAX);
+    }
+
+    #[test]
+    fn a_state_that_was_not_brought_back_stays_where_its_user_was_told() {
+        let mut world = world();
+        world.append(1, 4, None);
+        world.does(StoreJob::Sync(SyncNumber(1)));
+        let told = world.store.folder.clone();
+        world.does(StoreJob::Keep(told.clone()));
+        let mut state = in_office();
+        for tenure in [2, 3] {
+            let entry = Entry::Tenure {
+                tenure: Tenure(tenure),
+                executor: Incarnation(1),
+            };
+            state.apply(state.applied().next(), &entry).unwrap();
+            world.does(StoreJob::OpenTenure(Box::new(state.clone())));
+        }
+        assert_eq!(
+            world.parts(),
+            ["1.0", "3.0"],
+            "nothing else of the earlier tenures stays"
+        );
+        let states = world.tmp.path().join("states");
+        let (store, key) = (world.tmp.path().join("store"), Key::new(KEY));
+        garbage::collect(&store, &states, &key, GRACE).expect("all of it is known");
+        let uid = std::fs::metadata(world.tmp.path()).unwrap().uid();
+        assert_eq!(form::read(&told, &KEY, uid).unwrap().records, 1);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
-use super::{Core, Early, wording};
+use super::{Core, Early};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Bound, MoveCause};
@@ -10,6 +10,7 @@ use hop_log::{CellNumber, Index, RecordNumber, Settled, State};
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -74,7 +75,11 @@ pub(super) enum Farewell {
     /// The kernel goes on in the waiting replica of this incarnation.
     Move(Incarnation),
     /// The kernel hibernates.
-    Sleep(String),
+    Sleep {
+        reason: String,
+        /// Nobody uses the kernel any more.
+        orphaned: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -82,7 +87,7 @@ pub(super) struct Leaving {
     pub(super) farewell: Farewell,
     /// The cell that runs, and then the last capture, is waited for until then. `None` means as long as it takes.
     pub(super) until: Option<Timestamp>,
-    /// The seat ends: the kernel leaves in time, even without a capture.
+    /// The kernel leaves in time, even without a capture: its seat ends, or nobody uses it any more.
     pub(super) in_haste: bool,
     /// When it has left at the latest. `None` means that nobody ends it.
     pub(super) by: Option<Timestamp>,
@@ -102,6 +107,8 @@ pub(super) struct Durable {
     pub(super) restored: Option<Value>,
     pub(super) journal: Journal,
     pub(super) grouped: Grouped,
+    /// The last report of missing members. Some may have joined since.
+    pub(super) lack: Option<Lack>,
     /// The tenure's folder is being opened: nothing can be read from it yet.
     pub(super) opening: bool,
     pub(super) talk: Talk,
@@ -184,6 +191,28 @@ pub(super) enum Grouped {
     GivenUp,
 }
 
+/// The group lacks so many members. The seats of `gone` are gone; those of `failed` live, and keep no log any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lack {
+    pub replicas: usize,
+    pub gone: BTreeSet<Incarnation>,
+    #[serde(default)]
+    pub failed: BTreeSet<Incarnation>,
+}
+
+impl Lack {
+    /// What of it is left: members may have joined since it was told. `wanted` is how many the group should have.
+    pub(crate) fn left(&self, state: &State, wanted: usize) -> Option<Self> {
+        let lost = |member: &Incarnation| self.gone.contains(member) || self.failed.contains(member);
+        let here = state.members().keys().filter(|m| !lost(m)).count();
+        let replicas = self.replicas.min(wanted.saturating_sub(here));
+        (replicas > 0).then(|| Self {
+            replicas,
+            ..self.clone()
+        })
+    }
+}
+
 /// A move under way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Move {
@@ -207,6 +236,7 @@ impl Durable {
             } else {
                 Grouped::Alone { again: None }
             },
+            lack: None,
             opening: false,
             folder: given.folder,
             store: given.store,
@@ -281,6 +311,11 @@ impl Durable {
         matches!(self.talk, Talk::Captures | Talk::Flushing(_)) && self.broken.is_none()
     }
 
+    /// Whether the kernel captures, and the last capture succeeded.
+    pub(super) fn is_saved(&self) -> bool {
+        self.captures() && self.failed_captures == 0
+    }
+
     pub(super) fn bound(&self) -> Bound {
         Bound {
             gpu: false,
@@ -352,12 +387,13 @@ impl Core {
             self.without_captures("its agent doesn't answer");
             return;
         }
-        let late = |l: &&Leaving| l.until.is_some_and(|at| at <= now);
-        if let Some(leaving) = durable.leaving.as_ref().filter(late) {
-            match leaving.farewell {
-                Farewell::Move(_) if !leaving.in_haste => self.give_up_move(wording::NOT_SAVED_IN_TIME),
-                _ => self.go(),
-            }
+        if durable
+            .leaving
+            .as_ref()
+            .and_then(|l| l.until)
+            .is_some_and(|at| at <= now)
+        {
+            self.too_late();
         }
     }
 }

@@ -99,20 +99,20 @@ impl Core {
         outcome: Outcome,
         count: Option<i64>,
     ) {
-        let Some(durable) = &mut self.durable else {
+        let Some(durable) = &self.durable else {
             return self.send_front(Channel::Shell, identity, message);
         };
+        let is_ahead = durable.journal.is_ahead(cell);
         let answer = Answering {
             identity,
             message,
             count,
         };
-        if durable.journal.is_ahead(cell) {
+        if is_ahead {
             return self.reply_ahead(cell, Some(answer));
         }
-        self.propose_end(cell, |journal, record| {
-            journal.ended(cell, outcome, answer, record)
-        });
+        let end = (outcome, self.logged(&answer.message));
+        self.propose_end(cell, |journal, record| journal.ended(cell, end, answer, record));
     }
 
     /// A cell ran well to its end, and the reply is known before the kernel has made it: the group writes the reply
@@ -187,16 +187,7 @@ impl Core {
             return;
         };
         self.note_bound(capture.unmovable.clone());
-        let Some(durable) = &mut self.durable else {
-            return;
-        };
-        if capture.status == "failed" && durable.failed_captures == 0 {
-            durable.notices.push(wording::not_captured(&capture.why));
-        }
-        durable.failed_captures = match capture.status.as_str() {
-            "failed" => durable.failed_captures + 1,
-            _ => 0,
-        };
+        self.capture_ended((capture.status == "failed").then_some(&*capture.why));
         let plain = capture.msg_id.clone().zip(capture.plain);
         self.captured_record(parcel, capture);
         if let Some((cell, count)) = plain {
@@ -258,7 +249,7 @@ impl Core {
             Ok(applied) => applied,
             // The entry overtook another entry, and is proposed again behind it.
             Err(Refusal::OutOfOrder { .. }) => return,
-            Err(_) => return self.entry_refused(entry),
+            Err(refusal) => return self.entry_refused(entry, &refusal),
         };
         match effect {
             Effect::Answered { number, .. } => {
@@ -289,7 +280,7 @@ impl Core {
     }
 
     /// The log refuses an entry of ours.
-    fn entry_refused(&mut self, entry: &Entry) {
+    fn entry_refused(&mut self, entry: &Entry, why: &Refusal) {
         let me = self.identity.incarnation;
         let Some(durable) = &mut self.durable else {
             return;
@@ -316,7 +307,7 @@ impl Core {
             Entry::Act {
                 act: Act::Moved { .. } | Act::Hibernated,
                 ..
-            } if executes => self.leave_by_word(),
+            } if executes => self.leave_or_stay(why),
             // The entry is of a deposed executor: its answers must not leave.
             _ => durable.journal.forget_answer(entry),
         }

@@ -2,7 +2,7 @@
 //! takes office with the logged state, hands over at the seat's end, and leaves once another replica is elected
 //! (docs/replication.md).
 
-use super::durable::{Durable, Farewell, Grouped};
+use super::durable::{Durable, Farewell, Grouped, Lack};
 use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::{ReplicaRole, ReplicaRow};
@@ -10,7 +10,6 @@ use hop_log::{Entry, Payload, State};
 use hop_protocol::message::Note;
 use hop_words::id::{Incarnation, JobId, NodeName};
 use hop_words::time::{Span, Timestamp};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 /// Bytes of records in the log that wait for the store. Beyond them a record goes to the store alone: a hanging store
@@ -28,15 +27,6 @@ const SETTLES: Span = Span::from_secs(1);
 
 /// A wake-up this late means that the process was stopped meanwhile.
 const STOPPED: Span = Span::from_secs(5);
-
-/// The group lacks so many members. The seats of `gone` are gone; those of `failed` live, and keep no log any more.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lack {
-    pub replicas: usize,
-    pub gone: BTreeSet<Incarnation>,
-    #[serde(default)]
-    pub failed: BTreeSet<Incarnation>,
-}
 
 impl Core {
     /// Takes office: by the log this replica is the executor. The folder of its tenure is to be opened.
@@ -173,10 +163,11 @@ impl Core {
 
     /// The group lacks members: the front finds seats for them, also on the nodes of members that are gone. The nodes of
     /// failed members are its last choice: their seats live, and another disk is better.
-    pub(super) fn lacks_members(&mut self, lack: &Lack) {
-        let Some(durable) = &self.durable else {
+    pub(super) fn lacks_members(&mut self, lack: Lack) {
+        let Some(durable) = &mut self.durable else {
             return;
         };
+        let lack = durable.lack.insert(lack);
         let state = durable.journal.state();
         let here = state
             .members()
@@ -185,12 +176,25 @@ impl Core {
         let (last, here): (Vec<_>, Vec<_>) = here.partition(|(member, _)| lack.failed.contains(member));
         let nodes = |of: Vec<(_, &hop_log::Member)>| of.into_iter().map(|(_, m)| m.node.clone()).collect();
         let first = Incarnation(state.highest_incarnation().0 + 1);
-        self.note(Note::Grow {
+        let grow = Note::Grow {
             count: lack.replicas,
             first,
             nodes: nodes(here),
             last: nodes(last),
-        });
+        };
+        self.note(grow);
+    }
+
+    /// The front before took its search for seats with it.
+    pub(super) fn lacks_members_still(&mut self) {
+        let wanted = self.identity.launch.replicas.count();
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let lack = durable.lack.take();
+        if let Some(lack) = lack.and_then(|l| l.left(durable.journal.state(), wanted)) {
+            self.lacks_members(lack);
+        }
     }
 
     /// The front has found a seat for a new member.
@@ -293,7 +297,7 @@ impl Core {
         match farewell {
             Farewell::Leave(_) => self.chosen().or_else(|| self.first_standby()),
             Farewell::Move(to) => Some(*to).filter(|to| self.is_standby(*to)),
-            Farewell::Sleep(_) => None,
+            Farewell::Sleep { .. } => None,
         }
     }
 

@@ -3,6 +3,8 @@
 //! With one replica the shell applies each proposal at once; with three, proposals go through the kernel's Raft group.
 //! The rules are hop-log's (docs/replication.md); this module knows which cells wait for an answer of the log.
 
+mod logged;
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_log::{
     Act, CellNumber, Effect, Entry, Index, Payload, Record, RecordNumber, Refusal, Sequence, State,
@@ -93,16 +95,16 @@ impl Journal {
         })
     }
 
-    /// A cell ran to its end; the answer waits for the entry. `record` has the effects of the cell and of all cells
-    /// before, if they were captured already.
+    /// A cell ran to its end with this reply; the answer waits for the entry. `record` has the effects of the cell and
+    /// of all cells before, if they were captured already.
     pub(super) fn ended(
         &mut self,
         cell: &CellId,
-        outcome: Outcome,
+        (outcome, reply): (Outcome, Bytes),
         answer: Answering,
         record: Option<Record>,
     ) -> Entry {
-        let act = ended(cell, outcome, &answer, record);
+        let act = ended(cell, outcome, reply, record);
         self.answering.insert(cell.clone(), answer);
         self.act(act)
     }
@@ -110,7 +112,7 @@ impl Journal {
     /// A cell ran well to its end, and the reply is still being made: the log gets this answer. `record` as for
     /// [`Journal::ended`].
     pub(super) fn ended_ahead(&mut self, cell: &CellId, written: Answering, record: Option<Record>) -> Entry {
-        let act = ended(cell, Outcome::Ok, &written, record);
+        let act = ended(cell, Outcome::Ok, pack(&written.message), record);
         let number = None;
         self.ahead.insert(cell.clone(), Ahead { written, number });
         self.act(act)
@@ -274,11 +276,11 @@ impl Journal {
     }
 }
 
-fn ended(cell: &CellId, outcome: Outcome, answer: &Answering, record: Option<Record>) -> Act {
+fn ended(cell: &CellId, outcome: Outcome, reply: Bytes, record: Option<Record>) -> Act {
     Act::Ended {
         cell: cell.clone(),
         outcome,
-        reply: pack(&answer.message),
+        reply,
         last_output: 0,
         record,
     }

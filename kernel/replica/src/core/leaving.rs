@@ -1,8 +1,10 @@
 //! The end of this replica: its seat ends, or the kernel moves or hibernates. Before the end the state is captured once
 //! more.
 
+mod staying;
+
 use super::durable::{Durable, Farewell, Leaving, Talk};
-use super::{Core, Output, Phase};
+use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::Request as ToHopd;
 use hop_log::Act;
@@ -10,7 +12,7 @@ use hop_protocol::jupyter::Channel;
 use hop_protocol::message::Note;
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Time for the running cell of a kernel that hibernates, and then for the last capture. Fronts and provisioners wait
 /// for the kernel's end longer than both.
@@ -45,10 +47,19 @@ impl Core {
         }
     }
 
-    /// The kernel hibernates.
-    pub(super) fn go_to_sleep(&mut self, reason: String) {
+    /// Nobody uses the kernel any more: it hibernates with what can be saved.
+    pub(super) fn sleep_as_an_orphan(&mut self, reason: String) {
         self.give_up_move("the kernel hibernates");
-        self.say_farewell(Farewell::Sleep(reason));
+        if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
+            leaving.in_haste = true;
+        }
+        let orphaned = true;
+        self.say_farewell(Farewell::Sleep { reason, orphaned });
+    }
+
+    pub(super) fn is_falling_asleep(&self) -> bool {
+        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
+        leaving.is_some_and(|l| matches!(l.farewell, Farewell::Sleep { .. }))
     }
 
     /// `hopd` wants the kernel saved and ended.
@@ -56,14 +67,19 @@ impl Core {
         let moves = self.durable.as_ref().is_some_and(|d| d.moving.is_some());
         let waits = self.cells.iter().next().is_some();
         if self.comes_back() && !waits && !moves {
-            return self.go_to_sleep(reason);
+            let orphaned = false;
+            return self.say_farewell(Farewell::Sleep { reason, orphaned });
         }
-        let (kernel, tenure) = self.office();
         let reason = match (waits, moves) {
             (true, _) => "a cell of it runs or waits".to_owned(),
             (false, true) => "it is being moved".to_owned(),
             (false, false) => "its state is not kept".to_owned(),
         };
+        self.refuse_to_sleep(reason);
+    }
+
+    pub(super) fn refuse_to_sleep(&mut self, reason: String) {
+        let (kernel, tenure) = self.office();
         self.tell_hopd(ToHopd::HibernateRefused {
             kernel,
             tenure,
@@ -74,7 +90,7 @@ impl Core {
     pub(super) fn say_farewell(&mut self, farewell: Farewell) {
         let until = match farewell {
             Farewell::Move(_) => None,
-            Farewell::Leave(_) | Farewell::Sleep(_) => Some(self.now + LAST_CELL),
+            Farewell::Leave(_) | Farewell::Sleep { .. } => Some(self.now + LAST_CELL),
         };
         self.bid_farewell(farewell, until, None);
     }
@@ -86,7 +102,11 @@ impl Core {
         until: Option<Timestamp>,
         by: Option<Timestamp>,
     ) {
-        let in_haste = matches!(farewell, Farewell::Leave(_));
+        let in_haste = match farewell {
+            Farewell::Leave(_) => true,
+            Farewell::Move(_) => false,
+            Farewell::Sleep { orphaned, .. } => orphaned,
+        };
         if let Some(durable) = &mut self.durable
             && durable.leaving.is_none()
         {
@@ -159,14 +179,19 @@ impl Core {
         }
     }
 
-    pub(super) fn flushed(&mut self) {
+    /// The agent answered `state.flush`.
+    pub(super) fn flushed(&mut self, answer: Result<Value, String>) {
         // A cell with a new lease runs first.
         let idle = !self.runs_first();
-        if let Some(durable) = &mut self.durable {
-            durable.talk = Talk::Captures;
-            if let Some(leaving) = durable.leaving.as_mut().filter(|_| idle) {
-                leaving.flushed = true;
-            }
+        self.talk(Talk::Captures);
+        let why = self.stays_after(answer);
+        if let Some(why) = why.filter(|_| idle && self.may_stay()) {
+            return self.stay(&why);
+        }
+        if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut())
+            && idle
+        {
+            leaving.flushed = true;
         }
         self.sync();
         self.go_if_settled();
@@ -184,15 +209,18 @@ impl Core {
         let state = durable.journal.state();
         let committed = state.unsettled_records().len() == 0 && durable.journal.is_settled();
         let settled = committed && durable.resting.is_empty();
-        if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep(_)) {
+        let may_stay = self.may_stay();
+        if settled && may_stay && state.cells_at_stake() > 0 {
+            self.stay(wording::NOT_SAVED);
+        } else if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep { .. }) {
             self.act(Act::Hibernated);
-        } else if settled || (durable.broken.is_some() && !matches!(leaving.farewell, Farewell::Move(_))) {
+        } else if settled || (durable.broken.is_some() && !may_stay) {
             self.go();
         }
     }
 
     /// Whether the log says that the kernel hibernates.
-    fn is_asleep(&self) -> bool {
+    pub(super) fn is_asleep(&self) -> bool {
         let state = self.durable.as_ref().map(|d| d.journal.state());
         state.is_some_and(|s| matches!(s.office(), hop_log::Office::Asleep { .. }))
     }
@@ -235,7 +263,7 @@ impl Core {
                 self.disband();
                 self.note(Note::Moving { incarnation });
             }
-            Farewell::Sleep(reason) => {
+            Farewell::Sleep { reason, .. } => {
                 // A group whose log still names an executor would start one again.
                 if !self.is_asleep() {
                     self.disband();
@@ -248,14 +276,6 @@ impl Core {
         self.phase = Phase::Over;
         self.out.push(Output::KillKernel);
         self.out.push(Output::Leave);
-    }
-
-    /// The log refuses to hand the kernel to another member, or to note that it hibernates: some cell's effects can't be
-    /// saved. The front starts the next replica from what is saved.
-    pub(super) fn leave_by_word(&mut self) {
-        if self.is_leaving() {
-            self.go();
-        }
     }
 }
 

@@ -67,8 +67,8 @@ impl Core {
 
     /// Nobody wants the kernel any more.
     pub(super) fn orphaned(&mut self, reason: String) {
-        if self.comes_back() && self.is_found_again() {
-            return self.go_to_sleep(reason);
+        if self.is_found_again() && (self.comes_back() || self.is_falling_asleep()) {
+            return self.sleep_as_an_orphan(reason);
         }
         let (kernel, tenure) = self.office();
         self.tell_hopd(ToHopd::KernelEnded { kernel, tenure });

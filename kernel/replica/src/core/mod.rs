@@ -60,8 +60,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub use check::Place;
-pub use durable::{Durably, SyncNumber};
-pub use group::Lack;
+pub use durable::{Durably, Lack, SyncNumber};
 pub use memory::{Errand, ErrandEnd, Left, Returned};
 
 /// Silence after which a started kernel is given up.
@@ -241,6 +240,8 @@ pub enum Output {
     OpenTenure {
         state: State,
     },
+    /// Leave this folder, of a state that could not be brought back, to its user.
+    KeepState(PathBuf),
     /// Found the kernel's group, with this state as its beginning: [`Input::GroupState`], or [`Input::NotFounded`].
     Found {
         wanted: usize,
@@ -409,7 +410,7 @@ impl Core {
             Input::NotFounded => self.not_founded(),
             Input::KeeperGone => self.identity.has_keeper = false,
             Input::Voters(voters) => self.voters(voters),
-            Input::Lacks(lack) => self.lacks_members(&lack),
+            Input::Lacks(lack) => self.lacks_members(lack),
             Input::Grown {
                 incarnation,
                 seat,
@@ -782,7 +783,7 @@ impl Core {
             parks: *can_park,
             kept: true,
             parked: standing.map(|s| s.as_reported()),
-            captured: self.durable.as_ref().is_some_and(Durable::captures),
+            captured: self.durable.as_ref().is_some_and(Durable::is_saved),
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
             wanted: launch.replicas.count() as u16,
             standbys: self.standbys(),

@@ -79,15 +79,25 @@ impl Core {
         if victim != self.identity.incarnation {
             return Some(format!("its replica {victim} is not there any more"));
         }
-        if !durable.captures() {
+        if !durable.is_saved() {
             return Some("its state is not saved yet".into());
         }
         if durable.moving.is_some() {
             return Some("it is being moved elsewhere".into());
         }
-        let reasons = durable.bound().reasons();
+        self.bound_here(cause)
+    }
+
+    /// What keeps the kernel from a move that isn't the user's own.
+    fn bound_here(&self, cause: MoveCause) -> Option<String> {
+        let reasons = self.durable.as_ref()?.bound().reasons();
         let by_policy = cause != MoveCause::Asked;
         (by_policy && !reasons.is_empty()).then(|| reasons.join(" "))
+    }
+
+    /// The same, once the last capture has told everything.
+    pub(super) fn turned_out_bound(&self) -> Option<String> {
+        self.bound_here(self.moving()?.cause)
     }
 
     /// The replica in the new seat is ready: this replica leaves as soon as no cell runs.
@@ -124,10 +134,11 @@ impl Core {
         }
     }
 
-    /// The front before may have noted a question as dealt with, and died before its answer was on the wire.
+    /// The front before may have noted a question or a lack of members as dealt with, and died before its answer.
     pub(super) fn front_changed(&mut self) {
         self.cells.ask_again();
         self.give_up_move("its front was replaced meanwhile");
+        self.lacks_members_still();
     }
 
     /// The kernel's state can't be taken along, so the kernel stays.
@@ -154,7 +165,7 @@ impl Core {
     }
 
     /// Tells `hopd`, now and with the next registration, since `hopd` may not know this replica yet.
-    fn tell_not_moved(&mut self, to: Incarnation, reason: String) {
+    pub(super) fn tell_not_moved(&mut self, to: Incarnation, reason: String) {
         let (kernel, tenure) = self.office();
         let said = ToHopd::MigrationFailed {
             kernel,

@@ -29,7 +29,7 @@ impl Core {
         let rests = |durable: &Durable| {
             let state = durable.journal.state();
             let kept = state.cells_at_stake() == 0 && durable.journal.is_settled();
-            kept && durable.captures()
+            kept && durable.is_saved()
                 && durable.bound.is_empty()
                 && durable.moving.is_none()
                 && !durable.is_leaving()
@@ -77,6 +77,7 @@ impl Core {
         durable.talk = Talk::Silent { until: None };
         durable.restored = None;
         durable.captured.clear();
+        durable.failed_captures = 0;
         self.forget_process();
         self.lose_running_cells(&reason);
         self.phase = Phase::Starting {

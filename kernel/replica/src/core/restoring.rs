@@ -140,7 +140,7 @@ impl Core {
             (Talk::Beginning(asked), Err(why)) if asked == id => self.without_captures(&why),
             (Talk::Restoring(asked), Ok(answer)) if asked == id => self.restored(answer),
             (Talk::Restoring(asked), Err(why)) if asked == id => self.not_restored(&why),
-            (Talk::Flushing(asked), _) if asked == id => self.flushed(),
+            (Talk::Flushing(asked), answer) if asked == id => self.flushed(answer),
             _ => {}
         }
     }
@@ -188,7 +188,7 @@ impl Core {
         self.note_bound(restored.unmovable);
     }
 
-    /// The state can't be brought back: the kernel begins empty, and the state stays in its folder.
+    /// The state can't be brought back: the kernel begins empty, and the state stays in its folder for its user.
     fn not_restored(&mut self, why: &str) {
         let Some(durable) = &mut self.durable else {
             return;
@@ -199,6 +199,7 @@ impl Core {
         });
         durable.notices.push(wording::not_restored(why, kept.as_deref()));
         durable.restore_deaths = 0;
+        self.out.extend(kept.map(Output::KeepState));
         self.act(Act::Fresh);
         self.begin_capturing();
     }

@@ -1,6 +1,6 @@
 //! News of the user's store: a tenure's folder is open, records and states are on disk, or nothing can be written.
 
-use super::durable::{Durable, Mending, SyncNumber, Talk};
+use super::durable::{Mending, SyncNumber, Talk};
 use super::{Core, Output, wording};
 use hop_log::{CellNumber, Entry, Settled};
 use hop_protocol::message::Note;
@@ -115,8 +115,8 @@ impl Core {
         for held in std::mem::take(&mut durable.held_replies) {
             self.send_answer(held.number, held.cell, held.answer);
         }
-        if durable_stays(self.durable.as_ref()) {
-            self.give_up_move("nothing can be written to its user's store");
+        if self.may_stay() {
+            self.stay("nothing can be written to its user's store");
         }
         // It drops what it hasn't written.
         self.reopen();
@@ -160,10 +160,4 @@ impl Core {
             durable.notices.push(wording::captured_again());
         }
     }
-}
-
-/// A kernel whose seat doesn't end stays where its state is.
-fn durable_stays(durable: Option<&Durable>) -> bool {
-    let leaving = durable.and_then(|d| d.leaving.as_ref());
-    leaving.is_none_or(|l| !l.in_haste)
 }

@@ -41,6 +41,11 @@ pub(super) const ITS_LEASE: &str = "its lease";
 pub(super) const ITS_KERNEL: &str = "its kernel";
 
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
+pub(super) const NOT_SAVED: &str = "its state could not be saved";
+
+pub(super) fn not_saved(why: &str) -> String {
+    format!("{NOT_SAVED}: {why}")
+}
 
 /// A lease as told by the reply of the cell (docs/wiring.md).
 pub(super) fn describe(grant: &Grant, models: &Models) -> Value {

@@ -25,19 +25,26 @@ use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Between the end of a process that never attached and the next start.
+/// Between the end of a process that never attached, or a start that failed, and the next start.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// Processes in a row that never attach, until another member takes office.
+/// Starts in a row without a process that attaches, until another member takes office.
 const STILLBORN: u32 = 3;
+
+/// The standbys that the kernel is to have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// Its replicas, with the executor.
+    pub(super) replicas: usize,
+    pub(super) hot: bool,
+}
 
 pub(super) struct Tended {
     pub(super) host: Arc<Host>,
     pub(super) group: String,
     pub(super) kernel: KernelId,
     pub(super) me: Incarnation,
-    /// The kernel is to have a hot standby.
-    pub(super) hot: bool,
+    pub(super) wish: Wish,
     pub(super) member: Member,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
 }
@@ -47,6 +54,14 @@ struct Follower {
     out: mpsc::UnboundedSender<FromSeat>,
     /// The process follows as the kernel's hot standby, else for a move.
     hot: bool,
+}
+
+/// The next step of an elected member without a process.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    Start,
+    /// The process is lost, or none can be started: a new tenure begins, with this executor.
+    Elect(Incarnation),
 }
 
 /// The task's memory.
@@ -67,7 +82,11 @@ struct Desk {
     /// The tenure after which a new tenure was proposed.
     asked_after: Option<Tenure>,
     stillborn: u32,
+    /// A start has failed. Until then nothing follows.
+    starts_at: Option<Instant>,
+    /// The last report of missing members: each process that executes here hears of it, as far as it still holds.
     need: Option<Lack>,
+    wanted: usize,
     /// The voters that the replica knows.
     told: BTreeSet<Incarnation>,
     over: bool,
@@ -78,21 +97,7 @@ impl Tended {
         let Feed { state, mut news } = self.member.subscribe();
         let (propose, queue) = mpsc::unbounded_channel();
         let proposer = tokio::spawn(propose_in_order(Arc::clone(&self.member), queue));
-        let mut desk = Desk {
-            state,
-            replica: None,
-            follower: None,
-            process: None,
-            hot: Hot::new(self.hot),
-            standby: None,
-            cooled: false,
-            served: None,
-            asked_after: None,
-            stillborn: 0,
-            need: None,
-            told: BTreeSet::new(),
-            over: false,
-        };
+        let mut desk = Desk::new(state, self.wish);
         let mut standing = self.member.standing();
         if let Some(first) = first {
             self.obey(first, &mut desk, &propose);
@@ -129,6 +134,7 @@ impl Tended {
                     desk.hot.gone(Instant::now());
                 }
                 () = wait::at(desk.hot.due()) => {}
+                () = wait::at(desk.starts_at) => desk.starts_at = None,
             }
             self.look(&mut desk, &propose).await;
         }
@@ -179,31 +185,30 @@ impl Tended {
         if desk.process.is_some() {
             return;
         }
-        if desk.served == Some(tenure) {
-            if desk.asked_after != Some(tenure) {
-                desk.asked_after = Some(tenure);
-                let executor = desk.successor(self.me);
+        let last = state.generation().last_tenure();
+        match desk.next(tenure, self.me, Instant::now()) {
+            None => {}
+            Some(Next::Elect(executor)) => {
                 tracing::info!(group = self.group, %executor, "the executor's process is gone");
                 let tenure = Tenure(tenure.0 + 1);
                 // The proposer ends with this task.
                 let _ = propose.send(Entry::Tenure { tenure, executor });
             }
-            return;
+            Some(Next::Start) => self.start_executor(desk, tenure, last).await,
         }
-        desk.served = Some(tenure);
+    }
+
+    async fn start_executor(&self, desk: &mut Desk, tenure: Tenure, last: Tenure) {
         tracing::info!(group = self.group, %tenure, "the executor is started");
-        match self
-            .start_replica(state.generation().last_tenure(), Turn::Elected)
-            .await
-        {
-            Ok(Some(process)) => desk.process = Some(process),
+        match self.start_replica(last, Turn::Elected).await {
+            Ok(Some(process)) => (desk.served, desk.process) = (Some(tenure), Some(process)),
             Ok(None) => {
                 self.host.keeper.close(&self.group);
                 desk.over = true;
             }
             Err(error) => {
                 tracing::warn!(group = self.group, "the executor can't be started: {error:#}");
-                desk.stillborn += 1;
+                desk.not_started(tenure, Instant::now());
             }
         }
     }
@@ -300,6 +305,47 @@ pub(super) fn read_takeover(
 }
 
 impl Desk {
+    fn new(state: Option<State>, wish: Wish) -> Self {
+        Self {
+            state,
+            replica: None,
+            follower: None,
+            process: None,
+            hot: Hot::new(wish.hot),
+            standby: None,
+            cooled: false,
+            served: None,
+            asked_after: None,
+            stillborn: 0,
+            starts_at: None,
+            need: None,
+            wanted: wish.replicas,
+            told: BTreeSet::new(),
+            over: false,
+        }
+    }
+
+    /// By the log this member executes, and it has no process.
+    fn next(&mut self, tenure: Tenure, me: Incarnation, now: Instant) -> Option<Next> {
+        if self.starts_at.is_some_and(|at| now < at) {
+            return None;
+        }
+        if self.served != Some(tenure) {
+            return Some(Next::Start);
+        }
+        let asks = self.asked_after.replace(tenure) != Some(tenure);
+        asks.then(|| Next::Elect(self.successor(me)))
+    }
+
+    /// No process could be started. Nothing has been served, so the next try is for the same tenure.
+    fn not_started(&mut self, tenure: Tenure, now: Instant) {
+        self.stillborn += 1;
+        self.starts_at = Some(now + RESTART_AFTER);
+        if self.stillborn >= STILLBORN {
+            self.served = Some(tenure);
+        }
+    }
+
     fn learn(&mut self, news: News, me: Incarnation) {
         let elects = match &news {
             News::State(state) => state.executor() == Some(me),
@@ -339,9 +385,7 @@ impl Desk {
             }
             self.replica = self.follower.take().map(|f| (f.visit, f.out));
             self.told.clear();
-            if let Some(lack) = self.need.take() {
-                self.tell(FromSeat::Need(lack));
-            }
+            self.tell_need();
         }
     }
 
@@ -354,9 +398,17 @@ impl Desk {
 
     /// The group lacks members: its executor has the front look for seats, now or at the executor's arrival.
     fn need(&mut self, lack: Lack) {
-        match &self.replica {
-            Some(_) => self.tell(FromSeat::Need(lack)),
-            None => self.need = Some(lack),
+        self.need = Some(lack.clone());
+        self.tell(FromSeat::Need(lack));
+    }
+
+    /// Tells a new executor. The process before may have died with the front's answer.
+    fn tell_need(&mut self) {
+        let state = self.state.as_ref();
+        let need = self.need.take().zip(state);
+        self.need = need.and_then(|(need, state)| need.left(state, self.wanted));
+        if let Some(need) = self.need.clone() {
+            self.tell(FromSeat::Need(need));
         }
     }
 
@@ -418,12 +470,10 @@ impl Desk {
             self.follower = Some(Follower { visit, out, hot });
             return;
         }
-        if let Some(lack) = self.need.take() {
-            let _ = out.send(FromSeat::Need(lack));
-        }
         (self.served, self.stillborn) = (Some(tenure), 0);
         self.replica = Some((visit, out));
         self.told.clear();
+        self.tell_need();
     }
 
     /// The next executor after the loss of a process: this member again, until its processes have failed too often.
@@ -443,5 +493,101 @@ fn said(state: Box<State>) -> FromSeat {
     FromSeat::State {
         state,
         hears_rest: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_log::Index;
+    use hop_words::id::JobId;
+
+    /// Two members, of which the first is elected.
+    fn desk() -> Desk {
+        let mut state = State::new();
+        let [one, two] = [1, 2].map(|id| Entry::Join {
+            incarnation: Incarnation(id),
+            seat: JobId(id),
+            node: format!("n{id}").as_str().into(),
+            hot: false,
+        });
+        let (tenure, executor) = (Tenure(1), Incarnation(1));
+        for (index, entry) in (1..).zip([one, two, Entry::Tenure { tenure, executor }]) {
+            state.apply(Index(index), &entry).unwrap();
+        }
+        let wish = Wish {
+            replicas: 3,
+            hot: false,
+        };
+        Desk::new(Some(state), wish)
+    }
+
+    #[test]
+    fn a_start_that_fails_is_tried_again_after_a_pause() {
+        let (mut desk, tenure, me) = (desk(), Tenure(1), Incarnation(1));
+        let begin = Instant::now();
+        assert_eq!(desk.next(tenure, me, begin), Some(Next::Start));
+        desk.not_started(tenure, begin);
+        let again = desk.starts_at.expect("the task wakes then");
+        assert_eq!(
+            desk.next(tenure, me, begin),
+            None,
+            "news don't cut the pause short"
+        );
+        assert_eq!(desk.next(tenure, me, again), Some(Next::Start));
+    }
+
+    #[test]
+    fn a_member_that_starts_nothing_leaves_the_kernel_to_another() {
+        let (mut desk, tenure, me) = (desk(), Tenure(1), Incarnation(1));
+        let mut now = Instant::now();
+        for _ in 0..STILLBORN {
+            assert_eq!(desk.next(tenure, me, now), Some(Next::Start));
+            desk.not_started(tenure, now);
+            now += RESTART_AFTER;
+        }
+        let other = Incarnation(2);
+        assert_eq!(desk.next(tenure, me, now), Some(Next::Elect(other)));
+        assert_eq!(desk.next(tenure, me, now), None, "once");
+    }
+
+    /// What a process that attaches hears of missing members.
+    fn needs(desk: &mut Desk, visit: u64) -> Vec<Lack> {
+        let (out, mut words) = mpsc::unbounded_channel();
+        desk.attach(visit, out, false, Incarnation(1));
+        let mut needs = Vec::new();
+        while let Ok(word) = words.try_recv() {
+            if let FromSeat::Need(lack) = word {
+                needs.push(lack);
+            }
+        }
+        needs
+    }
+
+    #[test]
+    fn each_new_process_hears_which_members_are_still_missing() {
+        let mut desk = desk();
+        let lack = Lack {
+            replicas: 2,
+            gone: [Incarnation(2)].into(),
+            failed: [].into(),
+        };
+        desk.need(lack.clone());
+        assert_eq!(needs(&mut desk, 1), [lack.clone()]);
+        desk.replica = None;
+        assert_eq!(needs(&mut desk, 2), [lack.clone()], "the first may not have told");
+        for (missing, joins) in [(1, 3), (0, 4)] {
+            let state = desk.state.as_mut().unwrap();
+            let join = Entry::Join {
+                incarnation: Incarnation(joins),
+                seat: JobId(joins),
+                node: "n".into(),
+                hot: false,
+            };
+            state.apply(state.applied().next(), &join).unwrap();
+            desk.replica = None;
+            let left: Vec<usize> = needs(&mut desk, 3).iter().map(|l| l.replicas).collect();
+            assert_eq!(left.iter().sum::<usize>(), missing);
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::door;
 use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
-use super::tend::{Tended, read_takeover};
+use super::tend::{Tended, Wish, read_takeover};
 use super::wire::{FrameError, FromSeat, ToSeat};
 use crate::core::Lack;
 use hop_keeper::{Event, Kernel, Need};
@@ -73,8 +73,12 @@ impl Host {
             me,
             wanted: launch.replicas.count(),
         };
+        let wish = Wish {
+            replicas: joining.wanted,
+            hot: launch.hot_standby,
+        };
         let member = self.keeper.join(joining).await.map_err(|e| e.to_string())?;
-        self.keep(group, kernel, me, launch.hot_standby, member, None);
+        self.keep(group, kernel, me, wish, member, None);
         Ok(())
     }
 
@@ -105,7 +109,9 @@ impl Host {
             .found(founding, state)
             .await
             .map_err(|e| e.to_string())?;
-        Ok(self.keep(&group, kernel.clone(), me, hot, member, Some(attach)))
+        let replicas = wanted;
+        let wish = Wish { replicas, hot };
+        Ok(self.keep(&group, kernel.clone(), me, wish, member, Some(attach)))
     }
 
     /// `first`: the founder executes already, and must be known before anything is decided.
@@ -114,7 +120,7 @@ impl Host {
         group: &str,
         kernel: KernelId,
         me: Incarnation,
-        hot: bool,
+        wish: Wish,
         member: Member,
         first: Option<Command>,
     ) -> mpsc::UnboundedSender<Command> {
@@ -131,7 +137,7 @@ impl Host {
             group: group.to_owned(),
             kernel,
             me,
-            hot,
+            wish,
             member,
             commands: queue,
         };

@@ -117,7 +117,7 @@ impl World {
         self.input(Input::Agent(parcel))
     }
 
-    fn refuse_agent(&mut self, id: u64) -> Vec<String> {
+    pub(super) fn refuse_agent(&mut self, id: u64) -> Vec<String> {
         let parcel = Parcel::refuse(id, "failed", "no");
         self.input(Input::Agent(parcel))
     }
@@ -460,7 +460,10 @@ fn a_state_that_kills_its_reader_is_left_alone() {
         world.heard_again();
         id += 2;
     }
-    assert_eq!(world.answer(id, json!({})), ["agent: state.begin"]);
+    assert_eq!(
+        world.answer(id, json!({})),
+        ["keep /states/k/1.0", "agent: state.begin"]
+    );
     assert_eq!(world.answer(id + 1, json!({})), ["front: note kernel-up"]);
     world.permits = true;
     let out = world.run("a", Value::Null);
@@ -473,7 +476,10 @@ fn a_restore_that_fails_leaves_an_empty_kernel_and_says_so() {
     greet(&mut world);
     world.input(Input::KernelUp { pid: 7 });
     world.answer(1, json!({}));
-    assert_eq!(world.refuse_agent(2), ["agent: state.begin"]);
+    assert_eq!(
+        world.refuse_agent(2),
+        ["keep /states/k/1.0", "agent: state.begin"]
+    );
     assert_eq!(world.answer(3, json!({})), ["front: note kernel-up"]);
     world.permits = true;
     let out = world.run("a", Value::Null);

@@ -2,12 +2,15 @@
 
 mod durable;
 mod group;
+mod growing;
+mod logged;
 mod moving;
 mod notices;
 mod orders;
 mod parked;
 mod random;
 mod replacing;
+mod staying;
 mod together;
 mod unlogged;
 
@@ -375,6 +378,7 @@ fn told(output: &Output) -> String {
         Output::Sync(_) => "sync".into(),
         Output::WriteState { .. } => "write-state".into(),
         Output::OpenTenure { state } => format!("open {}", state.tenure()),
+        Output::KeepState(folder) => format!("keep {}", folder.display()),
         Output::Found { wanted, .. } => format!("found {wanted}"),
         Output::Disband => "disband".into(),
         Output::GoAlone => "go-alone".into(),

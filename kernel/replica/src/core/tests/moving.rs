@@ -26,14 +26,14 @@ impl World {
         }))
     }
 
-    fn move_ready(&mut self, to: u32) -> Vec<String> {
+    pub(super) fn move_ready(&mut self, to: u32) -> Vec<String> {
         let incarnation = Incarnation(to);
         self.input(Input::MoveReady { incarnation })
     }
 }
 
 /// A kernel whose new replica waits.
-fn moving() -> World {
+pub(super) fn moving() -> World {
     let mut world = capturing();
     assert_eq!(
         world.asked_to_move(2, MoveCause::Drain),

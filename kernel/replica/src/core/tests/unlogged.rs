@@ -219,6 +219,7 @@ fn a_kernel_that_the_log_lets_not_sleep_ends_with_its_group() {
     let failed = json!({"whole": false, "why": "the store is full"});
     let out = world.answer(2, failed);
     let told = [
+        "hopd: up",
         "sync",
         "disband",
         "hopd: hibernated",

@@ -1,0 +1,177 @@
+//! A kernel of which something isn't saved stays, unless its seat ends or nobody uses it any more.
+
+use super::durable::capturing;
+use super::group::grown;
+use super::moving::moving;
+use super::*;
+use hop_api::message::MoveCause;
+
+fn full() -> Value {
+    json!({"whole": false, "why": "the store is full"})
+}
+
+fn asked_to_sleep(world: &mut World) -> Vec<String> {
+    let (kernel, reason) = ("k".into(), "maintenance".into());
+    world.hopd(News::Event(Event::Hibernate { kernel, reason }))
+}
+
+/// Whether `hopd` is told that the kernel's state is captured.
+fn is_captured(world: &mut World) -> bool {
+    let out = world.core.handle(Input::Hopd(News::Up), Timestamp(0));
+    let captured = out.iter().find_map(|output| match output {
+        Output::ToHopd(request) => match &**request {
+            ToHopd::ReplicaUp(up) => Some(up.captured),
+            _ => None,
+        },
+        _ => None,
+    });
+    captured.unwrap()
+}
+
+/// The next cell runs here, and its user reads why the kernel isn't saved.
+fn runs_on(world: &mut World) {
+    assert!(!is_captured(world));
+    let out = world.run("b", Value::Null);
+    assert!(out[0].contains("this kernel is not saved"), "{out:?}");
+    assert_eq!(out[1..], ["kernel: execute_request b"]);
+    let refused = world.asked_to_move(3, MoveCause::Drain);
+    assert_eq!(refused, ["hopd: not moved 3 its state is not saved yet"]);
+    assert_eq!(world.whole("b"), ["hopd: up", &*refused[0]]);
+    assert!(is_captured(world));
+}
+
+#[test]
+fn a_kernel_whose_last_capture_fails_does_not_move() {
+    let mut world = moving();
+    assert_eq!(world.move_ready(2), ["agent: state.flush"]);
+    let stays = [
+        "hopd: up",
+        "front: note move-off",
+        "hopd: not moved 2 its state could not be saved: the store is full",
+    ];
+    assert_eq!(world.answer(2, full()), stays);
+    runs_on(&mut world);
+
+    let mut world = moving();
+    world.move_ready(2);
+    let out = world.refuse_agent(2);
+    assert_eq!(out[..2], stays[..2]);
+    assert!(out[2].starts_with("hopd: not moved 2 its state could not be saved"));
+    assert_eq!(out.len(), 3);
+    runs_on(&mut world);
+}
+
+#[test]
+fn a_kernel_whose_last_capture_fails_is_not_put_to_sleep() {
+    let mut world = capturing();
+    assert_eq!(asked_to_sleep(&mut world), ["agent: state.flush"]);
+    assert_eq!(world.run("a", Value::Null), [""; 0]);
+    let out = world.answer(2, full());
+    let stays = "hopd: stays its state could not be saved: the store is full";
+    assert_eq!(out[..2], ["hopd: up", stays]);
+    assert_eq!(out.last().unwrap(), "kernel: execute_request a", "{out:?}");
+    assert!(!out.contains(&"kill".into()), "{out:?}");
+
+    let mut world = capturing();
+    asked_to_sleep(&mut world);
+    let out = world.after(Span::from_secs(60));
+    assert_eq!(out, ["hopd: stays its state could not be saved in time"]);
+}
+
+#[test]
+fn a_kernel_with_all_saved_is_put_to_sleep() {
+    let mut world = capturing();
+    asked_to_sleep(&mut world);
+    let out = world.answer(2, json!({"whole": true}));
+    assert_eq!(out, ["sync", "write-state"]);
+    let out = world.input(Input::Rested);
+    let asleep = [
+        "front: note settled",
+        "hopd: hibernated",
+        "front: note asleep maintenance",
+    ];
+    assert_eq!(out[..3], asleep);
+    assert_eq!(out[3..], ["kill", "leave"]);
+}
+
+#[test]
+fn a_store_that_fails_meanwhile_leaves_the_kernel_awake() {
+    let mut world = capturing();
+    asked_to_sleep(&mut world);
+    let out = world.input(Input::StoreFailed("the quota is used up".into()));
+    assert_eq!(out, ["hopd: stays nothing can be written to its user's store"]);
+    assert_eq!(world.answer(2, json!({})), [""; 0], "it was for the sleep");
+}
+
+/// The log would refuse: no record has the cell's effects.
+#[test]
+fn a_kernel_with_a_cell_in_no_record_stays() {
+    let mut world = moving();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    world.move_ready(2);
+    let out = world.answer(2, json!({}));
+    let stays = "hopd: not moved 2 its state could not be saved";
+    assert_eq!(out, ["sync", "front: note move-off", stays]);
+
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    asked_to_sleep(&mut world);
+    let out = world.answer(2, json!({}));
+    assert_eq!(out, ["sync", "hopd: stays its state could not be saved"]);
+}
+
+#[test]
+fn a_kernel_that_turns_out_bound_is_moved_by_its_user_alone() {
+    let bound = || json!({"unmovable": ["sock: a socket"]});
+    let mut world = moving();
+    world.move_ready(2);
+    let out = world.answer(2, bound());
+    let stays = [
+        "hopd: bound 1",
+        "front: note move-off",
+        "hopd: not moved 2 sock: a socket",
+    ];
+    assert_eq!(out, stays);
+
+    let mut world = capturing();
+    world.asked_to_move(2, MoveCause::Asked);
+    world.move_ready(2);
+    let out = world.answer(2, bound());
+    let moves = ["hopd: bound 1", "sync", "front: note moving", "kill", "leave"];
+    assert_eq!(out, moves);
+}
+
+#[test]
+fn a_kernel_whose_log_refuses_the_move_stays() {
+    let mut world = grown();
+    world.asked_to_move(2, MoveCause::Waiting);
+    assert_eq!(world.answer(2, json!({})), ["sync"]);
+    // The member has left before the order is in the log.
+    let incarnation = Incarnation(2);
+    world.proposed.push_front(Entry::Left { incarnation });
+    let out = world.commit();
+    let stays = "hopd: not moved 2 its state could not be saved: replica 2 is no member";
+    assert_eq!(out, ["front: note move-off", stays]);
+    assert_eq!(world.run("a", Value::Null), ["kernel: execute_request a"]);
+    assert_eq!(world.after(Span::from_secs(10)), [""; 0]);
+}
+
+#[test]
+fn a_kernel_that_must_leave_does_so_with_what_is_saved() {
+    let mut world = moving();
+    world.move_ready(2);
+    world.input(terminated());
+    let out = world.answer(2, full());
+    assert_eq!(out, ["hopd: up", "sync", "front: note moving", "kill", "leave"]);
+
+    let mut world = capturing();
+    asked_to_sleep(&mut world);
+    let reason = "nobody is there".into();
+    assert_eq!(world.input(Input::Orphaned { reason }), [""; 0]);
+    world.answer(2, full());
+    let out = world.input(Input::Rested);
+    assert!(out.contains(&"hopd: hibernated".into()), "{out:?}");
+    assert_eq!(out.last().unwrap(), "leave");
+}
