@@ -105,7 +105,8 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
         )
 
 
-_PYTHON = sys.implementation.cache_tag
+#: By which Python, and in which manner, marks were made.
+_PYTHON = f"{sys.implementation.cache_tag} 2"
 #: Most names in a sentence.
 _NAMED = 8
 

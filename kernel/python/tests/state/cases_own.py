@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases import NP, case, hidden
+from cases import case, hidden
 
 #: A module with members of every kind.
 MODULE = """
@@ -77,6 +77,9 @@ def at_once(x):
 NAMED: dict[str, str] = {}
 
 
+LIBRARIES = ("numpy", "pandas", "networkx", "matplotlib", "sympy", "scipy", "torch")
+
+
 def module(name: str, change: str, check: str, named: str = "", more: str = "") -> None:
     """A change to the module above, and what `more` adds to it."""
     path = "hop_" + "".join(ch for ch in name if ch.isalpha())
@@ -85,7 +88,7 @@ def module(name: str, change: str, check: str, named: str = "", more: str = "") 
         f"sys.path.insert(0,os.getcwd())\nimport {path} as m"
     )
     NAMED[f"own module/{name}"] = named and f"{path}.{named}"
-    needs = NP if "numpy" in more else ""
+    needs = " ".join(library for library in LIBRARIES if f"import {library}" in more)
     hidden(f"own module/{name}", begin, change=change, check=check, needs=needs, reported=bool(named))
 
 
@@ -128,6 +131,33 @@ hidden(
     reported=True,
 )
 NAMED["own module/another file of one that no variable needs"] = "the module hop_unneeded"
+
+# --- libraries' objects that keep what they were asked for ------------------------------------------------------------
+
+GRAPH = "import networkx as nx\nG=nx.path_graph(4)\n"
+FRAME = "import pandas as pd\nDAYS=pd.date_range('2020','2021')\nDF=pd.DataFrame({'a':range(367)},index=DAYS)\n"
+COLOURS = "import matplotlib\nMAP=matplotlib.colormaps['viridis']\n"
+SYMBOL, NORMAL = "import sympy\nX=sympy.Symbol('x',positive=True)\n", "import scipy.stats\nN=scipy.stats.norm(0,1)\n"
+TENSOR = "import numpy\nimport torch\ntorch.manual_seed(0)\nT=torch.ones(3)\nNET=torch.nn.Linear(2,2)\n"
+
+module("a graph that is read", "list(m.G.edges); list(m.G.nodes)", "out=len(m.G.edges)", "", GRAPH)
+module("a graph", "m.G.add_edge(0,3)", "out=len(m.G.edges)", "G", GRAPH)
+module(
+    "a table of days that is read",
+    "m.DF.loc['2020-01-02']; m.DAYS.get_loc('2020-01-02')",
+    "out=len(m.DF)",
+    "",
+    FRAME,
+)
+module("a table of days", "m.DF['b']=3", "out=list(m.DF)", "DF", FRAME)
+module("a colormap that is read", "m.MAP(0.3)", "out=m.MAP(0.3)", "", COLOURS)
+module("a colormap", "m.MAP.set_bad('red')", "out=m.MAP(float('nan'))", "MAP", COLOURS)
+module("a symbol that is read", "hash(m.X+1); m.X.is_real", "out=str(m.X)", "", SYMBOL)
+module("a distribution that is read", "m.N.rvs(3); m.N.mean()", "out=m.N.args", "", NORMAL)
+module("a distribution", "m.N.kwds['scale']=3", "out=m.N.kwds", "N", NORMAL)
+module("a net that is read", "m.T.sum(); m.NET(m.torch.ones(2))", "out=m.T.tolist()", "", TENSOR)
+module("a tensor", "m.T[1]=5", "out=m.T.tolist()", "T", TENSOR)
+module("a net", "m.NET.weight.data[0,0]=5", "out=m.NET.weight[0,0].item()", "NET", TENSOR)
 
 # --- what the interpreter and the notebook both hold ------------------------------------------------------------------
 

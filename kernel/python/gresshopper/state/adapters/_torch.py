@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, Callable
 
 from .. import native, recipes
 from ..lost import LostError
@@ -302,6 +302,22 @@ def _bases() -> list[tuple[Any, Rule]]:
     return rules
 
 
+def _marked(t: Any) -> Any:
+    """A tensor by its content: torch pickles it with addresses."""
+    import torch
+
+    if t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
+        return t.__reduce_ex__(5)
+    plain = t.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    content = (torch.view_as_real(plain) if plain.is_complex() else plain).view(torch.uint8).numpy()
+    return type(t), (str(t.dtype), str(t.device), tuple(t.shape), t.requires_grad, content)
+
+
+def _marks() -> list[tuple[Any, Callable[[Any], Any]]]:
+    torch = _ready()
+    return [] if torch is None else [(torch.Tensor, _marked)]
+
+
 def _harmless() -> set[type]:
     torch: Any = sys.modules["torch"]
     return {torch.dtype, torch.device, torch.layout, torch.Size}
@@ -312,5 +328,6 @@ ADAPTER = Adapter(
     exact=_exact,
     bases=_bases,
     harmless=_harmless,
+    marks=_marks,
     sections={"torch": Section(_torch, _set_torch, soon=True)},
 )
