@@ -34,7 +34,7 @@ from . import adapters, contexts, iterators, names, native, places, recipes, set
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
-from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable
+from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
 from .writing import Writing
 
@@ -148,8 +148,11 @@ class Rules(Writing):
         if len(self.shapes) < MANY:
             self.shapes.append((obj, shapes.of(obj)))
 
-    def _by_place(self, obj: Any) -> tuple[Any, ...]:
+    def _by_place(self, obj: Any) -> Any:
         where = _SINGLETONS[id(obj)][1]
+        if not _is_marker(obj, where[0]):  # not any more
+            del _SINGLETONS[id(obj)]
+            return self.reducer_override(obj)
         if id(obj) not in _STATEFUL:
             self.unlinked.add(id(obj))  # each group finds the very object again
             return recipes.module_value, where
@@ -639,12 +642,20 @@ def _may_be_single(t: Any) -> bool:
 _LARGEST = _Probe.__basicsize__
 
 
+def _is_marker(value: Any, home: str) -> bool:
+    """Whether a variable leaves an object to its module. Of the user's own module, only one without content."""
+    if not own_module(sys.modules.get(home)):
+        return True
+    reduced: Any = value.__reduce_ex__(5)
+    return len(reduced[1]) == 1 and not any(reduced[2:])
+
+
 def _find_singles(t: type) -> None:
-    """Notes the instances of a library's class that variables of its module hold: markers for comparisons, and objects of
-    which the library has one."""
+    """Notes the instances of a class that variables of its module hold: markers for comparisons, and objects of which a
+    library has one."""
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
-        if type(value) is t and not getattr(value, "__dict__", None):
+        if type(value) is t and not getattr(value, "__dict__", None) and _is_marker(value, t.__module__):
             _keep_single(value, (t.__module__, name))
     for value, where in singles.find(t):
         _keep_single(value, where)

@@ -159,6 +159,33 @@ module("a net that is read", "m.T.sum(); m.NET(m.torch.ones(2))", "out=m.T.tolis
 module("a tensor", "m.T[1]=5", "out=m.T.tolist()", "T", TENSOR)
 module("a net", "m.NET.weight.data[0,0]=5", "out=m.NET.weight[0,0].item()", "NET", TENSOR)
 
+# --- objects of the user's own classes that a variable holds, too -----------------------------------------------------
+
+
+def shared(name: str, source: str, change: str, check: str, needs: str = "") -> None:
+    """An object `one` of a module: the variable's content comes back, and the module's is told."""
+    path = "hop_" + "".join(ch for ch in name if ch.isalpha())
+    NAMED[f"own object/{name}"] = f"{path}.one"
+    begin = f"import sys,os\nopen('{path}.py','w').write({source!r})\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())"
+    hidden(f"own object/{name}", f"{begin}\nfrom {path} import one", change=change, check=check, needs=needs)
+
+
+shared(
+    "with what isn't plain",
+    "import threading\nclass A:\n    def __init__(s): s.fs,s.seen,s.lock={},{'a'},threading.Lock()\none=A()",
+    "one.fs[len]=lambda x: x+1; one.seen.add('b'); one.more=bytearray(b'x')",
+    "out=one.fs[len](1),sorted(one.seen),one.more",
+)
+shared("without content at first", "class A: pass\none=A()", "one.x=[1]", "out=getattr(one,'x',None)")
+shared("of a list's class", "class A(list): pass\none=A()", "one.append(3)", "out=list(one)")
+shared(
+    "a net, with its optimiser's parameters",
+    "import torch\ntorch.manual_seed(0)\nclass Net(torch.nn.Module):\n    def __init__(s):\n        super().__init__(); s.l=torch.nn.Linear(2,1)\none=Net()",
+    "import torch\nopt=torch.optim.SGD(one.parameters(),lr=1)\none.l(torch.ones(2)).sum().backward()\nopt.step()",
+    "out=one.l.weight.tolist(),opt.param_groups[0]['params'][0] is one.l.weight",
+    "torch numpy",
+)
+
 # --- what the interpreter and the notebook both hold ------------------------------------------------------------------
 
 case(
