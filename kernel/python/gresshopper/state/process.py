@@ -395,6 +395,7 @@ def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> Non
 
 def _set_paths(state: Any) -> None:
     sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
+    own.set_places(state.get("modules", {}))
     os.chdir(state["cwd"])
 
 
@@ -451,7 +452,7 @@ def _elsewhere() -> Any:
 
 #: Sections of the interpreter and the standard library, in the order in which they are set.
 _OWN: dict[str, Section] = {
-    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path)}, _set_paths),
+    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": own.places()}, _set_paths),
     "environ": Section(_environ, _set_environ),
     "python": Section(lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True),

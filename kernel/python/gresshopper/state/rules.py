@@ -13,6 +13,7 @@ import ctypes
 import enum
 import functools
 import gc
+import importlib.util
 import io
 import operator
 import os
@@ -451,6 +452,8 @@ class Rules(Writing):
 
     def _module(self, module: Any) -> Any:
         if not of_notebook(module):
+            if module.__name__ not in sys.modules and not _is_findable(module.__name__):
+                return self.lose(module, "no import finds it again")
             parts = _named_parts(module, self.session.namespace.get("In", ()))
             return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
         if any(held is vars(module) for held in self.session.namespace.values()):
@@ -548,6 +551,12 @@ def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str,
         ".".join([package, *tail.split(".")[1 : n + 1]]) for tail in tails for n in range(1, tail.count(".") + 1)
     }
     return tuple(sorted(part for part in parts if part in sys.modules))
+
+
+def _is_findable(name: str) -> bool:
+    """Whether an import would find a module that isn't loaded under its name."""
+    parent = name.rpartition(".")[0]
+    return (not parent or parent in sys.modules) and importlib.util.find_spec(name) is not None
 
 
 def of_notebook(module: types.ModuleType) -> bool:

@@ -186,6 +186,47 @@ shared(
     "torch numpy",
 )
 
+# --- modules that the path doesn't lead to any more --------------------------------------------------------------------
+
+MODEL = "class Model:\n    def __init__(s): s.w=[0]\n    def fit(s): s.w.append(1); return s\n"
+WRITE = f"import os,sys\nsys.dont_write_bytecode=True\nos.makedirs('data/hop_part',exist_ok=True); os.makedirs('code/hop_part',exist_ok=True); os.makedirs('src',exist_ok=True)\ndef write(name): open(name,'w').write({MODEL!r})\n"
+
+case(
+    "own place/another directory",
+    f"{WRITE}write('hop_model.py')\nsys.path.insert(0,'')\nimport hop_model\nm=hop_model.Model().fit()",
+    "os.chdir('data')",
+    check="out=m.w,hop_model.__file__[-13:]",
+)
+case(
+    "own place/another directory with a file of the same name",
+    f"{WRITE}write('hop_same.py')\nopen('data/hop_same.py','w').write('WRONG=1')\nsys.path.insert(0,'')\nimport hop_same\nm=hop_same.Model().fit()",
+    "os.chdir('data')",
+    check="import hop_same as again\nout=m.w,again is hop_same,hasattr(again,'WRONG')",
+)
+case(
+    "own place/a folder of the path by its relative name",
+    f"{WRITE}write('src/hop_relative.py')\nsys.path.append('src')\nfrom hop_relative import Model\nm=Model().fit()",
+    "os.chdir('data')",
+    check="out=m.w,type(m) is Model",
+)
+case(
+    "own place/a package without a file, and one with another part",
+    f"{WRITE}write('code/hop_part/deep.py')\nsys.path.insert(0,'code')\nimport hop_part.deep\nm=hop_part.deep.Model().fit()",
+    "os.chdir('data')\nsys.path.insert(0,os.getcwd())",
+    check="out=m.w,type(m) is hop_part.deep.Model",
+)
+case(
+    "own place/by its file alone",
+    f"{WRITE}write('data/hop_plugin.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_by_file','data/hop_plugin.py')\nplugin=sys.modules['hop_by_file']=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nm=plugin.Model().fit()",
+    check="out=m.w,type(m) is plugin.Model",
+)
+case(
+    "own place/by its file alone, under no name",
+    f"{WRITE}write('data/hop_nameless.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_no_name','data/hop_nameless.py')\nplugin=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nx=1",
+    check="out=x,plugin.Model().fit().w",
+    reported=True,
+)
+
 # --- what the interpreter and the notebook both hold ------------------------------------------------------------------
 
 case(
