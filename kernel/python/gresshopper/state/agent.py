@@ -508,7 +508,7 @@ class Agent:
 
     def _note(self, delta: capture.Delta, cell: dict[str, Any] | None) -> None:
         """Remember what a capture found."""
-        drawn = {k: v for k, v in delta.process.items() if k in planning.DRAWN}
+        drawn = {k: v for k, v in delta.process.items() if k in process.AGAIN}
         if cell is None and not delta.changed and not delta.removed and not drawn:
             return
         units = [

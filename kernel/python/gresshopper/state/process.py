@@ -336,16 +336,100 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         if name not in sections:
             continue
         try:
-            section = known[name]
-            if section.soon or not _is_so(name, section, sections[name]):
-                state = pickle.loads(sections[name])
-                if isinstance(state, Unwritten):
-                    raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
-                section.set(state)
+            _put(name, known[name], sections[name])
         except NotHereError as e:
             notice(str(e))
         except Exception as e:
             notice(f"the process's {name} settings couldn't be restored: {e}")
+
+
+def _put(name: str, section: Section, saved: bytes) -> None:
+    """
+    # Errors
+    `NotHereError` names what isn't there; and whatever setting raises.
+    """
+    if section.soon or not _is_so(name, section, saved):
+        state = pickle.loads(saved)
+        if isinstance(state, Unwritten):
+            raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
+        section.set(state)
+
+
+class Aside:
+    """The process's settings, put aside while cells run again in those that they ran in."""
+
+    def __init__(self) -> None:
+        self._kept = read()
+        self._environ = dict(os.environ)
+        self._handlers = _handlers()
+
+    def set(self, sections: dict[str, bytes]) -> str | None:
+        """Set what was read before a cell. Returns why it can't be so, if it can't."""
+        known = _sections(adapters.known())
+        for name in (name for name in known if name in AGAIN and name in sections):
+            try:
+                if not _is_of_values(sections[name]):
+                    if self._kept.get(name) != sections[name]:
+                        return f"the process's {name} settings can't be as they were"
+                    continue
+                _put(name, known[name], sections[name])
+            except NotHereError:  # the restore told it
+                pass
+            except Exception as e:
+                return f"the process's {name} settings can't be as they were: {reason(e)}"
+        return None
+
+    def end(self) -> list[str]:
+        """Set all that was put aside, once the variables are there. Returns the names of sections that are others all the
+        same."""
+        self.back()
+        apply({name: self._kept[name] for name in self._others() if name in self._kept}, lambda _: None)
+        return self._others()
+
+    def _others(self) -> list[str]:
+        return sorted(k for k, v in read().items() if k not in _DRAWN and self._kept.get(k, v) != v)
+
+    def back(self) -> None:
+        """Set what was put aside and holds nothing of the notebook's."""
+        for logger in loggers.known().values():
+            logger.handlers[:], logger.filters[:] = self._handlers.get(logger, ([], []))
+        for name in {*self._environ, *os.environ}:
+            _set_variable(name, self._environ.get(name))
+        time.tzset()
+        apply({k: v for k, v in self._kept.items() if k in AGAIN and _is_of_values(v)}, lambda _: None)
+
+
+def _handlers() -> dict[Any, tuple[list[Any], list[Any]]]:
+    return {logger: (list(logger.handlers), list(logger.filters)) for logger in loggers.known().values()}
+
+
+def _is_of_values(saved: bytes) -> bool:
+    """Whether a section holds nothing of the notebook's."""
+    return settings.__name__.encode() not in saved and Unwritten.__name__.encode() not in saved
+
+
+#: Sections from which cells draw.
+_DRAWN = ("random", "numpy", "torch")
+#: Sections with which cells run again.
+AGAIN = frozenset(
+    {
+        "paths",
+        "environ",
+        "python",
+        "logging",
+        "interpreter",
+        "logs",
+        "csv",
+        "calendar",
+        "xml.etree.ElementTree",
+        "codecs",
+        "decimal",
+        *_DRAWN,
+        "pandas._config.config",
+        "matplotlib",
+        "sklearn._config",
+    }
+)
 
 
 def for_cells(sections: dict[str, bytes]) -> None:
