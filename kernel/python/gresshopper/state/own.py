@@ -40,7 +40,7 @@ _first: dict[str, _Seen] = {}
 _last: dict[str, dict[str, str]] = {}
 
 
-def _modules() -> list[types.ModuleType]:
+def loaded() -> list[types.ModuleType]:
     """The user's own modules that are loaded."""
     global _own  # noqa: PLW0603 - a process has one list of modules
     loaded = (len(sys.modules), next(reversed(sys.modules)))
@@ -52,7 +52,7 @@ def _modules() -> list[types.ModuleType]:
 def see(seconds: float = _NEW) -> list[types.ModuleType]:
     """The user's own modules; remembers the content of new ones."""
     until = time.perf_counter() + seconds
-    found = _modules()
+    found = loaded()
     for module in found:
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
         if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
@@ -198,7 +198,7 @@ _placed: tuple[Any, dict[str, Place], frozenset[str]] = (None, {}, frozenset())
 def places() -> dict[str, Place]:
     """Where the user's own modules and their packages are."""
     global _placed  # noqa: PLW0603 - a process has one list of modules
-    own = _modules()
+    own = loaded()
     if _placed[0] is not own:
         found = dict(_finder.places)
         for module in own:

@@ -28,7 +28,7 @@ from typing import Any, Callable
 
 from gresshopper import started
 
-from . import adapters, contexts, libraries, loggers, own, recipes, settings, standard, unswept, yielding
+from . import adapters, contexts, contextual, libraries, loggers, own, recipes, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
 from .session import NotHereError, reason
 
@@ -387,7 +387,8 @@ class Aside:
         return self._others()
 
     def _others(self) -> list[str]:
-        return sorted(k for k, v in read().items() if k not in _DRAWN and self._kept.get(k, v) != v)
+        aside = {*_DRAWN, "contextvars"}  # the next cell finds its own values of these
+        return sorted(k for k, v in read().items() if k not in aside and self._kept.get(k, v) != v)
 
     def back(self) -> None:
         """Set what was put aside and holds nothing of the notebook's."""
@@ -559,6 +560,12 @@ _OWN: dict[str, Section] = {
     "own modules": Section(_elsewhere, own.set_, soon=True),
     "decimal": Section(
         functools.partial(contexts.read, "decimal", _decimal), _set_decimal, soon=True, in_context=_set_decimal
+    ),
+    "contextvars": Section(
+        functools.partial(contexts.read, "contextvars", contextual.read),
+        contextual.set_,
+        soon=True,
+        in_context=contextual.set_in_context,
     ),
     "random": Section(_random, _set_random, soon=True),
 }
