@@ -29,8 +29,9 @@ from .session import own_module
 _MOST = 5_000
 #: Most bytes of what is pickled, without arrays' memory.
 _PICKLED = 16 << 20
-#: Most bytes of memory that are read whole. Of larger memory so many bytes are read, in evenly spaced pieces.
-_READ, _PIECE = 64 << 20, 4096
+#: Most bytes of memory that are read whole. Of more memory so many bytes are read, in evenly spaced pieces; a few of each
+#: further array.
+_READ, _PIECE, _FEW = 64 << 20, 4096, 16
 #: Read by their own iterators: a subclass may have another.
 _SETS_OF: tuple[Any, ...] = (set, frozenset)
 _SEQUENCES: tuple[Any, ...] = (list, tuple, collections.deque)
@@ -222,8 +223,8 @@ class _Short(io.BytesIO):
 class _Pickler(pickle.Pickler):
     """Leaves out caches."""
 
-    def __init__(self, out: _Short, found: Any) -> None:
-        super().__init__(out, protocol=5, buffer_callback=lambda buffer: _read(buffer.raw(), found))
+    def __init__(self, out: _Short, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(out, protocol=5, buffer_callback=buffers.append)
         self.fast = True  # which strings are one object differs from process to process
         self._ways, self._singles = _of_libraries()
 
@@ -281,8 +282,8 @@ def _is_cache(kind: type, name: str) -> bool:
 class _WithSets(_Pickler):
     """Writes a set by the marks of its items."""
 
-    def __init__(self, out: _Short, found: Any) -> None:
-        super().__init__(out, found)
+    def __init__(self, out: _Short, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(out, buffers)
         self._left = _WITH_SETS
 
     def persistent_id(self, obj: Any) -> Any:
@@ -298,21 +299,25 @@ _WITH_SETS = 100_000
 
 def _pickled(value: Any) -> bytes | None:
     """A digest of a value's pickle and of its arrays' memory. None: there is none that is the same in every process."""
-    found = _written(_Pickler, value)
-    if found is None or (any(mark in found[0] for mark in _SETS) and _holds_set(found[0], value)):
-        found = _written(_WithSets, value)
-    return found and found[1]
+    written = _written(_Pickler, value)
+    if written is None or (any(mark in written[0] for mark in _SETS) and _holds_set(written[0], value)):
+        written = _written(_WithSets, value)
+    if written is None:
+        return None
+    found, room = hashlib.blake2b(digest_size=12), _READ
+    for buffer in written[1]:
+        room -= _read(buffer.raw(), found, max(room, _FEW * _PIECE))
+    found.update(written[0])
+    return found.digest()
 
 
-def _written(kind: type[_Pickler], value: Any) -> tuple[bytes, bytes] | None:
-    out, found = _Short(), hashlib.blake2b(digest_size=12)
+def _written(kind: type[_Pickler], value: Any) -> tuple[bytes, list[pickle.PickleBuffer]] | None:
+    out, buffers = _Short(), list[pickle.PickleBuffer]()
     try:
-        kind(out, found).dump(value)
+        kind(out, buffers).dump(value)
     except Exception:  # what can't be pickled, holds itself, or is too large
         return None
-    stream = out.getvalue()
-    found.update(stream)
-    return stream, found.digest()
+    return out.getvalue(), buffers
 
 
 #: Longest pickle that is looked at op by op.
@@ -338,13 +343,15 @@ def _holds_set(stream: bytes, value: Any) -> bool:
 _APART = (type, types.FunctionType, types.ModuleType)
 
 
-def _read(memory: memoryview, found: Any) -> None:
+def _read(memory: memoryview, found: Any, most: int) -> int:
+    """Reads so many bytes, or all. Returns how many."""
     size = memory.nbytes
     found.update(size.to_bytes(8, "little"))
-    if size <= _READ:
+    if size <= most:
         found.update(memory)
-        return
-    pieces = _READ // _PIECE
+        return size
+    pieces = most // _PIECE
     for i in range(pieces):
         at = i * (size - _PIECE) // (pieces - 1)
         found.update(memory[at : at + _PIECE])
+    return pieces * _PIECE
