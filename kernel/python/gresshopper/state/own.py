@@ -210,7 +210,7 @@ def places() -> dict[str, Place]:
                 if type(package) is types.ModuleType and getattr(package, "__file__", None) is None:
                     found.setdefault(name, (None, _paths(package.__path__)))
         _finder.places = {name: place for name, place in _finder.places.items() if name not in sys.modules}
-        _placed = own, found, frozenset()
+        _placed = own, dict(sorted(found.items())), frozenset()
         look_for_files()
     return _placed[1]
 

@@ -383,12 +383,13 @@ class Aside:
         """Set all that was put aside, once the variables are there. Returns the names of sections that are others all the
         same."""
         self.back()
-        apply({name: self._kept[name] for name in self._others() if name in self._kept}, lambda _: None)
+        apply({name: self._kept[name] for name in self._others()}, lambda _: None)
         return self._others()
 
     def _others(self) -> list[str]:
-        aside = {*_DRAWN, "contextvars"}  # the next cell finds its own values of these
-        return sorted(k for k, v in read().items() if k not in aside and self._kept.get(k, v) != v)
+        now = read()
+        # The next cell finds its own context variables; `paths` tells of modules that were loaded meanwhile, too.
+        return sorted(k for k in now.keys() & self._kept.keys() - _UNTOLD if self._kept[k] != now[k])
 
     def back(self) -> None:
         """Set what was put aside and holds nothing of the notebook's."""
@@ -411,6 +412,7 @@ def _is_of_values(saved: bytes) -> bool:
 
 #: Sections from which cells draw.
 _DRAWN = ("random", "numpy", "torch")
+_UNTOLD = {*_DRAWN, "contextvars", "paths"}
 #: Sections with which cells run again.
 AGAIN = frozenset(
     {

@@ -173,7 +173,7 @@ def recover(
     set_names(replay.values)
     lost, notices = dict(told.lost), list(told.notices)
     if replay.left:
-        notices.append(rerun.left_over(list(replay.values), replay.left))
+        notices.append(rerun.left_over([name for e in replay._wanted.values() for name in e.names], replay.left))
     for uid, entry in snapshot.units.items():
         if not entry.said.get("redo"):
             continue
