@@ -37,6 +37,7 @@ from . import (
     later,
     leaving,
     names,
+    own,
     pickling,
     planning,
     process,
@@ -507,7 +508,7 @@ class Agent:
 
     def _note(self, delta: capture.Delta, cell: dict[str, Any] | None) -> None:
         """Remember what a capture found."""
-        drawn = {k: v for k, v in delta.process.items() if k in planning.DRAWN}
+        drawn = {k: v for k, v in delta.process.items() if k in process.AGAIN}
         if cell is None and not delta.changed and not delta.removed and not drawn:
             return
         units = [
@@ -585,7 +586,18 @@ class Agent:
 
     def unmovable(self) -> list[str]:
         """Reasons why this kernel would change by a move: the uncapturable objects, in sentences."""
-        return sorted({*self._not_rerunnable(), *self.capture.busy(), *self.capture.away()})
+        unfindable = (f"{names}: {note}" for names, notes in self._unfindable().items() for note in notes)
+        return sorted({*self._not_rerunnable(), *self.capture.busy(), *self.capture.away(), *unfindable})
+
+    def _unfindable(self) -> dict[str, list[str]]:
+        """Notes on variables with parts of modules of the user's own that no import finds again."""
+        found: dict[str, list[str]] = {}
+        for module in sorted(own.without_file()):
+            for unit in self.capture.units.values():
+                held = (self.capture.namespace.get(name) for name in unit.names)
+                if any(t.startswith(f"{module}.") for t in unit.types) or any(_home(v) == module for v in held):
+                    found.setdefault(", ".join(unit.names), []).append(f"the file of the module {module} is gone")
+        return found
 
     def _not_rerunnable(self) -> set[str]:
         """Uncapturable objects that no cells can make again. Asked for before each reply, and found anew after captures."""
@@ -794,7 +806,8 @@ class Agent:
         }
 
     def _notes(self) -> dict[str, list[str]]:
-        return {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
+        found = {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
+        return {**found, **{names: found.get(names, []) + more for names, more in self._unfindable().items()}}
 
     def show(self) -> list[dict[str, Any]]:
         """Each group: its variables, cost and unsavable parts."""
@@ -1087,12 +1100,12 @@ class Agent:
 
 def _take_back_streams() -> None:
     """A cell may have set `sys.stdout` to a file that is lost: the kernel couldn't send any reply."""
-    for name, own in STREAMS.items():
+    for name, stream in STREAMS.items():
         if isinstance(getattr(sys, name), Lost):
-            setattr(sys, name, own)
+            setattr(sys, name, stream)
             print(
                 f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again",
-                file=STREAMS["stderr"] if name == "stdin" else own,
+                file=STREAMS["stderr"] if name == "stdin" else stream,
             )
 
 
@@ -1139,14 +1152,17 @@ def _unstored(unit: capture.Unit) -> int:
 
 def _own_module(value: Any) -> bool:
     """Whether a value is, or comes from, a module of the user's own."""
+    return own_module(value if isinstance(value, types.ModuleType) else sys.modules.get(_home(value)))
+
+
+def _home(value: Any) -> str:
+    """The name of the module that a value is or comes from."""
     if isinstance(value, types.ModuleType):
-        module: Any = value
-    elif isinstance(value, types.FunctionType):
-        module = sys.modules.get(str(value.__module__))
-    else:
-        kind = value if isinstance(value, type) else type(value)
-        module = sys.modules.get(str(type.__getattribute__(kind, "__module__")))
-    return own_module(module)
+        return value.__name__
+    if isinstance(value, types.FunctionType):
+        return str(value.__module__)
+    kind = value if isinstance(value, type) else type(value)
+    return str(type.__getattribute__(kind, "__module__"))
 
 
 #: Names that IPython and Python bind themselves while cells run.

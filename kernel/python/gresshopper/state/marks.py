@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copyreg
 import enum
 import functools
 import gc
@@ -19,16 +20,18 @@ import sys
 import threading
 import types
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Callable
 
+from . import adapters
 from .session import own_module
 
 #: Most objects that are looked at one by one; a larger value is pickled.
 _MOST = 5_000
 #: Most bytes of what is pickled, without arrays' memory.
 _PICKLED = 16 << 20
-#: Most bytes of memory that are read whole. Of larger memory so many bytes are read, in evenly spaced pieces.
-_READ, _PIECE = 64 << 20, 4096
+#: Most bytes of memory that are read whole. Of more memory so many bytes are read, in evenly spaced pieces; a few of each
+#: further array.
+_READ, _PIECE, _FEW = 64 << 20, 4096, 16
 #: Read by their own iterators: a subclass may have another.
 _SETS_OF: tuple[Any, ...] = (set, frozenset)
 _SEQUENCES: tuple[Any, ...] = (list, tuple, collections.deque)
@@ -217,24 +220,104 @@ class _Short(io.BytesIO):
         return super().write(data)
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves out caches."""
+
+    def __init__(self, out: _Short, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(out, protocol=5, buffer_callback=buffers.append)
+        self.fast = True  # which strings are one object differs from process to process
+        self._ways, self._singles = _of_libraries()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, _APART):
+            return NotImplemented
+        single = self._singles.get(id(obj))
+        if single is not None:
+            return str, single  # its content is the process's
+        for kind, way in self._ways:
+            if isinstance(obj, kind):
+                return way(obj)
+        how = copyreg.dispatch_table.get(type(obj))
+        reduced: Any = obj.__reduce_ex__(5) if how is None else how(obj)
+        if not isinstance(reduced, tuple):
+            return reduced
+        return (reduced[0], *(_lasting(type(obj), part) for part in reduced[1:3]), *reduced[3:])
+
+
+_Ways = tuple["list[tuple[Any, Callable[[Any], Any]]]", "dict[int, tuple[str, str]]"]
+_ways: tuple[int, _Ways] = (-1, ([], {}))
+
+
+def _of_libraries() -> _Ways:
+    """How objects of libraries count, and the objects that a library has once for the process, by their ids."""
+    global _ways  # noqa: PLW0603 - libraries are loaded once for the process
+    if _ways[0] != len(sys.modules):
+        known = list(adapters.loaded())
+        places = [("random", "_inst"), *(place for adapter in known for place in adapter.singles)]
+        held = {id(value): place for place in places if (value := _at(*place)) is not None}
+        _ways = len(sys.modules), ([way for adapter in known for way in adapter.marks()], held)
+    return _ways[1]
+
+
+def _at(module: str, path: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _lasting(kind: type, part: Any) -> Any:
+    """An object's attributes without its caches. Their order may differ from process to process."""
+    if type(part) is tuple:
+        return tuple(_lasting(kind, one) for one in part)
+    if type(part) is not dict or not all(type(name) is str for name in part):
+        return part
+    return {name: part[name] for name in sorted(part) if not _is_cache(kind, name)}
+
+
+def _is_cache(kind: type, name: str) -> bool:
+    return (name[:1] == "_" and "cache" in name) or isinstance(getattr(kind, name, None), functools.cached_property)
+
+
+class _WithSets(_Pickler):
+    """Writes a set by the marks of its items."""
+
+    def __init__(self, out: _Short, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(out, buffers)
+        self._left = _WITH_SETS
+
+    def persistent_id(self, obj: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("too large")
+        return sorted(map(_Look().at, list(obj))) if type(obj) in _SETS_OF else None
+
+
+#: Most objects beside a set.
+_WITH_SETS = 100_000
+
+
 def _pickled(value: Any) -> bytes | None:
     """A digest of a value's pickle and of its arrays' memory. None: there is none that is the same in every process."""
-    out, found = _Short(), hashlib.blake2b(digest_size=12)
+    written = _written(_Pickler, value)
+    if written is None or (any(mark in written[0] for mark in _SETS) and _holds_set(written[0], value)):
+        written = _written(_WithSets, value)
+    if written is None:
+        return None
+    found, room = hashlib.blake2b(digest_size=12), _READ
+    for buffer in written[1]:
+        room -= _read(buffer.raw(), found, max(room, _FEW * _PIECE))
+    found.update(written[0])
+    return found.digest()
 
-    def take(buffer: pickle.PickleBuffer) -> None:
-        _read(buffer.raw(), found)
 
+def _written(kind: type[_Pickler], value: Any) -> tuple[bytes, list[pickle.PickleBuffer]] | None:
+    out, buffers = _Short(), list[pickle.PickleBuffer]()
     try:
-        pickler = pickle.Pickler(out, protocol=5, buffer_callback=take)
-        pickler.fast = True  # which strings are one object differs from process to process
-        pickler.dump(value)
+        kind(out, buffers).dump(value)
     except Exception:  # what can't be pickled, holds itself, or is too large
         return None
-    stream = out.getvalue()
-    if any(mark in stream for mark in _SETS) and _holds_set(stream, value):
-        return None
-    found.update(stream)
-    return found.digest()
+    return out.getvalue(), buffers
 
 
 #: Longest pickle that is looked at op by op.
@@ -260,13 +343,15 @@ def _holds_set(stream: bytes, value: Any) -> bool:
 _APART = (type, types.FunctionType, types.ModuleType)
 
 
-def _read(memory: memoryview, found: Any) -> None:
+def _read(memory: memoryview, found: Any, most: int) -> int:
+    """Reads so many bytes, or all. Returns how many."""
     size = memory.nbytes
     found.update(size.to_bytes(8, "little"))
-    if size <= _READ:
+    if size <= most:
         found.update(memory)
-        return
-    pieces = _READ // _PIECE
+        return size
+    pieces = most // _PIECE
     for i in range(pieces):
         at = i * (size - _PIECE) // (pieces - 1)
         found.update(memory[at : at + _PIECE])
+    return pieces * _PIECE

@@ -6,10 +6,15 @@ with those of the save.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.machinery
+import importlib.util
+import os
 import sys
 import time
 import types
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +40,7 @@ _first: dict[str, _Seen] = {}
 _last: dict[str, dict[str, str]] = {}
 
 
-def _modules() -> list[types.ModuleType]:
+def loaded() -> list[types.ModuleType]:
     """The user's own modules that are loaded."""
     global _own  # noqa: PLW0603 - a process has one list of modules
     loaded = (len(sys.modules), next(reversed(sys.modules)))
@@ -47,7 +52,7 @@ def _modules() -> list[types.ModuleType]:
 def see(seconds: float = _NEW) -> list[types.ModuleType]:
     """The user's own modules; remembers the content of new ones."""
     until = time.perf_counter() + seconds
-    found = _modules()
+    found = loaded()
     for module in found:
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
         if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
@@ -58,6 +63,7 @@ def see(seconds: float = _NEW) -> list[types.ModuleType]:
 
 def read() -> dict[str, dict[str, Any]]:
     """Marks of the modules (`is`), names of what has changed since the first look, and their files as of then."""
+    look_for_files()
     until = time.perf_counter() + _ALL
     before = dict(_last)
     names = {module.__name__: module for module in see(_ALL) if module.__name__ in _first}
@@ -105,7 +111,8 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
         )
 
 
-_PYTHON = sys.implementation.cache_tag
+#: By which Python, and in which manner, marks were made.
+_PYTHON = f"{sys.implementation.cache_tag} 2"
 #: Most names in a sentence.
 _NAMED = 8
 
@@ -141,6 +148,99 @@ def _members(kind: type) -> list[tuple[str, Any]]:
         if (not name.startswith("__") or type(value) is types.FunctionType)
         and not isinstance(value, (types.GetSetDescriptorType, types.MemberDescriptorType))
     ]
+
+
+# --- found again ---
+
+#: A module's file (none: a package without one), and the folders of a package.
+Place = tuple["str | None", "list[str] | None"]
+
+
+class Finder:
+    """Finds the user's own modules where they were found first: the cells may have gone to another directory since."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, Place] = {}
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        """A module's spec, if nothing else leads to its file."""
+        file, folders = self.places.get(name, (None, None))
+        if file is None and not folders:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name, path)
+        if found is not None and (_origin(found), _paths(found.submodule_search_locations)) == (file, folders):
+            return None
+        if file is not None:
+            there = os.path.isfile(file)
+            return (
+                importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+                if there
+                else None
+            )
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = folders
+        return spec
+
+
+def _origin(spec: importlib.machinery.ModuleSpec) -> str | None:
+    return spec.origin and os.path.abspath(spec.origin)
+
+
+def _paths(folders: Iterable[str] | None) -> list[str] | None:
+    return None if folders is None else list(map(os.path.abspath, folders))
+
+
+_finder = Finder()
+#: The modules whose places are known, the places, and names of the modules without a file.
+_placed: tuple[Any, dict[str, Place], frozenset[str]] = (None, {}, frozenset())
+
+
+def places() -> dict[str, Place]:
+    """Where the user's own modules and their packages are."""
+    global _placed  # noqa: PLW0603 - a process has one list of modules
+    own = loaded()
+    if _placed[0] is not own:
+        found = dict(_finder.places)
+        for module in own:
+            file, folders = str(module.__file__), _paths(getattr(module, "__path__", None))
+            found[module.__name__] = _absolute(module.__name__, file), folders
+            parents = module.__name__.split(".")[:-1]
+            for name in (".".join(parents[: n + 1]) for n in range(len(parents))):
+                package = sys.modules.get(name)
+                if type(package) is types.ModuleType and getattr(package, "__file__", None) is None:
+                    found.setdefault(name, (None, _paths(package.__path__)))
+        _finder.places = {name: place for name, place in _finder.places.items() if name not in sys.modules}
+        _placed = own, dict(sorted(found.items())), frozenset()
+        look_for_files()
+    return _placed[1]
+
+
+def set_places(known: dict[str, Place]) -> None:
+    """Have imports find modules there."""
+    _finder.places.update(known)
+    if _finder.places and _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+def look_for_files() -> None:
+    """Find out which modules no import would find any more."""
+    global _placed  # noqa: PLW0603
+    own, known, _ = _placed
+    gone = {name for name, (file, _) in known.items() if file is not None and not os.path.isfile(file)}
+    loaders = {name: getattr(sys.modules.get(name), "__loader__", None) for name in gone}
+    _placed = own, known, frozenset(name for name in gone if type(loaders[name]).__module__ != "zipimport")
+
+
+def without_file() -> frozenset[str]:
+    """Names of loaded modules whose files are gone."""
+    places()
+    return _placed[2]
+
+
+@functools.cache
+def _absolute(name: str, file: str) -> str:
+    """A module's file by its first look: later the working directory may be another."""
+    return os.path.abspath(file)
 
 
 def _file(path: str) -> str:

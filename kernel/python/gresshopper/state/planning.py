@@ -21,8 +21,6 @@ TWICE = 2.0
 PLAIN = 0.9
 #: Number of unstored bytes from which on an omission may be worth a trial.
 WORTH = 16 * 1024 * 1024
-#: Sections of the process's state from which cells draw.
-DRAWN = ("random", "numpy", "torch")
 
 SHIP, RECOMPUTE, PLACEHOLDER = "ship", "recompute", "placeholder"
 
@@ -90,6 +88,8 @@ class History:
                 (lost.add if made["lost"] else lost.discard)(made["u"])
                 owner.update({m[2:]: made["u"] for m in made["m"] if m.startswith("n:")})
             owner = {name: uid for name, uid in owner.items() if uid in self.last}
+        #: The same as of the last note.
+        self.now = drawn
 
     def back(self, uid: int) -> list[int]:
         """The notes whose cells must run to rebuild a group, in order: back to versions still in store."""

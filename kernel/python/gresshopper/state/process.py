@@ -28,7 +28,7 @@ from typing import Any, Callable
 
 from gresshopper import started
 
-from . import adapters, contexts, libraries, loggers, own, recipes, settings, standard, unswept, yielding
+from . import adapters, contexts, contextual, libraries, loggers, own, recipes, settings, standard, unswept, yielding
 from .adapters import Adapter, Section
 from .session import NotHereError, reason
 
@@ -336,16 +336,103 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         if name not in sections:
             continue
         try:
-            section = known[name]
-            if section.soon or not _is_so(name, section, sections[name]):
-                state = pickle.loads(sections[name])
-                if isinstance(state, Unwritten):
-                    raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
-                section.set(state)
+            _put(name, known[name], sections[name])
         except NotHereError as e:
             notice(str(e))
         except Exception as e:
             notice(f"the process's {name} settings couldn't be restored: {e}")
+
+
+def _put(name: str, section: Section, saved: bytes) -> None:
+    """
+    # Errors
+    `NotHereError` names what isn't there; and whatever setting raises.
+    """
+    if section.soon or not _is_so(name, section, saved):
+        state = pickle.loads(saved)
+        if isinstance(state, Unwritten):
+            raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
+        section.set(state)
+
+
+class Aside:
+    """The process's settings, put aside while cells run again in those that they ran in."""
+
+    def __init__(self) -> None:
+        self._kept = read()
+        self._environ = dict(os.environ)
+        self._handlers = _handlers()
+
+    def set(self, sections: dict[str, bytes]) -> str | None:
+        """Set what was read before a cell. Returns why it can't be so, if it can't."""
+        known = _sections(adapters.known())
+        for name in (name for name in known if name in AGAIN and name in sections):
+            try:
+                if not _is_of_values(sections[name]):
+                    if self._kept.get(name) != sections[name]:
+                        return f"the process's {name} settings can't be as they were"
+                    continue
+                _put(name, known[name], sections[name])
+            except NotHereError:  # the restore told it
+                pass
+            except Exception as e:
+                return f"the process's {name} settings can't be as they were: {reason(e)}"
+        return None
+
+    def end(self) -> list[str]:
+        """Set all that was put aside, once the variables are there. Returns the names of sections that are others all the
+        same."""
+        self.back()
+        apply({name: self._kept[name] for name in self._others()}, lambda _: None)
+        return self._others()
+
+    def _others(self) -> list[str]:
+        now = read()
+        # The next cell finds its own context variables; `paths` tells of modules that were loaded meanwhile, too.
+        return sorted(k for k in now.keys() & self._kept.keys() - _UNTOLD if self._kept[k] != now[k])
+
+    def back(self) -> None:
+        """Set what was put aside and holds nothing of the notebook's."""
+        for logger in loggers.known().values():
+            logger.handlers[:], logger.filters[:] = self._handlers.get(logger, ([], []))
+        for name in {*self._environ, *os.environ}:
+            _set_variable(name, self._environ.get(name))
+        time.tzset()
+        apply({k: v for k, v in self._kept.items() if k in AGAIN and _is_of_values(v)}, lambda _: None)
+
+
+def _handlers() -> dict[Any, tuple[list[Any], list[Any]]]:
+    return {logger: (list(logger.handlers), list(logger.filters)) for logger in loggers.known().values()}
+
+
+def _is_of_values(saved: bytes) -> bool:
+    """Whether a section holds nothing of the notebook's."""
+    return settings.__name__.encode() not in saved and Unwritten.__name__.encode() not in saved
+
+
+#: Sections from which cells draw.
+_DRAWN = ("random", "numpy", "torch")
+_UNTOLD = {*_DRAWN, "contextvars", "paths"}
+#: Sections with which cells run again.
+AGAIN = frozenset(
+    {
+        "paths",
+        "environ",
+        "python",
+        "logging",
+        "interpreter",
+        "logs",
+        "csv",
+        "calendar",
+        "xml.etree.ElementTree",
+        "codecs",
+        "decimal",
+        *_DRAWN,
+        "pandas._config.config",
+        "matplotlib",
+        "sklearn._config",
+    }
+)
 
 
 def for_cells(sections: dict[str, bytes]) -> None:
@@ -395,6 +482,7 @@ def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> Non
 
 def _set_paths(state: Any) -> None:
     sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
+    own.set_places(state.get("modules", {}))
     os.chdir(state["cwd"])
 
 
@@ -451,7 +539,7 @@ def _elsewhere() -> Any:
 
 #: Sections of the interpreter and the standard library, in the order in which they are set.
 _OWN: dict[str, Section] = {
-    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path)}, _set_paths),
+    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": own.places()}, _set_paths),
     "environ": Section(_environ, _set_environ),
     "python": Section(lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True),
@@ -474,6 +562,12 @@ _OWN: dict[str, Section] = {
     "own modules": Section(_elsewhere, own.set_, soon=True),
     "decimal": Section(
         functools.partial(contexts.read, "decimal", _decimal), _set_decimal, soon=True, in_context=_set_decimal
+    ),
+    "contextvars": Section(
+        functools.partial(contexts.read, "contextvars", contextual.read),
+        contextual.set_,
+        soon=True,
+        in_context=contextual.set_in_context,
     ),
     "random": Section(_random, _set_random, soon=True),
 }

@@ -27,7 +27,8 @@ def described(history: planning.History, cells: Sequence[int], ref: Callable[[by
     found = []
     for i in cells:
         cell = dict(history.notes[i]["cell"])
-        drew = {k: v for k, v in history.before[i].items() if k in history.notes[i]["drawn"]}
+        changed = history.notes[i]["drawn"]
+        drew = {k: v for k, v in history.before[i].items() if k in changed or history.now.get(k) != v}
         cell["reads"] = sorted(u for u, at in history.reads[i] if history.last.get(u) == at)
         cell["drawn"] = {k: ref(v) for k, v in drew.items()}
         cell["made"] = [
@@ -83,29 +84,34 @@ class Replay:
         self._flags = rerun.flags_of(lambda: restore.stream(snapshot.sections[rerun.FUTURES], store))
         self.values: dict[str, Any] = {}
         self.failed: dict[int, str] = {}
+        #: Sections of the process that the cells changed.
+        self.left: list[str] = []
 
     def run(self) -> None:
         """Run the cells; what could be rebuilt is in `values`, why not in `failed`."""
         if not self._wanted:
             return
-        kept = process.read()
+        aside = process.Aside()
         namespace = self._session.namespace
         live = dict(namespace)
         try:
             with rerun.emptied(namespace, self._snapshot):
                 loader = restore.Loader(self._snapshot, self._store, self._session, lazy=False, live=live)
                 for cell in self._snapshot.redo["cells"]:
-                    self._cell(cell, loader, namespace)
+                    self._cell(cell, loader, namespace, aside)
+                aside.back()
                 for uid, entry in self._wanted.items():
                     if uid not in self.failed:
                         self._take(uid, entry, namespace)
         finally:
-            process.apply({k: v for k, v in kept.items() if k in planning.DRAWN}, lambda _: None)
+            self.left = aside.end()
 
-    def _cell(self, cell: Mapping[str, Any], loader: restore.Loader, scratch: dict[str, Any]) -> None:
+    def _cell(
+        self, cell: Mapping[str, Any], loader: restore.Loader, scratch: dict[str, Any], aside: process.Aside
+    ) -> None:
         if all(uid in self.failed for uid in self._needing(cell)):
             return
-        why = effects.barred(cell)
+        why = effects.barred(cell) or rerun.other_modules(cell, self._snapshot, self._store)
         try:
             if why is not None:
                 raise _Mismatch(why)
@@ -113,7 +119,10 @@ class Replay:
                 if uid not in self._wanted:
                     scratch.update(loader.values(uid))
             drawn = {k: self._snapshot.redo_bytes(ref, self._store) for k, ref in cell["drawn"].items()}
-            process.apply(drawn, lambda _: None)
+            aside.back()
+            why = aside.set(drawn)
+            if why is not None:
+                raise _Mismatch(why)
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 file = cell.get("file") or "<re-run>"
                 exec(compile(cell["source"], file, "exec", self._flags, dont_inherit=True), scratch)
@@ -163,6 +172,8 @@ def recover(
     replay.run()
     set_names(replay.values)
     lost, notices = dict(told.lost), list(told.notices)
+    if replay.left:
+        notices.append(rerun.left_over([name for e in replay._wanted.values() for name in e.names], replay.left))
     for uid, entry in snapshot.units.items():
         if not entry.said.get("redo"):
             continue

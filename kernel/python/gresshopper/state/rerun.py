@@ -16,8 +16,8 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from . import effects, form, pickling, process, restore
-from .session import reason
+from . import effects, form, own, pickling, process, restore
+from .session import NotHereError, reason
 from .store import Store, StoreError
 
 #: Most cells to run again for one group.
@@ -40,7 +40,7 @@ def recover(
         if not wanted:
             continue
         try:
-            values = _chain(snapshot, uid, entry, store, session)
+            values = _chain(snapshot, uid, entry, store, session, notices.append)
         except _Barred as e:
             for name in wanted:
                 lost[name] += f"; {e}"
@@ -85,7 +85,12 @@ def _is_whole(records: Sequence[form.Record], wanted: set[str]) -> bool:
 
 
 def _chain(
-    snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store, session: pickling.Session
+    snapshot: restore.Snapshot,
+    uid: int,
+    entry: restore.Entry,
+    store: Store,
+    session: pickling.Session,
+    notice: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run, in order, each cell that may have touched the unit, from its maker on."""
     records = snapshot.records
@@ -108,12 +113,24 @@ def _chain(
         stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
     state: dict[str, Any] = {}
     live = dict(session.namespace)
-    with emptied(session.namespace, snapshot):
-        for i in cells:
-            state = _run_cell(records, i, wanted, state, store, session, live, snapshot)
-        _fill_shown(entry, stood, state)
-        _same(entry, state, session, store)
+    aside = process.Aside()
+    try:
+        with emptied(session.namespace, snapshot):
+            for i in cells:
+                state = _run_cell(records, i, wanted, state, store, session, live, snapshot, aside)
+            aside.back()
+            _fill_shown(entry, stood, state)
+            _same(entry, state, session, store)
+    finally:
+        left = aside.end()
+        if left:
+            notice(left_over(entry.names, left))
     return state
+
+
+def left_over(names: Sequence[str], sections: Sequence[str]) -> str:
+    """A notice on settings that cells left behind as they ran again."""
+    return f"{', '.join(names)}: running its cells again changed the process's {', '.join(sections)} settings"
 
 
 def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any]) -> None:
@@ -166,6 +183,7 @@ def _run_cell(
     session: pickling.Session,
     live: Mapping[str, Any],
     snapshot: restore.Snapshot,
+    aside: process.Aside,
 ) -> dict[str, Any]:
     before = restore.Snapshot(records[:at])
     cell = records[at].head["cell"]
@@ -186,8 +204,10 @@ def _run_cell(
         sections = before.process(store)
     except StoreError as e:
         raise _Barred(f"it needs what the process kept: {reason(e)}") from None
-    kept = process.read()
-    process.apply({k: v for k, v in sections.items() if k in ("random", "numpy", "torch")}, lambda _: None)
+    aside.back()
+    why = other_modules(cell, snapshot, store) or aside.set(sections)
+    if why is not None:
+        raise _Barred(why)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             file, flags = cell.get("file") or "<re-run>", flags_of(lambda: sections[FUTURES])
@@ -199,9 +219,26 @@ def _run_cell(
     except BaseException as e:
         raise _Barred(f"running its cell again failed: {reason(e)}") from None
     finally:
-        process.apply({k: v for k, v in kept.items() if k in ("random", "numpy", "torch")}, lambda _: None)
         for name in set(scratch) - fixed:
             del scratch[name]
+
+
+def other_modules(cell: Mapping[str, Any], snapshot: restore.Snapshot, store: Store) -> str | None:
+    """Why a cell can't run again as it did, if it uses modules of the user's own, and these may have been others then."""
+    held = snapshot.sections.get("own modules")
+    if effects.LOCAL not in cell.get("uses", ()) or held is None:
+        return None
+    state = pickle.loads(restore.stream(held, store))
+    changed = [f"{name}.{attr}" for name, saved in state.items() for attr in saved["changed"]]
+    try:
+        own.set_(state)
+    except NotHereError as e:
+        changed.append(str(e).partition(":")[0])
+    return f"it uses the user's own modules, and {', '.join(changed[:MOST_NAMED])} changed" if changed else None
+
+
+#: Most names in a reason.
+MOST_NAMED = 8
 
 
 #: The section of what cells imported from `__future__`.

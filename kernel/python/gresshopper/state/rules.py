@@ -13,6 +13,7 @@ import ctypes
 import enum
 import functools
 import gc
+import importlib.util
 import io
 import operator
 import os
@@ -34,7 +35,7 @@ from . import adapters, contexts, iterators, names, native, places, recipes, set
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
-from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable
+from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
 from .writing import Writing
 
@@ -148,8 +149,11 @@ class Rules(Writing):
         if len(self.shapes) < MANY:
             self.shapes.append((obj, shapes.of(obj)))
 
-    def _by_place(self, obj: Any) -> tuple[Any, ...]:
+    def _by_place(self, obj: Any) -> Any:
         where = _SINGLETONS[id(obj)][1]
+        if not _is_marker(obj, where[0]):  # not any more
+            del _SINGLETONS[id(obj)]
+            return self.reducer_override(obj)
         if id(obj) not in _STATEFUL:
             self.unlinked.add(id(obj))  # each group finds the very object again
             return recipes.module_value, where
@@ -448,6 +452,8 @@ class Rules(Writing):
 
     def _module(self, module: Any) -> Any:
         if not of_notebook(module):
+            if module.__name__ not in sys.modules and not _is_findable(module.__name__):
+                return self.lose(module, "no import finds it again")
             parts = _named_parts(module, self.session.namespace.get("In", ()))
             return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
         if any(held is vars(module) for held in self.session.namespace.values()):
@@ -547,6 +553,12 @@ def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str,
     return tuple(sorted(part for part in parts if part in sys.modules))
 
 
+def _is_findable(name: str) -> bool:
+    """Whether an import would find a module that isn't loaded under its name."""
+    parent = name.rpartition(".")[0]
+    return (not parent or parent in sys.modules) and importlib.util.find_spec(name) is not None
+
+
 def of_notebook(module: types.ModuleType) -> bool:
     """Whether a module was made in the notebook rather than imported."""
     name = vars(module).get("__name__")
@@ -639,12 +651,20 @@ def _may_be_single(t: Any) -> bool:
 _LARGEST = _Probe.__basicsize__
 
 
+def _is_marker(value: Any, home: str) -> bool:
+    """Whether a variable leaves an object to its module. Of the user's own module, only one without content."""
+    if not own_module(sys.modules.get(home)):
+        return True
+    reduced: Any = value.__reduce_ex__(5)
+    return len(reduced[1]) == 1 and not any(reduced[2:])
+
+
 def _find_singles(t: type) -> None:
-    """Notes the instances of a library's class that variables of its module hold: markers for comparisons, and objects of
-    which the library has one."""
+    """Notes the instances of a class that variables of its module hold: markers for comparisons, and objects of which a
+    library has one."""
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
-        if type(value) is t and not getattr(value, "__dict__", None):
+        if type(value) is t and not getattr(value, "__dict__", None) and _is_marker(value, t.__module__):
             _keep_single(value, (t.__module__, name))
     for value, where in singles.find(t):
         _keep_single(value, where)

@@ -7,11 +7,13 @@ attributes are set again; of the others a fingerprint is compared, and a differe
 from __future__ import annotations
 
 import hashlib
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
-from . import settings
+from . import marks, settings
+from .session import own_module
 
 #: An object's place: its module, and the path in it.
 Place = tuple[str, str]
@@ -27,7 +29,9 @@ _missing = object()
 def find(t: type) -> Iterator[tuple[Any, Place]]:
     """The instances of a library's class with attributes that the class's module holds, or the library's first."""
     home: Any = t.__module__
-    for _, _, value in settings.home_variables(home) if isinstance(home, str) else ():
+    if not isinstance(home, str) or own_module(sys.modules.get(home)):
+        return  # of an object of the user's own module, the variable's content counts
+    for _, _, value in settings.home_variables(home):
         if type(value) is t and getattr(value, "__dict__", None):
             where = settings.library_object(value)
             if where is not None:
@@ -84,7 +88,7 @@ def is_plain(value: Any, depth: int = _DEPTH) -> bool:
 
 
 def _print(value: Any) -> str:
-    """Tells a value from another as far as it is plain, names of functions and classes, and attributes."""
+    """Tells a value from another as far as it is plain, an array, names of functions and classes, and attributes."""
     left = [_MOST]
     return hashlib.blake2b(_described(value, _DEPTH, left).encode("utf-8", "replace"), digest_size=8).hexdigest()
 
@@ -105,6 +109,8 @@ def _described(value: Any, depth: int, left: list[int]) -> str:
         return f"{{{','.join(sorted(_described(item, depth - 1, left) for item in value))}}}"
     if kind in _CONTAINERS:
         return f"[{','.join(_described(item, depth - 1, left) for item in value)}]"
+    if hasattr(kind, "__array__"):
+        return f"{kind.__module__}.{kind.__qualname__}{marks.mark(value)}"
     inside = getattr(value, "__dict__", None)
     below = _described(inside, depth - 1, left) if type(inside) is dict else ""
     return f"{kind.__module__}.{kind.__qualname__}{below}"

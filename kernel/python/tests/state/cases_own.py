@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cases import NP, case, hidden
+from cases import case, hidden
 
 #: A module with members of every kind.
 MODULE = """
@@ -77,6 +77,9 @@ def at_once(x):
 NAMED: dict[str, str] = {}
 
 
+LIBRARIES = ("numpy", "pandas", "networkx", "matplotlib", "sympy", "scipy", "torch")
+
+
 def module(name: str, change: str, check: str, named: str = "", more: str = "") -> None:
     """A change to the module above, and what `more` adds to it."""
     path = "hop_" + "".join(ch for ch in name if ch.isalpha())
@@ -85,7 +88,7 @@ def module(name: str, change: str, check: str, named: str = "", more: str = "") 
         f"sys.path.insert(0,os.getcwd())\nimport {path} as m"
     )
     NAMED[f"own module/{name}"] = named and f"{path}.{named}"
-    needs = NP if "numpy" in more else ""
+    needs = " ".join(library for library in LIBRARIES if f"import {library}" in more)
     hidden(f"own module/{name}", begin, change=change, check=check, needs=needs, reported=bool(named))
 
 
@@ -128,6 +131,101 @@ hidden(
     reported=True,
 )
 NAMED["own module/another file of one that no variable needs"] = "the module hop_unneeded"
+
+# --- libraries' objects that keep what they were asked for ------------------------------------------------------------
+
+GRAPH = "import networkx as nx\nG=nx.path_graph(4)\n"
+FRAME = "import pandas as pd\nDAYS=pd.date_range('2020','2021')\nDF=pd.DataFrame({'a':range(367)},index=DAYS)\n"
+COLOURS = "import matplotlib\nMAP=matplotlib.colormaps['viridis']\n"
+SYMBOL, NORMAL = "import sympy\nX=sympy.Symbol('x',positive=True)\n", "import scipy.stats\nN=scipy.stats.norm(0,1)\n"
+TENSOR = "import numpy\nimport torch\ntorch.manual_seed(0)\nT=torch.ones(3)\nNET=torch.nn.Linear(2,2)\n"
+
+module("a graph that is read", "list(m.G.edges); list(m.G.nodes)", "out=len(m.G.edges)", "", GRAPH)
+module("a graph", "m.G.add_edge(0,3)", "out=len(m.G.edges)", "G", GRAPH)
+module(
+    "a table of days that is read",
+    "m.DF.loc['2020-01-02']; m.DAYS.get_loc('2020-01-02')",
+    "out=len(m.DF)",
+    "",
+    FRAME,
+)
+module("a table of days", "m.DF['b']=3", "out=list(m.DF)", "DF", FRAME)
+module("a colormap that is read", "m.MAP(0.3)", "out=m.MAP(0.3)", "", COLOURS)
+module("a colormap", "m.MAP.set_bad('red')", "out=m.MAP(float('nan'))", "MAP", COLOURS)
+module("a symbol that is read", "hash(m.X+1); m.X.is_real", "out=str(m.X)", "", SYMBOL)
+module("a distribution that is read", "m.N.rvs(3); m.N.mean()", "out=m.N.args", "", NORMAL)
+module("a distribution", "m.N.kwds['scale']=3", "out=m.N.kwds", "N", NORMAL)
+module("a net that is read", "m.T.sum(); m.NET(m.torch.ones(2))", "out=m.T.tolist()", "", TENSOR)
+module("a tensor", "m.T[1]=5", "out=m.T.tolist()", "T", TENSOR)
+module("a net", "m.NET.weight.data[0,0]=5", "out=m.NET.weight[0,0].item()", "NET", TENSOR)
+
+# --- objects of the user's own classes that a variable holds, too -----------------------------------------------------
+
+
+def shared(name: str, source: str, change: str, check: str, needs: str = "") -> None:
+    """An object `one` of a module: the variable's content comes back, and the module's is told."""
+    path = "hop_" + "".join(ch for ch in name if ch.isalpha())
+    NAMED[f"own object/{name}"] = f"{path}.one"
+    begin = f"import sys,os\nopen('{path}.py','w').write({source!r})\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())"
+    hidden(f"own object/{name}", f"{begin}\nfrom {path} import one", change=change, check=check, needs=needs)
+
+
+shared(
+    "with what isn't plain",
+    "import threading\nclass A:\n    def __init__(s): s.fs,s.seen,s.lock={},{'a'},threading.Lock()\none=A()",
+    "one.fs[len]=lambda x: x+1; one.seen.add('b'); one.more=bytearray(b'x')",
+    "out=one.fs[len](1),sorted(one.seen),one.more",
+)
+shared("without content at first", "class A: pass\none=A()", "one.x=[1]", "out=getattr(one,'x',None)")
+shared("of a list's class", "class A(list): pass\none=A()", "one.append(3)", "out=list(one)")
+shared(
+    "a net, with its optimiser's parameters",
+    "import torch\ntorch.manual_seed(0)\nclass Net(torch.nn.Module):\n    def __init__(s):\n        super().__init__(); s.l=torch.nn.Linear(2,1)\none=Net()",
+    "import torch\nopt=torch.optim.SGD(one.parameters(),lr=1)\none.l(torch.ones(2)).sum().backward()\nopt.step()",
+    "out=one.l.weight.tolist(),opt.param_groups[0]['params'][0] is one.l.weight",
+    "torch numpy",
+)
+
+# --- modules that the path doesn't lead to any more --------------------------------------------------------------------
+
+MODEL = "class Model:\n    def __init__(s): s.w=[0]\n    def fit(s): s.w.append(1); return s\n"
+WRITE = f"import os,sys\nsys.dont_write_bytecode=True\nos.makedirs('data/hop_part',exist_ok=True); os.makedirs('code/hop_part',exist_ok=True); os.makedirs('src',exist_ok=True)\ndef write(name): open(name,'w').write({MODEL!r})\n"
+
+case(
+    "own place/another directory",
+    f"{WRITE}write('hop_model.py')\nsys.path.insert(0,'')\nimport hop_model\nm=hop_model.Model().fit()",
+    "os.chdir('data')",
+    check="out=m.w,hop_model.__file__[-13:]",
+)
+case(
+    "own place/another directory with a file of the same name",
+    f"{WRITE}write('hop_same.py')\nopen('data/hop_same.py','w').write('WRONG=1')\nsys.path.insert(0,'')\nimport hop_same\nm=hop_same.Model().fit()",
+    "os.chdir('data')",
+    check="import hop_same as again\nout=m.w,again is hop_same,hasattr(again,'WRONG')",
+)
+case(
+    "own place/a folder of the path by its relative name",
+    f"{WRITE}write('src/hop_relative.py')\nsys.path.append('src')\nfrom hop_relative import Model\nm=Model().fit()",
+    "os.chdir('data')",
+    check="out=m.w,type(m) is Model",
+)
+case(
+    "own place/a package without a file, and one with another part",
+    f"{WRITE}write('code/hop_part/deep.py')\nsys.path.insert(0,'code')\nimport hop_part.deep\nm=hop_part.deep.Model().fit()",
+    "os.chdir('data')\nsys.path.insert(0,os.getcwd())",
+    check="out=m.w,type(m) is hop_part.deep.Model",
+)
+case(
+    "own place/by its file alone",
+    f"{WRITE}write('data/hop_plugin.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_by_file','data/hop_plugin.py')\nplugin=sys.modules['hop_by_file']=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nm=plugin.Model().fit()",
+    check="out=m.w,type(m) is plugin.Model",
+)
+case(
+    "own place/by its file alone, under no name",
+    f"{WRITE}write('data/hop_nameless.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_no_name','data/hop_nameless.py')\nplugin=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nx=1",
+    check="out=x,plugin.Model().fit().w",
+    reported=True,
+)
 
 # --- what the interpreter and the notebook both hold ------------------------------------------------------------------
 

@@ -269,3 +269,16 @@ case(
     check="out=type(pd.api.types.pandas_dtype('hop_type')) is HopType\nimport pandas.core.dtypes.base as b\nb._registry.dtypes[:]=[t for t in b._registry.dtypes if t.__name__!='HopType']",
     needs=PD,
 )
+
+# --- settings of cells that run again ---------------------------------------------------------------------------------
+
+GEN = "def gen(*held):\n    while True:\n        yield held\n"
+case(
+    "again/in the cell's settings, and back",
+    f"import decimal,logging,os,sys\nfrom decimal import Decimal\nimport numpy as np\nimport pandas as pd\n{GEN}os.makedirs('a'); os.makedirs('b'); base=os.getcwd()",
+    "os.environ['MODE']='train'; decimal.getcontext().prec=4; os.chdir('a')",
+    "g=gen(os.environ['MODE'],Decimal(1)/3,os.path.relpath(os.getcwd(),base)); first=next(g)\npd.set_option('display.max_rows',7); np.set_printoptions(precision=2); os.chdir('../b')\nos.environ['N']=os.environ.get('N','')+'x'; logging.getLogger('hop_again').addHandler(logging.StreamHandler())",
+    "os.environ['MODE']='test'; decimal.getcontext().prec=20; pd.set_option('display.max_rows',50); np.set_printoptions(precision=6)",
+    check="out=next(g),os.environ['N'],os.environ['MODE'],decimal.getcontext().prec,pd.get_option('display.max_rows'),np.get_printoptions()['precision'],os.path.relpath(os.getcwd(),base),len(logging.getLogger('hop_again').handlers)\ndecimal.getcontext().prec=28\nlogging.getLogger('hop_again').handlers.clear()",
+    needs=PD,
+)

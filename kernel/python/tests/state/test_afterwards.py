@@ -105,6 +105,35 @@ def test_what_belongs_to_the_cells_context_is_there(
     assert printed(once, "print(Decimal(1) / 3)").strip() == "0.3333333"
 
 
+def test_context_variables_have_their_values_again(
+    start: Callable[..., Kernel],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kernel = start()
+    (kernel.base / "of_context.py").write_text(
+        "from contextvars import ContextVar\nuser = ContextVar('user', default='nobody')\n"
+    )
+    kernel.begin(patience_ms=None)
+    for cell in (
+        "from contextvars import ContextVar\ncv, other, unset = ContextVar('cv', default=3), ContextVar('other'), ContextVar('unset')",
+        "import of_context; shared = [1]",
+        "before = cv.set(5)",
+        "of_context.user.set(shared);",
+        "other.set(i for i in [1, 2]); x = 1",
+        "x",
+    ):
+        assert kernel.run(cell)[1] == "ok", kernel.replied
+    check = "print(cv.get(), of_context.user.get() is shared, unset.get('none'), other.get('none') == 'none')"
+    told, once = told_and_restored(kernel, start, tmp_path / "one")
+    assert "other: the value of a context variable isn't saved, set it again" in told["notices"]
+    kernel.events += once.events
+    again = restored(kernel, start, tmp_path / "two")
+    assert printed(kernel, check) == "5 True none False\n"
+    assert printed(once, check) == printed(again, check) == "5 True none True\n"
+    once.run("cv.set(6)")
+    assert printed(once, "print(cv.get())") == "6\n"
+
+
 IN_A_CELL = """
 from IPython.core.interactiveshell import InteractiveShell
 with InteractiveShell().builtin_trap:

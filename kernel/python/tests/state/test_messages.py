@@ -341,6 +341,25 @@ def test_what_keeps_a_kernel_from_moving_is_said(start: Callable[..., Kernel]) -
     assert kernel.of("cell")[-1][0]["unmovable"] == []
 
 
+def test_a_module_without_its_file_keeps_a_kernel_from_moving(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    (kernel.base / "helpers.py").write_text("class Model: pass\n")
+    kernel.begin()
+    kernel.run("from helpers import Model; m, x = Model(), 1")
+    assert kernel.ask("flush")["unmovable"] == []
+    (kernel.base / "helpers.py").unlink()
+    kernel.run("x = 2")
+    said = kernel.ask("flush")["unmovable"]
+    assert said == [f"{name}: the file of the module helpers is gone" for name in ("Model", "m")]
+    kernel.run("del Model, m; import importlib.util as found; open('plug.py', 'w').close()")
+    kernel.run("plugin = found.module_from_spec(found.spec_from_file_location('another', 'plug.py'))")
+    assert kernel.of("cell")[-1][0]["unmovable"] == []  # its cell makes it again
+    kernel.run(
+        "del plugin; open('seen', 'w').close(); plugin = found.module_from_spec(found.spec_from_file_location('another', 'plug.py'))"
+    )
+    assert kernel.of("cell")[-1][0]["unmovable"] == ["plugin: a module: no import finds it again"]
+
+
 def test_a_flush_finds_what_no_name_showed(start: Callable[..., Kernel]) -> None:
     kernel = start()
     kernel.begin()

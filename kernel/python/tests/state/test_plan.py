@@ -177,6 +177,56 @@ def test_a_generator_over_a_file_that_changed_is_told(tmp_path: Path) -> None:
     assert "was changed since" in restored["lost"]["g"] and restored["out"] == "'Lost'"
 
 
+GEN = "def gen(*held):\n    while True:\n        yield held\n"
+
+
+def test_cells_run_again_in_their_own_settings_and_leave_none(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    saved, restored = both(
+        tmp_path,
+        f"import decimal, logging, os, sys\nfrom decimal import Decimal\n{GEN}base = os.getcwd()",
+        "os.environ['MODE'] = 'train'; decimal.getcontext().prec = 4; os.chdir('a')",
+        """g = gen(os.environ['MODE'], Decimal(1) / 3, os.path.relpath(os.getcwd(), base)); next(g)
+        sys.setrecursionlimit(1500); os.chdir('../b'); os.environ['N'] = os.environ.get('N', '') + 'x'
+        os.environ['NEW'] = '1'; logging.getLogger('hop').addHandler(logging.StreamHandler())
+        decimal.getcontext().prec += 1""".replace("        ", ""),
+        "os.environ['MODE'] = 'test'; decimal.getcontext().prec = 20; sys.setrecursionlimit(1600); del os.environ['NEW']",
+        check="""now = os.environ['N'], 'NEW' in os.environ, decimal.getcontext().prec, sys.getrecursionlimit()
+out = next(g), now, os.path.relpath(os.getcwd(), base), len(logging.getLogger('hop').handlers)""",
+    )
+    assert named(saved["rebuilt"]) == {"g"} and not restored["lost"]
+    assert restored["notices"] == ["g: rebuilt by running the cells again"]
+    wanted = "(('train', Decimal('0.3333'), 'a'), ('x', False, 20, 1600), 'b', 1)"
+    assert saved["out"] == restored["out"] == wanted
+
+
+def test_what_cells_that_ran_again_leave_behind_is_told(tmp_path: Path) -> None:
+    saved, restored = both(
+        tmp_path,
+        f"import csv\n{GEN}",
+        "csv.register_dialect('hop', delimiter=';'); g = gen(1); next(g)",
+        "csv.unregister_dialect('hop')",
+        check="out = next(g)",
+    )
+    assert saved["out"] == restored["out"] == "(1,)"
+    assert "g: running its cells again changed the process's csv settings" in restored["notices"]
+
+
+def test_a_generator_of_a_module_that_changed_since_is_told(tmp_path: Path) -> None:
+    (tmp_path / "settings_of.py").write_text("N, DONE = 1, []\n")
+    saved, restored = both(
+        tmp_path,
+        f"import sys; sys.path.insert(0, '')\nimport settings_of\n{GEN}",
+        "settings_of.N = 3",
+        "g = gen(settings_of.N); next(g)",
+        "settings_of.N = 100",
+        check="out = next(g)",
+    )
+    assert saved["out"] == "(3,)" and restored["out"] != "(100,)"
+    assert "settings_of.N changed" in restored["lost"]["g"]
+
+
 def test_what_was_shown_is_still_the_variable(tmp_path: Path) -> None:
     saved, restored = both(
         tmp_path, "import numpy as np", f"x = np.arange({BIG})\nx", check="out = Out[2] is x, int(x[-1])"

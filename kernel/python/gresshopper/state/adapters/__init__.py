@@ -52,6 +52,8 @@ class Adapter:
     #: Rules for types that can only be told by name.
     by_name: dict[str, Rule] = field(default_factory=dict)
     sections: dict[str, Section] = field(default_factory=dict)
+    #: How objects count in a mark, if not as they are pickled: each as `__reduce_ex__` would say it.
+    marks: Callable[[], list[tuple[Any, Callable[[Any], Any]]]] = list
 
 
 #: The adapters, and the modules of which one has to be loaded for the adapter to matter. Where two would take an

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import copyreg
 import functools
 import itertools
@@ -11,7 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 from .. import recipes
 from ..session import MAIN, NotHereError
@@ -352,6 +353,19 @@ def _bases() -> list[tuple[Any, Rule]]:
     return [(kind, rule) for kind, rule in rules if kind is not None]
 
 
+def _marked(made: Any) -> Any:
+    """A colormap, which makes its table at its first use."""
+    if not made._isinit:
+        made = copy.copy(made)
+        made._init()
+    return made.__reduce_ex__(5)
+
+
+def _marks() -> list[tuple[Any, Callable[[Any], Any]]]:
+    colormap = getattr(sys.modules.get("matplotlib.colors"), "Colormap", None)
+    return [] if colormap is None else [(colormap, _marked)]
+
+
 def _know() -> None:
     _matplotlib_defaults(sys.modules["matplotlib"])
 
@@ -380,6 +394,7 @@ ADAPTER = Adapter(
     modules=("matplotlib", "matplotlib.figure"),
     exact=_exact,
     bases=_bases,
+    marks=_marks,
     singles=(
         ("matplotlib", "rcParams"),
         ("matplotlib.markers", "_empty_path"),
