@@ -467,7 +467,10 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         # The environment of a restart may still have the path of the first start.
         path = self._path or env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
-            path = env.get("JPY_SESSION_NAME", "")
+            # A console has no file, and in each page the first one is called "Console 1". A notebook on a drive of its
+            # own, such as jupyter-collaboration's, may have its file elsewhere.
+            named = env.get("JPY_SESSION_NAME", "")
+            path = named if named.endswith(".ipynb") or os.path.isfile(named) else ""
         self._path = path
         return {"path": path, "kernelspec": self.parent.kernel_name} if path else None
 
