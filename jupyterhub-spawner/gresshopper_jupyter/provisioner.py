@@ -171,6 +171,7 @@ class Front:
         """The notebook has another path: there its next opening looks for the kernel."""
         # A front that follows is started with it; the present one is told.
         self._start["notebook"] = {**self._start["notebook"], "path": path}
+        self._start["launch"] = {**self._start["launch"], "name": os.path.basename(path)}
         self._say(f"notebook {json.dumps(path)}")
 
     def _say(self, line: str) -> None:
@@ -448,7 +449,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         launch: dict[str, Any] = {
             "argv": cmd,
             "cwd": cwd or os.getcwd(),
-            "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
+            "name": os.path.basename(self._path or env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
             "durable": env.get(DURABLE, self.durable),
         }

@@ -578,6 +578,7 @@ impl Front {
             | Note::Interrupt
             | Note::End
             | Note::Sleep { .. }
+            | Note::Renamed { .. }
             | Note::HandedBefore { .. }
             | Note::MayBegin { .. }
             | Note::Heard { .. }
