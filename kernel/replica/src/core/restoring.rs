@@ -221,8 +221,9 @@ impl Core {
 
     /// Tells the user what has to be read before the next reply.
     pub(super) fn tell_notices(&mut self, header: &Bytes) {
-        let notices = self.durable.as_mut().map(|d| std::mem::take(&mut d.notices));
-        for notice in notices.unwrap_or_default() {
+        let of_log = self.durable.as_mut().map(|d| std::mem::take(&mut d.notices));
+        let of_default = self.notices.bad_default.take();
+        for notice in of_default.into_iter().chain(of_log.unwrap_or_default()) {
             self.stderr(header, &notice);
         }
     }
