@@ -242,7 +242,7 @@ impl Front {
             });
         }
         if is_cell {
-            self.tell_wait(at, wire);
+            self.cell_waits(at, wire);
         }
         match is_cell || header.msg_type == INFO {
             true => Asked::Kernel,

@@ -200,9 +200,17 @@ impl Front {
         self.seating.wait = Some(Wait { seat, since });
         if news && self.end.is_none() {
             self.answer_in_its_place(at, wire);
-            self.tell_notice("starting", at, wire);
+            self.tell_notice(at, wire);
             self.tell_wait(at, wire);
         }
+    }
+
+    /// A client asks for a cell, and the kernel may have no seat.
+    pub(super) fn cell_waits(&mut self, at: Time, wire: &mut impl Wire) {
+        if let Some(notice) = self.seating.notice() {
+            self.tell_standing("starting", &notice, at, wire);
+        }
+        self.tell_wait(at, wire);
     }
 
     /// The replica has a connection: the kernel is there, or about to come.
@@ -212,14 +220,7 @@ impl Front {
             self.answer_in_its_place(at, wire);
         }
         if self.seating.wait.take().is_some() {
-            // A waiting cell is about to begin: idle would end the client's wait for its turn.
-            let cell = self.open.iter().find(|o| o.is_cell).map(|o| o.header.clone());
-            let state = if cell.is_some() { "busy" } else { "idle" };
-            let metadata = json!({"gresshopper": {"state": "cpu"}});
-            let status = self
-                .author
-                .status(&cell.unwrap_or_else(none), state, &metadata, at);
-            wire.publish(&status, None);
+            self.tell_standing("idle", &json!({"state": "cpu"}), at, wire);
         }
     }
 
@@ -228,13 +229,23 @@ impl Front {
         self.tell_comms(&json!({"state": "moving"}), at, wire);
     }
 
-    pub(super) fn tell_notice(&mut self, status: &str, at: Time, wire: &mut impl Wire) {
+    pub(super) fn tell_notice(&mut self, at: Time, wire: &mut impl Wire) {
         if let Some(notice) = self.seating.notice() {
-            let metadata = json!({"gresshopper": notice});
-            let status = self.author.status(&none(), status, &metadata, at);
-            wire.publish(&status, None);
+            self.tell_standing("starting", &notice, at, wire);
             self.tell_comms(&notice, at, wire);
         }
+    }
+
+    /// Tells all clients how the kernel stands: `busy` at a waiting cell, or else in this `state`. A client takes any
+    /// other state for the end of its turn, and a culler for a kernel without a cell.
+    fn tell_standing(&mut self, state: &str, notice: &Value, at: Time, wire: &mut impl Wire) {
+        let cell = self.open.iter().find(|o| o.is_cell).map(|o| o.header.clone());
+        let state = if cell.is_some() { "busy" } else { state };
+        let metadata = json!({"gresshopper": notice});
+        let status = self
+            .author
+            .status(&cell.unwrap_or_else(none), state, &metadata, at);
+        self.publish(&status, None, at, wire);
     }
 
     fn tell_comms(&mut self, notice: &Value, at: Time, wire: &mut impl Wire) {
@@ -283,7 +294,7 @@ impl Front {
         if answers {
             self.inform(channel, identity, header, at, wire);
             // A new client hears why the kernel isn't there.
-            self.tell_notice("starting", at, wire);
+            self.tell_notice(at, wire);
         }
         answers
     }
@@ -380,15 +391,33 @@ fn seconds(at: Time) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Mark;
+    use crate::core::{Interrupt, Mark};
     use hop_protocol::jupyter::Author;
     use hop_words::id::Tenure;
 
     const ME: Bytes = Bytes::from_static(b"me");
 
-    /// Everybody is there, and what is said is written down.
+    /// Everybody is there, and what is said is written down. The screen has what all cells show.
     #[derive(Default)]
-    struct Ear(Vec<String>);
+    struct Ear {
+        said: Vec<String>,
+        screen: Vec<String>,
+    }
+
+    impl Ear {
+        fn shows(&mut self, message: &Message) {
+            let e = Envelope::parse(message).unwrap();
+            let content: Value = serde_json::from_slice(&e.content).unwrap();
+            let text = content["text"]
+                .as_str()
+                .or(content["data"]["text/plain"].as_str());
+            match &*e.header().unwrap().msg_type {
+                "clear_output" => self.screen.clear(),
+                "stream" | "display_data" => self.screen.push(text.unwrap().to_owned()),
+                _ => {}
+            }
+        }
+    }
 
     fn line(message: &Message) -> String {
         let e = Envelope::parse(message).unwrap();
@@ -407,17 +436,22 @@ mod tests {
         for word in words.into_iter().flatten() {
             line = format!("{line} {word}");
         }
+        let parent = e.parent().filter(|p| p.msg_type == "execute_request");
+        if line.starts_with("status busy") && parent.is_some() {
+            line += " at the cell";
+        }
         line
     }
 
     impl Wire for Ear {
         fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<Mark>) -> Result<(), Message> {
-            self.0.push(line(&message));
+            self.said.push(line(&message));
             Ok(())
         }
 
         fn publish(&mut self, message: &Message, _: Option<Mark>) -> bool {
-            self.0.push(line(message));
+            self.said.push(line(message));
+            self.shows(message);
             true
         }
 
@@ -427,12 +461,12 @@ mod tests {
 
         fn send(&mut self, item: Item) {
             if let Item::Jupyter { message, .. } = item {
-                self.0.push(format!("to the replica: {}", line(&message)));
+                self.said.push(format!("to the replica: {}", line(&message)));
             }
         }
 
         fn done(&mut self, _: u64) {
-            self.0.push("done".to_owned());
+            self.said.push("done".to_owned());
         }
     }
 
@@ -492,7 +526,7 @@ mod tests {
 
         fn said(&mut self) -> Vec<String> {
             self.front.sanity_check();
-            std::mem::take(&mut self.ear.0)
+            std::mem::take(&mut self.ear.said)
         }
     }
 
@@ -502,6 +536,8 @@ mod tests {
         "status idle",
         "status starting seat no node has room",
     ];
+
+    const BUSY: &str = "status busy seat no node has room at the cell";
 
     fn nothing() -> Value {
         json!({})
@@ -563,6 +599,7 @@ mod tests {
             said,
             [
                 "to the replica: execute_request".to_owned(),
+                BUSY.to_owned(),
                 format!("display_data {text}")
             ]
         );
@@ -571,7 +608,7 @@ mod tests {
         assert_eq!(said[1..], [format!("update_display_data {text}")]);
         assert_eq!(
             world.comes(),
-            ["clear_output", "status busy cpu"],
+            ["clear_output", "status busy cpu at the cell"],
             "its cell is next"
         );
 
@@ -579,7 +616,21 @@ mod tests {
         unattended.waits("Resources");
         let run = json!({"gresshopper": {"run": {"class": "batch"}}});
         let (_, said) = unattended.asks("execute_request", &run, &json!({"code": "1"}));
-        assert_eq!(said, ["to the replica: execute_request"]);
+        assert_eq!(said, ["to the replica: execute_request", BUSY]);
+    }
+
+    #[test]
+    fn a_kernel_whose_cell_waits_for_a_seat_looks_busy_until_the_cell_ends() {
+        let mut world = World::new(Some(json!({"status": "ok"})));
+        world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert_eq!(world.waits("Resources")[0], BUSY);
+        let (_, said) = world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(said.last().unwrap(), BUSY, "after the question's idle");
+        world
+            .front
+            .interrupt(Interrupt::Signal, true, Time(0), &mut world.ear);
+        let said = world.said();
+        assert_eq!(said.last().unwrap(), "status starting seat no node has room");
     }
 
     #[test]
@@ -618,7 +669,10 @@ mod tests {
         let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
         assert_eq!(
             said,
-            ["to the replica: execute_request"],
+            [
+                "to the replica: execute_request",
+                &format!("status busy {wait} at the cell")
+            ],
             "it shows the notice itself"
         );
         world.comes();
