@@ -9,6 +9,7 @@ mod control;
 mod marks;
 mod requests;
 mod seating;
+mod told;
 mod unseen;
 
 use self::answered::Answered;
@@ -22,6 +23,7 @@ use self::requests::{Open, is_open, is_question};
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
+use self::told::Told;
 pub use self::unseen::Records;
 use self::unseen::Unseen;
 use bytes::Bytes;
@@ -112,6 +114,8 @@ pub struct Front {
     counts: VecDeque<(CellId, i64)>,
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
+    /// Notices shown at a cell that has not run yet.
+    told: Told,
     before: Before,
     /// Facts and answers while the kernel has no node.
     seating: Seating,
@@ -158,6 +162,7 @@ impl Front {
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
             notices: Vec::new(),
+            told: Told::default(),
             before: Before::default(),
             seating: Seating::default(),
             unseen: Unseen::default(),
@@ -400,20 +405,6 @@ impl Front {
         }
     }
 
-    fn tell_notices(&mut self, header: &Bytes, at: Time, wire: &mut impl Wire) {
-        let mut notices = std::mem::take(&mut self.notices);
-        notices.extend(self.before.told());
-        for notice in notices {
-            let message = match notice {
-                Notice::Text(text) => self.author.stderr(header, &text, at),
-                Notice::Output(o) => self
-                    .author
-                    .publish(&o.msg_type, header, &o.metadata, &o.content, at),
-            };
-            self.show(message, None, at, wire);
-        }
-    }
-
     // While the notebook has no server.
 
     /// The server has gone. Outputs not yet taken, and all later ones, are kept for the notebook's next opening.
@@ -507,7 +498,11 @@ impl Front {
                 if self.show_before(&message, at, wire) {
                     return wire.done(seq);
                 }
+                let clears = self.told.are_cleared_by(&message);
                 self.output(seq, message, at, wire);
+                if clears {
+                    self.tell_again(at, wire);
+                }
             }
             Item::Jupyter {
                 channel,

@@ -374,6 +374,9 @@ impl Front {
                 .author
                 .publish("clear_output", &shown.header, &json!({}), &content, at);
             self.publish(&cleared, None, at, wire);
+            if self.told.are_at(&shown.cell) {
+                self.tell_again(at, wire);
+            }
         }
     }
 }
@@ -631,6 +634,40 @@ mod tests {
             .interrupt(Interrupt::Signal, true, Time(0), &mut world.ear);
         let said = world.said();
         assert_eq!(said.last().unwrap(), "status starting seat no node has room");
+    }
+
+    const LOST: &str = "gresshopper: it was lost.\n";
+
+    /// The kernel's node says something about a cell.
+    fn publishes(world: &mut World, cell: &Envelope, kind: &str, content: &Value) {
+        let mut replica = Author::new(b"key", format!("replica {kind}"));
+        let said = replica.publish(kind, &cell.header, &json!({}), content, Time(0));
+        let item = Item::Jupyter {
+            channel: Channel::Iopub,
+            identity: Bytes::new(),
+            message: said,
+        };
+        world.front.item(1, item, Time(0), &mut world.ear);
+    }
+
+    #[test]
+    fn sentences_at_a_cell_outlast_the_text_of_its_wait() {
+        let mut world = World::new(None);
+        world.front.tell("it was lost", Time(0), &mut world.ear);
+        world.waits("Resources");
+        let (cell, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert_eq!(world.ear.screen.len(), 2);
+        world.comes();
+        assert_eq!(world.ear.screen, [LOST], "the seat is there");
+        let text = json!({"data": {"text/plain": "Waiting for 1 GPU"}});
+        publishes(&mut world, &cell, "display_data", &text);
+        world.front.tell("it was lost", Time(0), &mut world.ear);
+        publishes(&mut world, &cell, "clear_output", &nothing());
+        assert_eq!(world.ear.screen, [LOST, LOST], "the GPU is there");
+        publishes(&mut world, &cell, "execute_input", &nothing());
+        world.front.tell("it was lost", Time(0), &mut world.ear);
+        publishes(&mut world, &cell, "clear_output", &nothing());
+        assert_eq!(world.ear.screen, [""; 0], "the cell clears its own outputs");
     }
 
     #[test]
