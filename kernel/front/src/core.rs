@@ -231,7 +231,9 @@ impl Front {
             if is_cell {
                 self.cell_asked(&header, &envelope, at, wire);
                 self.before.asked(&id);
-                self.tell_notices(&envelope.header, at, wire);
+                if !envelope.is_hidden() {
+                    self.tell_notices(&envelope.header, at, wire);
+                }
                 // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the
                 // front has heard the answer.
                 if self.unheard.iter().any(|(_, cell)| *cell == id) {
@@ -398,7 +400,7 @@ impl Front {
     /// Shows a text at the open cell, whose reader sees the text before the reply; without an open cell the next cell
     /// shows the text.
     fn tell_at_open_cell(&mut self, at: Time, wire: &mut impl Wire) {
-        let open = self.open.iter().find(|o| o.is_cell && !self.before.has(&o.id));
+        let open = self.open.iter().find(|o| o.is_shown() && !self.before.has(&o.id));
         if let Some(open) = open {
             let header = open.header.clone();
             self.tell_notices(&header, at, wire);
@@ -421,7 +423,8 @@ impl Front {
     pub fn parted(&mut self) -> Option<Meanwhile> {
         let mut meanwhile = self.meanwhile.take()?;
         // Cells run in their order: cells behind the first have not begun, whatever the front allowed.
-        for (i, open) in self.open.iter().filter(|o| o.is_cell).enumerate() {
+        let cells = self.open.iter().filter(|o| o.is_cell).enumerate();
+        for (i, open) in cells.filter(|(_, o)| o.is_shown()) {
             let name = open.message.as_ref().map(meanwhile::name_of).unwrap_or_default();
             match i == 0 && open.may_have_begun {
                 true => meanwhile.lost.push(name),

@@ -84,11 +84,11 @@ impl Unattended {
 }
 
 /// The need of a cell: its magic, else its metadata, else the kernelspec's `default` (for cells run by a person, and
-/// not for a client's silent requests).
+/// not for a client's hidden requests).
 pub fn of_cell(
     code: &str,
     metadata: &[u8],
-    silent: bool,
+    is_hidden: bool,
     default: &Need,
     now: Timestamp,
 ) -> Result<Need, BadNeed> {
@@ -98,7 +98,11 @@ pub fn of_cell(
     if let Some(need) = of_metadata(metadata)? {
         return Ok(need);
     }
-    Ok(if silent { Need::default() } else { default.clone() })
+    Ok(if is_hidden {
+        Need::default()
+    } else {
+        default.clone()
+    })
 }
 
 /// The queue's class of a need.
@@ -490,7 +494,7 @@ mod tests {
         let default = Need::gpus(1);
         let metadata = br#"{"gresshopper": {"need": {"gpus": 2}}}"#;
         let of =
-            |code: &str, metadata: &[u8], silent| of_cell(code, metadata, silent, &default, NOW).unwrap();
+            |code: &str, metadata: &[u8], hidden| of_cell(code, metadata, hidden, &default, NOW).unwrap();
         assert_eq!(of("%%gpu 3", metadata, false), Need::gpus(3));
         assert_eq!(of("%%cpu", metadata, false), Need::default());
         assert_eq!(of("x", metadata, false), Need::gpus(2));

@@ -340,7 +340,7 @@ impl Front {
         let Some(Wait { seat, .. }) = &self.seating.wait else {
             return;
         };
-        let Some(open) = self.open.iter().find(|o| o.is_cell) else {
+        let Some(open) = self.open.iter().find(|o| o.is_shown()) else {
             return;
         };
         let announced = |session: &str| self.seating.announced.iter().any(|a| a.session == session);
@@ -411,9 +411,8 @@ mod tests {
         fn shows(&mut self, message: &Message) {
             let e = Envelope::parse(message).unwrap();
             let content: Value = serde_json::from_slice(&e.content).unwrap();
-            let text = content["text"]
-                .as_str()
-                .or(content["data"]["text/plain"].as_str());
+            let texts = [&content["text"], &content["data"]["text/plain"]];
+            let text = texts.iter().find_map(|t| t.as_str());
             match &*e.header().unwrap().msg_type {
                 "clear_output" => self.screen.clear(),
                 "stream" | "display_data" => self.screen.push(text.unwrap().to_owned()),
@@ -634,6 +633,17 @@ mod tests {
             .interrupt(Interrupt::Signal, true, Time(0), &mut world.ear);
         let said = world.said();
         assert_eq!(said.last().unwrap(), "status starting seat no node has room");
+    }
+
+    #[test]
+    fn a_clients_hidden_request_reads_no_reason_in_the_place_of_the_users_cell() {
+        let mut world = World::new(None);
+        world.waits("Resources");
+        let hidden = json!({"code": "1", "silent": false, "store_history": false});
+        let (_, said) = world.asks("execute_request", &nothing(), &hidden);
+        assert_eq!(said, ["to the replica: execute_request", BUSY]);
+        let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert!(said[2].starts_with("display_data Waiting"), "{said:?}");
     }
 
     const LOST: &str = "gresshopper: it was lost.\n";

@@ -593,8 +593,7 @@ impl Core {
         let Some((identity, mut message)) = self.cells.send(cell) else {
             return;
         };
-        let header = self.cells.header(cell);
-        self.tell_notices(&header);
+        self.tell_notices(cell);
         if !self.cells.knows_magics {
             message = self.without_magic(message);
         }

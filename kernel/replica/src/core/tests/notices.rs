@@ -248,6 +248,33 @@ fn a_notebooks_default_that_cannot_be_read_is_told_at_the_next_cell() {
     assert_eq!(world.run("d", Value::Null)[0], "hopd: submit d 1 gpus");
 }
 
+/// VS Code sends such requests before the user's first cell.
+#[test]
+fn a_clients_hidden_request_takes_no_default_and_no_notice() {
+    let mut world = World::up();
+    announce(&mut world, "c", &json!({"version": 1}));
+    for (cell, content) in [
+        ("a", json!({"code": "a", "silent": false, "store_history": false})),
+        ("b", json!({"code": "b", "silent": true})),
+    ] {
+        say(&mut world, "c", &json!({"default_need": "two"}));
+        let sent = [format!("kernel: execute_request {cell}")];
+        assert_eq!(
+            world.run_with(cell, &content, Value::Null),
+            sent,
+            "the notice waits"
+        );
+        say(&mut world, "c", &json!({"default_need": {"gpus": 1}}));
+        let again = format!("{cell}-again");
+        world.reply(cell, "ok");
+        let sent = [format!("kernel: execute_request {again}")];
+        assert_eq!(world.run_with(&again, &content, Value::Null), sent, "no GPU");
+        world.reply(&again, "ok");
+    }
+    say(&mut world, "c", &json!({"default_need": "two"}));
+    assert!(world.run("d", Value::Null)[0].starts_with("front: stream d"));
+}
+
 #[test]
 fn a_kernel_whose_cell_waits_looks_busy_whatever_ends_meanwhile() {
     let mut world = World::up();
