@@ -171,6 +171,7 @@ class Front:
         """The notebook has another path: there its next opening looks for the kernel."""
         # A front that follows is started with it; the present one is told.
         self._start["notebook"] = {**self._start["notebook"], "path": path}
+        self._start["launch"] = {**self._start["launch"], "name": os.path.basename(path)}
         self._say(f"notebook {json.dumps(path)}")
 
     def _say(self, line: str) -> None:
@@ -448,7 +449,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         launch: dict[str, Any] = {
             "argv": cmd,
             "cwd": cwd or os.getcwd(),
-            "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
+            "name": os.path.basename(self._path or env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
             "durable": env.get(DURABLE, self.durable),
         }
@@ -467,7 +468,10 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         # The environment of a restart may still have the path of the first start.
         path = self._path or env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
-            path = env.get("JPY_SESSION_NAME", "")
+            # A console has no file, and in each page the first one is called "Console 1". A notebook on a drive of its
+            # own, such as jupyter-collaboration's, may have its file elsewhere.
+            named = env.get("JPY_SESSION_NAME", "")
+            path = named if named.endswith(".ipynb") or os.path.isfile(named) else ""
         self._path = path
         return {"path": path, "kernelspec": self.parent.kernel_name} if path else None
 

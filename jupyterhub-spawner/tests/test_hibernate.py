@@ -408,6 +408,7 @@ def test_a_server_that_ends_saves_all_at_once(home: Path, monkeypatch: pytest.Mo
         import os
 
         for name in "ab":
+            (home / name).write_text("{}")
             env = {**os.environ, "JPY_SESSION_NAME": str(home / name)}
             kernel = await App.kernel_manager.start_kernel(env=env)
             client = App.kernel_manager.get_kernel(kernel).client()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import BIN, Kernel, outputs
+from conftest import BIN, Kernel, eventually, outputs
 from gresshopper_jupyter.server.hibernation import save_all
 from gresshopper_jupyter.server.renames import follow_renames
 from jupyter_server.services.contents.filemanager import AsyncFileContentsManager
@@ -47,16 +49,25 @@ async def server(home: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[A
 async def opened(server: Any, path: str, code: str) -> str:
     """Opens a notebook as JupyterLab does, and runs a cell. Its session's id."""
     (server.root / path).write_text("{}")
-    name = os.path.basename(path)
-    session = await server.session_manager.create_session(
-        path=path, name=name, type="notebook", kernel_name="python3"
-    )
+    session, _ = await ran(server, path, os.path.basename(path), "notebook", code)
+    return session
+
+
+async def ran(server: Any, path: str, name: str, kind: str, code: str) -> tuple[str, str]:
+    """Begins a session, and runs a cell in it. The session's id, and what the cell printed."""
+    session = await server.session_manager.create_session(path=path, name=name, type=kind, kernel_name="python3")
     client = server.kernel_manager.get_kernel(session["kernel"]["id"]).client()
+    texts: list[str] = []
+
+    def hear(message: dict[str, Any]) -> None:
+        if message["msg_type"] == "stream":
+            texts.append(message["content"]["text"])
+
     client.start_channels()
     await client.wait_for_ready(timeout=30)
-    await client._async_execute_interactive(code, timeout=30)
+    await client._async_execute_interactive(code, timeout=30, output_hook=hear)
     client.stop_channels()
-    return str(session["id"])
+    return str(session["id"]), "".join(texts)
 
 
 def variable(server: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -121,3 +132,36 @@ async def test_a_notebook_is_renamed_while_its_kernel_is_saved(server: Any, monk
     await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
     assert await asyncio.to_thread(variable, server, "one.ipynb", monkeypatch) == "None"
     assert await asyncio.to_thread(variable, server, "two.ipynb", monkeypatch) == "1"
+
+
+async def test_a_renamed_notebook_has_its_new_name_for_hop(server: Any, home: Path) -> None:
+    session = await opened(server, "Untitled.ipynb", "x = 1")
+
+    def kernel() -> tuple[int, str]:
+        """Number of its front, and its name; of a kernel that is still to come 0 and none."""
+        for file in home.glob("data/gresshopper/kernels/*/front.json"):
+            told = json.loads(file.read_text())
+            return told["epoch"], told["launch"]["name"]
+        return 0, ""
+
+    async def becomes(wanted: tuple[int, str]) -> None:
+        await asyncio.to_thread(eventually, lambda: kernel() == wanted, f"{wanted}, not {kernel()}")
+
+    assert kernel() == (1, "Untitled.ipynb")
+    await renamed_in_lab(server, session, "Untitled.ipynb", "train.ipynb")
+    await becomes((1, "train.ipynb"))
+    # A front that follows knows it as well, and so does a restarted kernel.
+    (id,) = server.kernel_manager.list_kernel_ids()
+    os.kill(server.kernel_manager.get_kernel(id).provisioner.pid, signal.SIGKILL)
+    await becomes((2, "train.ipynb"))
+    await server.kernel_manager.restart_kernel(id)
+    await becomes((1, "train.ipynb"))
+
+
+async def test_a_console_is_no_notebook_of_its_name(server: Any, home: Path) -> None:
+    for code, printed in [("x = 1", ""), ("print('x' in globals())", "False\n")]:
+        _, text = await ran(server, "console-1-a", "Console 1", "console", code)
+        assert text == printed
+        await ends(server)
+    states = home / "data" / "gresshopper" / "states"
+    assert not (states.is_dir() and any(states.iterdir()))

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// What one cell asks for. `gpus == 0 && cpus == 0` needs no lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(from = "Written")]
 pub struct Need {
     /// Whole GPUs, all on one node: 0 to 8.
     pub gpus: u16,
@@ -24,6 +24,32 @@ pub struct Need {
     /// When the cell should be done (`--deadline`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
+}
+
+/// A need as people write it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    gpus: Option<u16>,
+    gpu_type: Option<GpuType>,
+    gpu_mem_mib: u64,
+    cpus: u16,
+    deadline: Option<Timestamp>,
+}
+
+impl From<Written> for Need {
+    /// A type or a memory of GPUs without their number means one GPU.
+    fn from(written: Written) -> Self {
+        let (gpu_type, gpu_mem_mib) = (written.gpu_type, written.gpu_mem_mib);
+        let least = u16::from(gpu_type.is_some() || gpu_mem_mib > 0);
+        Self {
+            gpus: written.gpus.unwrap_or(least),
+            gpu_type,
+            gpu_mem_mib,
+            cpus: written.cpus,
+            deadline: written.deadline,
+        }
+    }
 }
 
 impl Need {

@@ -9,6 +9,7 @@ mod control;
 mod marks;
 mod requests;
 mod seating;
+mod told;
 mod unseen;
 
 use self::answered::Answered;
@@ -22,6 +23,7 @@ use self::requests::{Open, is_open, is_question};
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
+use self::told::Told;
 pub use self::unseen::Records;
 use self::unseen::Unseen;
 use bytes::Bytes;
@@ -112,6 +114,8 @@ pub struct Front {
     counts: VecDeque<(CellId, i64)>,
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
+    /// Notices shown at a cell that has not run yet.
+    told: Told,
     before: Before,
     /// Facts and answers while the kernel has no node.
     seating: Seating,
@@ -158,6 +162,7 @@ impl Front {
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
             notices: Vec::new(),
+            told: Told::default(),
             before: Before::default(),
             seating: Seating::default(),
             unseen: Unseen::default(),
@@ -226,7 +231,9 @@ impl Front {
             if is_cell {
                 self.cell_asked(&header, &envelope, at, wire);
                 self.before.asked(&id);
-                self.tell_notices(&envelope.header, at, wire);
+                if !envelope.is_hidden() {
+                    self.tell_notices(&envelope.header, at, wire);
+                }
                 // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the
                 // front has heard the answer.
                 if self.unheard.iter().any(|(_, cell)| *cell == id) {
@@ -242,7 +249,7 @@ impl Front {
             });
         }
         if is_cell {
-            self.tell_wait(at, wire);
+            self.cell_waits(at, wire);
         }
         match is_cell || header.msg_type == INFO {
             true => Asked::Kernel,
@@ -393,24 +400,10 @@ impl Front {
     /// Shows a text at the open cell, whose reader sees the text before the reply; without an open cell the next cell
     /// shows the text.
     fn tell_at_open_cell(&mut self, at: Time, wire: &mut impl Wire) {
-        let open = self.open.iter().find(|o| o.is_cell && !self.before.has(&o.id));
+        let open = self.open.iter().find(|o| o.is_shown() && !self.before.has(&o.id));
         if let Some(open) = open {
             let header = open.header.clone();
             self.tell_notices(&header, at, wire);
-        }
-    }
-
-    fn tell_notices(&mut self, header: &Bytes, at: Time, wire: &mut impl Wire) {
-        let mut notices = std::mem::take(&mut self.notices);
-        notices.extend(self.before.told());
-        for notice in notices {
-            let message = match notice {
-                Notice::Text(text) => self.author.stderr(header, &text, at),
-                Notice::Output(o) => self
-                    .author
-                    .publish(&o.msg_type, header, &o.metadata, &o.content, at),
-            };
-            self.show(message, None, at, wire);
         }
     }
 
@@ -430,7 +423,8 @@ impl Front {
     pub fn parted(&mut self) -> Option<Meanwhile> {
         let mut meanwhile = self.meanwhile.take()?;
         // Cells run in their order: cells behind the first have not begun, whatever the front allowed.
-        for (i, open) in self.open.iter().filter(|o| o.is_cell).enumerate() {
+        let cells = self.open.iter().filter(|o| o.is_cell).enumerate();
+        for (i, open) in cells.filter(|(_, o)| o.is_shown()) {
             let name = open.message.as_ref().map(meanwhile::name_of).unwrap_or_default();
             match i == 0 && open.may_have_begun {
                 true => meanwhile.lost.push(name),
@@ -507,7 +501,11 @@ impl Front {
                 if self.show_before(&message, at, wire) {
                     return wire.done(seq);
                 }
+                let clears = self.told.are_cleared_by(&message);
                 self.output(seq, message, at, wire);
+                if clears {
+                    self.tell_again(at, wire);
+                }
             }
             Item::Jupyter {
                 channel,
@@ -578,6 +576,7 @@ impl Front {
             | Note::Interrupt
             | Note::End
             | Note::Sleep { .. }
+            | Note::Renamed { .. }
             | Note::HandedBefore { .. }
             | Note::MayBegin { .. }
             | Note::Heard { .. }

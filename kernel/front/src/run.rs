@@ -995,6 +995,7 @@ impl Main {
         tracing::info!(kernel = %self.start.kernel, %incarnation, tenure = %hello.tenure, node = %hello.node,
             "the replica is connected");
         self.life.has_members(hello.members);
+        self.tell_name();
         self.front.replica_is_there(now(), &mut self.sockets);
         self.live(Input::Connected { node: hello.node });
         self.moves(moves::Input::Up(incarnation));
@@ -1172,14 +1173,42 @@ impl Main {
         }
     }
 
-    /// The notebook has another path, at which its next opening looks for the kernel.
+    /// The notebook has another path, at which its next opening looks for the kernel, and another name for `hop`.
     fn renamed(&mut self, path: String) {
+        if let Some(name) = Path::new(&path).file_name() {
+            let name = name.to_string_lossy().into_owned();
+            self.file.launch.name.clone_from(&name);
+            self.start.launch.name = name;
+        }
+        self.tell_name();
         if let Some(notebook) = &mut self.start.notebook {
             notebook.path = path;
         }
         if let (Some(owned), Some(notebook)) = (&self.owned, &self.start.notebook) {
             note_notebook(owned, &self.start, notebook);
         }
+    }
+
+    /// Tells the connected replica the notebook's name, and writes it down for the replicas that follow. While one is
+    /// being started, the name waits for its connection: the start writes the same file.
+    fn tell_name(&mut self) {
+        let settled = self.sockets.out.is_some() && self.expected.is_some() && self.elected.is_none();
+        let name = self.file.launch.name.clone();
+        let Some(hello) = self.hello.as_mut().filter(|_| settled) else {
+            return;
+        };
+        let Some(known) = hello.name.as_mut().filter(|known| **known != name) else {
+            return;
+        };
+        known.clone_from(&name);
+        let written = FrontFile::read(&self.dir).and_then(|mut file| {
+            file.launch.name.clone_from(&name);
+            file.write(&self.dir)
+        });
+        if let Err(error) = written {
+            tracing::warn!(error = chain(&error), "the notebook's name can't be written");
+        }
+        self.sockets.send(Item::Note(Note::Renamed { name }));
     }
 
     /// Saves the kernel of a notebook, for its owner to come back, and ends any other kernel.

@@ -63,6 +63,7 @@ mod tests {
             incarnation: Incarnation(3),
             tenure: Tenure(5),
             node: NodeName::from("node1"),
+            name: None,
             pid: 1,
             seat: JobId(1),
             step: 0,

@@ -125,6 +125,19 @@ impl Envelope {
         dated.date.parse().ok()
     }
 
+    /// Whether an execute request is a client's own, of which its user sees nothing: it is silent, or leaves no trace
+    /// in the history.
+    pub fn is_hidden(&self) -> bool {
+        #[derive(Deserialize)]
+        struct Content {
+            #[serde(default)]
+            silent: bool,
+            store_history: Option<bool>,
+        }
+        let content = serde_json::from_slice::<Content>(&self.content);
+        content.is_ok_and(|c| c.silent || c.store_history == Some(false))
+    }
+
     /// `msg_id` and type of the request behind this message, if any.
     pub fn parent(&self) -> Option<Header> {
         serde_json::from_slice(&self.parent).ok()

@@ -18,6 +18,9 @@ pub struct Hello {
     /// The tenure in which the replica executes. Zero belongs to a kernel that keeps no log.
     pub tenure: Tenure,
     pub node: NodeName,
+    /// What the replica calls the notebook. `None` comes from an earlier release, which takes no [`Note::Renamed`].
+    #[serde(default)]
+    pub name: Option<String>,
     pub pid: u32,
     /// The replica's step: its seat and the step's number in it. Seat 0 belongs to a replica without Slurm.
     pub seat: JobId,
@@ -96,6 +99,8 @@ pub enum Note {
     End,
     /// Nobody uses the kernel any more: it hibernates.
     Sleep { reason: String },
+    /// The user calls the notebook so from now on.
+    Renamed { name: String },
     /// The execute request with this id follows. The front has handed the request out before, first under this tenure.
     HandedBefore {
         cell: CellId,

@@ -265,6 +265,7 @@ pub(crate) fn input_of(note: Note) -> Option<Input> {
         Note::Interrupt => Input::Interrupt,
         Note::End => Input::End,
         Note::Sleep { reason } => Input::Orphaned { reason },
+        Note::Renamed { name } => Input::Renamed(name),
         Note::HandedBefore {
             cell,
             tenure,

@@ -84,11 +84,11 @@ impl Unattended {
 }
 
 /// The need of a cell: its magic, else its metadata, else the kernelspec's `default` (for cells run by a person, and
-/// not for a client's silent requests).
+/// not for a client's hidden requests).
 pub fn of_cell(
     code: &str,
     metadata: &[u8],
-    silent: bool,
+    is_hidden: bool,
     default: &Need,
     now: Timestamp,
 ) -> Result<Need, BadNeed> {
@@ -98,7 +98,11 @@ pub fn of_cell(
     if let Some(need) = of_metadata(metadata)? {
         return Ok(need);
     }
-    Ok(if silent { Need::default() } else { default.clone() })
+    Ok(if is_hidden {
+        Need::default()
+    } else {
+        default.clone()
+    })
 }
 
 /// The queue's class of a need.
@@ -315,12 +319,23 @@ fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
     if need.is_null() {
         return Ok(None);
     }
-    let need: Need = serde_json::from_value(need).map_err(|e| BadNeed::Metadata(e.to_string()))?;
-    check(&need).map(|()| Some(need)).map_err(BadNeed::Metadata)
+    of_value(need).map(Some).map_err(BadNeed::Metadata)
 }
 
-/// Whether a need that came as a value is within bounds.
-pub fn check(need: &Need) -> Result<(), String> {
+/// A need that comes as a value.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn of_value(value: Value) -> Result<Need, String> {
+    let need: Need = serde_json::from_value(value).map_err(|e| e.to_string())?;
+    if need.gpus == 0 && (need.gpu_type.is_some() || need.gpu_mem_mib > 0) {
+        return Err("gpus is 0, though gpu_type or gpu_mem_mib says what the GPUs are to be".to_owned());
+    }
+    check(&need).map(|()| need)
+}
+
+/// Whether a need is within bounds.
+fn check(need: &Need) -> Result<(), String> {
     if need.gpus > GPUS_MAX {
         return Err(format!(
             "gpus is a number from 0 to {GPUS_MAX}, not {}",
@@ -479,7 +494,7 @@ mod tests {
         let default = Need::gpus(1);
         let metadata = br#"{"gresshopper": {"need": {"gpus": 2}}}"#;
         let of =
-            |code: &str, metadata: &[u8], silent| of_cell(code, metadata, silent, &default, NOW).unwrap();
+            |code: &str, metadata: &[u8], hidden| of_cell(code, metadata, hidden, &default, NOW).unwrap();
         assert_eq!(of("%%gpu 3", metadata, false), Need::gpus(3));
         assert_eq!(of("%%cpu", metadata, false), Need::default());
         assert_eq!(of("x", metadata, false), Need::gpus(2));
@@ -493,6 +508,33 @@ mod tests {
             NOW,
         );
         assert!(matches!(bad, Err(BadNeed::Metadata(_))));
+    }
+
+    #[test]
+    fn a_type_or_memory_without_a_number_means_one_gpu_and_0_contradicts_them() {
+        let of = |need: &str| {
+            let metadata = format!(r#"{{"gresshopper": {{"need": {need}}}}}"#);
+            of_cell("x", metadata.as_bytes(), false, &Need::default(), NOW)
+        };
+        let typed = |gpus, cpus| Need {
+            gpu_type: Some("h200".into()),
+            cpus,
+            ..Need::gpus(gpus)
+        };
+        assert_eq!(of(r#"{"gpu_type": "h200"}"#), Ok(typed(1, 0)));
+        assert_eq!(of(r#"{"gpu_type": "h200", "cpus": 4}"#), Ok(typed(1, 4)));
+        assert_eq!(of(r#"{"gpu_type": "h200", "gpus": 2}"#), Ok(typed(2, 0)));
+        assert_eq!(of(r#"{"gpu_mem_mib": 1024}"#).unwrap().gpus, 1);
+        for none in [r#"{"gpu_mem_mib": 0}"#, r#"{"cpus": 4}"#, r#"{"gpus": 0}"#, "{}"] {
+            assert_eq!(of(none).unwrap().gpus, 0, "{none}");
+        }
+        for bad in [
+            r#"{"gpus": 0, "gpu_type": "h200"}"#,
+            r#"{"gpus": 0, "gpu_mem_mib": 1}"#,
+        ] {
+            let said = of(bad).unwrap_err().to_string();
+            assert!(said.contains("gpus is 0, though"), "{said}");
+        }
     }
 
     #[test]

@@ -51,6 +51,7 @@ impl Place {
             incarnation,
             tenure: tenure_of(file),
             node: self.node.clone(),
+            name: Some(file.launch.name.clone()),
             pid: std::process::id(),
             seat: self.seat.job,
             step: self.seat.step,

@@ -174,7 +174,7 @@ impl Front {
             self.answer(request, "interrupt_reply", &json!({"status": "ok"}), at, wire);
         }
         // Clients show the newest state, whatever its request.
-        self.tell_notice("starting", at, wire);
+        self.tell_notice(at, wire);
         self.tell_wait(at, wire);
         ended
     }

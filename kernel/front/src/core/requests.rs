@@ -310,6 +310,12 @@ impl Open {
         true
     }
 
+    /// Whether it is a cell that its user sees.
+    pub(super) fn is_shown(&self) -> bool {
+        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
+        self.is_cell && !envelope.is_some_and(|e| e.is_hidden())
+    }
+
     /// Whether the cell runs in its turn. A subshell's cell doesn't, and a kernel without a log asks no front.
     pub(super) fn is_in_line(&self) -> bool {
         self.is_cell && self.asks

@@ -200,9 +200,17 @@ impl Front {
         self.seating.wait = Some(Wait { seat, since });
         if news && self.end.is_none() {
             self.answer_in_its_place(at, wire);
-            self.tell_notice("starting", at, wire);
+            self.tell_notice(at, wire);
             self.tell_wait(at, wire);
         }
+    }
+
+    /// A client asks for a cell, and the kernel may have no seat.
+    pub(super) fn cell_waits(&mut self, at: Time, wire: &mut impl Wire) {
+        if let Some(notice) = self.seating.notice() {
+            self.tell_standing("starting", &notice, at, wire);
+        }
+        self.tell_wait(at, wire);
     }
 
     /// The replica has a connection: the kernel is there, or about to come.
@@ -212,14 +220,7 @@ impl Front {
             self.answer_in_its_place(at, wire);
         }
         if self.seating.wait.take().is_some() {
-            // A waiting cell is about to begin: idle would end the client's wait for its turn.
-            let cell = self.open.iter().find(|o| o.is_cell).map(|o| o.header.clone());
-            let state = if cell.is_some() { "busy" } else { "idle" };
-            let metadata = json!({"gresshopper": {"state": "cpu"}});
-            let status = self
-                .author
-                .status(&cell.unwrap_or_else(none), state, &metadata, at);
-            wire.publish(&status, None);
+            self.tell_standing("idle", &json!({"state": "cpu"}), at, wire);
         }
     }
 
@@ -228,13 +229,23 @@ impl Front {
         self.tell_comms(&json!({"state": "moving"}), at, wire);
     }
 
-    pub(super) fn tell_notice(&mut self, status: &str, at: Time, wire: &mut impl Wire) {
+    pub(super) fn tell_notice(&mut self, at: Time, wire: &mut impl Wire) {
         if let Some(notice) = self.seating.notice() {
-            let metadata = json!({"gresshopper": notice});
-            let status = self.author.status(&none(), status, &metadata, at);
-            wire.publish(&status, None);
+            self.tell_standing("starting", &notice, at, wire);
             self.tell_comms(&notice, at, wire);
         }
+    }
+
+    /// Tells all clients how the kernel stands: `busy` at a waiting cell, or else in this `state`. A client takes any
+    /// other state for the end of its turn, and a culler for a kernel without a cell.
+    fn tell_standing(&mut self, state: &str, notice: &Value, at: Time, wire: &mut impl Wire) {
+        let cell = self.open.iter().find(|o| o.is_cell).map(|o| o.header.clone());
+        let state = if cell.is_some() { "busy" } else { state };
+        let metadata = json!({"gresshopper": notice});
+        let status = self
+            .author
+            .status(&cell.unwrap_or_else(none), state, &metadata, at);
+        self.publish(&status, None, at, wire);
     }
 
     fn tell_comms(&mut self, notice: &Value, at: Time, wire: &mut impl Wire) {
@@ -283,7 +294,7 @@ impl Front {
         if answers {
             self.inform(channel, identity, header, at, wire);
             // A new client hears why the kernel isn't there.
-            self.tell_notice("starting", at, wire);
+            self.tell_notice(at, wire);
         }
         answers
     }
@@ -329,7 +340,7 @@ impl Front {
         let Some(Wait { seat, .. }) = &self.seating.wait else {
             return;
         };
-        let Some(open) = self.open.iter().find(|o| o.is_cell) else {
+        let Some(open) = self.open.iter().find(|o| o.is_shown()) else {
             return;
         };
         let announced = |session: &str| self.seating.announced.iter().any(|a| a.session == session);
@@ -363,6 +374,9 @@ impl Front {
                 .author
                 .publish("clear_output", &shown.header, &json!({}), &content, at);
             self.publish(&cleared, None, at, wire);
+            if self.told.are_at(&shown.cell) {
+                self.tell_again(at, wire);
+            }
         }
     }
 }
@@ -380,15 +394,32 @@ fn seconds(at: Time) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Mark;
+    use crate::core::{Interrupt, Mark};
     use hop_protocol::jupyter::Author;
     use hop_words::id::Tenure;
 
     const ME: Bytes = Bytes::from_static(b"me");
 
-    /// Everybody is there, and what is said is written down.
+    /// Everybody is there, and what is said is written down. The screen has what all cells show.
     #[derive(Default)]
-    struct Ear(Vec<String>);
+    struct Ear {
+        said: Vec<String>,
+        screen: Vec<String>,
+    }
+
+    impl Ear {
+        fn shows(&mut self, message: &Message) {
+            let e = Envelope::parse(message).unwrap();
+            let content: Value = serde_json::from_slice(&e.content).unwrap();
+            let texts = [&content["text"], &content["data"]["text/plain"]];
+            let text = texts.iter().find_map(|t| t.as_str());
+            match &*e.header().unwrap().msg_type {
+                "clear_output" => self.screen.clear(),
+                "stream" | "display_data" => self.screen.push(text.unwrap().to_owned()),
+                _ => {}
+            }
+        }
+    }
 
     fn line(message: &Message) -> String {
         let e = Envelope::parse(message).unwrap();
@@ -407,17 +438,22 @@ mod tests {
         for word in words.into_iter().flatten() {
             line = format!("{line} {word}");
         }
+        let parent = e.parent().filter(|p| p.msg_type == "execute_request");
+        if line.starts_with("status busy") && parent.is_some() {
+            line += " at the cell";
+        }
         line
     }
 
     impl Wire for Ear {
         fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<Mark>) -> Result<(), Message> {
-            self.0.push(line(&message));
+            self.said.push(line(&message));
             Ok(())
         }
 
         fn publish(&mut self, message: &Message, _: Option<Mark>) -> bool {
-            self.0.push(line(message));
+            self.said.push(line(message));
+            self.shows(message);
             true
         }
 
@@ -427,12 +463,12 @@ mod tests {
 
         fn send(&mut self, item: Item) {
             if let Item::Jupyter { message, .. } = item {
-                self.0.push(format!("to the replica: {}", line(&message)));
+                self.said.push(format!("to the replica: {}", line(&message)));
             }
         }
 
         fn done(&mut self, _: u64) {
-            self.0.push("done".to_owned());
+            self.said.push("done".to_owned());
         }
     }
 
@@ -492,7 +528,7 @@ mod tests {
 
         fn said(&mut self) -> Vec<String> {
             self.front.sanity_check();
-            std::mem::take(&mut self.ear.0)
+            std::mem::take(&mut self.ear.said)
         }
     }
 
@@ -502,6 +538,8 @@ mod tests {
         "status idle",
         "status starting seat no node has room",
     ];
+
+    const BUSY: &str = "status busy seat no node has room at the cell";
 
     fn nothing() -> Value {
         json!({})
@@ -563,6 +601,7 @@ mod tests {
             said,
             [
                 "to the replica: execute_request".to_owned(),
+                BUSY.to_owned(),
                 format!("display_data {text}")
             ]
         );
@@ -571,7 +610,7 @@ mod tests {
         assert_eq!(said[1..], [format!("update_display_data {text}")]);
         assert_eq!(
             world.comes(),
-            ["clear_output", "status busy cpu"],
+            ["clear_output", "status busy cpu at the cell"],
             "its cell is next"
         );
 
@@ -579,7 +618,66 @@ mod tests {
         unattended.waits("Resources");
         let run = json!({"gresshopper": {"run": {"class": "batch"}}});
         let (_, said) = unattended.asks("execute_request", &run, &json!({"code": "1"}));
-        assert_eq!(said, ["to the replica: execute_request"]);
+        assert_eq!(said, ["to the replica: execute_request", BUSY]);
+    }
+
+    #[test]
+    fn a_kernel_whose_cell_waits_for_a_seat_looks_busy_until_the_cell_ends() {
+        let mut world = World::new(Some(json!({"status": "ok"})));
+        world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert_eq!(world.waits("Resources")[0], BUSY);
+        let (_, said) = world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(said.last().unwrap(), BUSY, "after the question's idle");
+        world
+            .front
+            .interrupt(Interrupt::Signal, true, Time(0), &mut world.ear);
+        let said = world.said();
+        assert_eq!(said.last().unwrap(), "status starting seat no node has room");
+    }
+
+    #[test]
+    fn a_clients_hidden_request_reads_no_reason_in_the_place_of_the_users_cell() {
+        let mut world = World::new(None);
+        world.waits("Resources");
+        let hidden = json!({"code": "1", "silent": false, "store_history": false});
+        let (_, said) = world.asks("execute_request", &nothing(), &hidden);
+        assert_eq!(said, ["to the replica: execute_request", BUSY]);
+        let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert!(said[2].starts_with("display_data Waiting"), "{said:?}");
+    }
+
+    const LOST: &str = "gresshopper: it was lost.\n";
+
+    /// The kernel's node says something about a cell.
+    fn publishes(world: &mut World, cell: &Envelope, kind: &str, content: &Value) {
+        let mut replica = Author::new(b"key", format!("replica {kind}"));
+        let said = replica.publish(kind, &cell.header, &json!({}), content, Time(0));
+        let item = Item::Jupyter {
+            channel: Channel::Iopub,
+            identity: Bytes::new(),
+            message: said,
+        };
+        world.front.item(1, item, Time(0), &mut world.ear);
+    }
+
+    #[test]
+    fn sentences_at_a_cell_outlast_the_text_of_its_wait() {
+        let mut world = World::new(None);
+        world.front.tell("it was lost", Time(0), &mut world.ear);
+        world.waits("Resources");
+        let (cell, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert_eq!(world.ear.screen.len(), 2);
+        world.comes();
+        assert_eq!(world.ear.screen, [LOST], "the seat is there");
+        let text = json!({"data": {"text/plain": "Waiting for 1 GPU"}});
+        publishes(&mut world, &cell, "display_data", &text);
+        world.front.tell("it was lost", Time(0), &mut world.ear);
+        publishes(&mut world, &cell, "clear_output", &nothing());
+        assert_eq!(world.ear.screen, [LOST, LOST], "the GPU is there");
+        publishes(&mut world, &cell, "execute_input", &nothing());
+        world.front.tell("it was lost", Time(0), &mut world.ear);
+        publishes(&mut world, &cell, "clear_output", &nothing());
+        assert_eq!(world.ear.screen, [""; 0], "the cell clears its own outputs");
     }
 
     #[test]
@@ -618,7 +716,10 @@ mod tests {
         let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
         assert_eq!(
             said,
-            ["to the replica: execute_request"],
+            [
+                "to the replica: execute_request",
+                &format!("status busy {wait} at the cell")
+            ],
             "it shows the notice itself"
         );
         world.comes();

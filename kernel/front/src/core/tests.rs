@@ -482,6 +482,31 @@ fn what_a_cell_showed_without_a_server_is_shown_at_the_next_openings_first_cell(
     assert_eq!(streams, 5, "three sentences and two outputs");
 }
 
+/// VS Code sends such requests before the user's first cell.
+#[test]
+fn a_clients_hidden_request_is_told_nothing_in_the_users_place() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = (Front::new(b"key", "front".into()), Recorder::default());
+    wire.subscribed = true;
+    front.tell("it was lost", Time(0), &mut wire);
+    for content in [
+        json!({"code": "1", "silent": false, "store_history": false}),
+        json!({"code": "1", "silent": true}),
+    ] {
+        let parent = Bytes::from_static(b"{}");
+        let hidden = author.write("execute_request", &parent, &json!({}), &content, Time(0));
+        front.request(Channel::Shell, &ME, hidden.message(), Time(0), &mut wire);
+    }
+    front.tell("it was moved", Time(0), &mut wire);
+    front.sanity_check();
+    assert_eq!(wire.take(), ["send Shell execute_request"; 2]);
+    asks(&mut front, &mut wire, &mut author);
+    let told = "publish stream None";
+    assert_eq!(wire.take(), [told, told, "send Shell execute_request"]);
+    front.part();
+    assert_eq!(front.parted().unwrap().not_run.len(), 1);
+}
+
 #[test]
 fn a_new_front_learns_what_is_open_from_the_replica() {
     let (mut front, mut wire, mut author) = (

@@ -67,8 +67,7 @@ impl Core {
 
     /// A block begins.
     fn acquire(&mut self, id: u64, body: &Value) {
-        let need = serde_json::from_value::<Need>(body["need"].clone()).map_err(|e| e.to_string());
-        let need = match need.and_then(|n| need::check(&n).map(|()| n)) {
+        let need = match need::of_value(body["need"].clone()) {
             Ok(need) => need,
             Err(problem) => return self.refuse_agent(id, "invalid", &problem),
         };

@@ -75,6 +75,8 @@ pub(crate) struct Cell {
     /// The notebook's id of the cell, where the client gives an id and the cell has a need.
     pub(super) cell_id: Option<String>,
     stop_on_error: bool,
+    /// A client's own request, of which its user sees nothing.
+    pub(super) is_hidden: bool,
     permit: Permit,
     /// The front has heard of the cell's coming start.
     announced: bool,
@@ -136,7 +138,9 @@ pub(super) struct Cells {
 struct ExecuteContent<'a> {
     #[serde(borrow, default)]
     code: Cow<'a, str>,
+    /// Of this type, or the kernel itself refuses the request. [`Envelope::is_hidden`] reads the value.
     #[serde(default)]
+    #[expect(dead_code)]
     silent: bool,
     #[serde(default = "yes")]
     stop_on_error: bool,
@@ -190,6 +194,7 @@ impl Cells {
             cell_id: None,
             // A cell outside of the order stops nothing.
             stop_on_error: false,
+            is_hidden: envelope.is_hidden(),
             permit: Permit::NotNeeded,
             announced: false,
             begun: false,
@@ -209,7 +214,7 @@ impl Cells {
         let foreign = (!self.knows_magics).then(|| Foreign::of(&content.code)).flatten();
         let read = foreign.as_ref().map_or(&*content.code, |f| &f.read);
         cell.retry = need::is_retried(read, &envelope.metadata);
-        let need = need::of_cell(read, &envelope.metadata, content.silent, default_need, now);
+        let need = need::of_cell(read, &envelope.metadata, cell.is_hidden, default_need, now);
         let need = run.and_then(|run| need.map(|need| run.apply(need)));
         if !need.as_ref().is_ok_and(Need::is_none) {
             cell.cell_id = cell_id(&envelope.metadata);

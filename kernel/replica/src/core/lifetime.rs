@@ -31,6 +31,14 @@ impl Core {
         self.send_early();
     }
 
+    /// `hopd` learns the notebook's other name.
+    pub(super) fn renamed(&mut self, name: String) {
+        self.identity.launch.name = name;
+        if matches!(self.hopd, Hopd::Up) {
+            self.register();
+        }
+    }
+
     pub(super) fn tick(&mut self) {
         self.tell_long_wait();
         self.standing_tick();

@@ -166,6 +166,8 @@ pub enum Input {
     },
     /// A new front. It knows nothing of the earlier front's preparations and questions.
     FrontChanged,
+    /// The user calls the notebook so from now on.
+    Renamed(String),
     /// Nobody uses the kernel any more. A kernel with a kept state hibernates.
     Orphaned {
         reason: String,
@@ -404,6 +406,7 @@ impl Core {
             Input::MoveReady { incarnation } => self.move_ready(incarnation),
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),
             Input::FrontChanged => self.front_changed(),
+            Input::Renamed(name) => self.renamed(name),
             Input::Orphaned { reason } => self.orphaned(reason),
             Input::Elected => self.take_office(),
             Input::GroupState(state) => self.group_state(*state),
@@ -457,6 +460,7 @@ impl Core {
         let answered = self.durable.as_ref().map_or_else(Vec::new, Durable::answering);
         Hello {
             tenure: self.tenure(),
+            name: Some(self.identity.launch.name.clone()),
             in_flight: self.cells.in_flight(),
             answered: Some(answered),
             members: self.members(),
@@ -590,8 +594,7 @@ impl Core {
         let Some((identity, mut message)) = self.cells.send(cell) else {
             return;
         };
-        let header = self.cells.header(cell);
-        self.tell_notices(&header);
+        self.tell_notices(cell);
         if !self.cells.knows_magics {
             message = self.without_magic(message);
         }

@@ -60,6 +60,8 @@ pub(super) struct Notices {
     lingered: Option<Lingering>,
     /// The notebook's own default, before the kernelspec's.
     pub(super) default_need: Option<Need>,
+    /// The sentence on a default that can't be read, for the next cell.
+    pub(super) bad_default: Option<String>,
 }
 
 impl Core {
@@ -118,8 +120,11 @@ impl Core {
     /// A client's wish. Wishes that can't be read are left alone: another release's client may have others.
     fn asked_by_client(&mut self, data: &Value) {
         if let Some(need) = data.get("default_need") {
-            let need = serde_json::from_value::<Option<Need>>(need.clone());
-            self.notices.default_need = need.ok().flatten().filter(|n| need::check(n).is_ok());
+            let read = (!need.is_null())
+                .then(|| need::of_value(need.clone()))
+                .transpose();
+            self.notices.bad_default = read.as_ref().err().map(|why| wording::bad_default(why));
+            self.notices.default_need = read.ok().flatten();
         }
         if data["release"] == json!(true) {
             self.end_linger();

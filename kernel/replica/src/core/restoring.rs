@@ -3,8 +3,8 @@
 use super::durable::{Durable, Mending, Talk, begin_with, restore_with};
 use super::{Core, Output, Phase, wording};
 use crate::agent::Parcel;
-use bytes::Bytes;
 use hop_log::Act;
+use hop_words::id::CellId;
 use hop_words::time::Span;
 use serde::Deserialize;
 use serde_json::Value;
@@ -220,11 +220,16 @@ impl Core {
         self.up();
     }
 
-    /// Tells the user what has to be read before the next reply.
-    pub(super) fn tell_notices(&mut self, header: &Bytes) {
-        let notices = self.durable.as_mut().map(|d| std::mem::take(&mut d.notices));
-        for notice in notices.unwrap_or_default() {
-            self.stderr(header, &notice);
+    /// Tells the user what has to be read before the reply of this cell, unless its user sees nothing of it.
+    pub(super) fn tell_notices(&mut self, cell: &CellId) {
+        if self.cells.find(cell).is_none_or(|c| c.is_hidden) {
+            return;
+        }
+        let header = self.cells.header(cell);
+        let of_log = self.durable.as_mut().map(|d| std::mem::take(&mut d.notices));
+        let of_default = self.notices.bad_default.take();
+        for notice in of_default.into_iter().chain(of_log.unwrap_or_default()) {
+            self.stderr(&header, &notice);
         }
     }
 }

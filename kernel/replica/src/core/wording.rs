@@ -278,6 +278,10 @@ pub(super) fn not_captured(why: &str) -> String {
     )
 }
 
+pub(super) fn bad_default(why: &str) -> String {
+    format!("gresshopper: the GPUs that the notebook's metadata name for each cell are not used: {why}\n")
+}
+
 pub(super) fn captured_again() -> String {
     "gresshopper: the store can be written again: this kernel is saved from this cell on.\n".to_owned()
 }

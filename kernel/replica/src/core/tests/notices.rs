@@ -224,11 +224,55 @@ fn the_notebooks_default_goes_before_the_kernelspecs() {
     say(&mut world, "c", &json!({"default_need": {"gpus": 2}}));
     assert_eq!(world.run("a", Value::Null)[0], "hopd: submit a 2 gpus");
     world.refuse("a");
-    for bad in [json!({"gpus": 9999}), json!("two"), Value::Null] {
+    say(&mut world, "c", &json!({"default_need": null}));
+    assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
+}
+
+#[test]
+fn a_notebooks_default_that_cannot_be_read_is_told_at_the_next_cell() {
+    let mut world = World::up();
+    announce(&mut world, "c", &json!({"version": 1}));
+    for bad in [
+        json!({"gpus": 9999}),
+        json!("two"),
+        json!({"gpus": 0, "gpu_type": "h200"}),
+    ] {
         say(&mut world, "c", &json!({"default_need": bad}));
-        assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
+        let told = "front: stream b gresshopper: the GPUs that the notebook's metadata name for each cell are not used";
+        assert_eq!(world.run("b", Value::Null), [told, "kernel: execute_request b"]);
         world.reply("b", "ok");
+        assert_eq!(world.run("c", Value::Null), ["kernel: execute_request c"], "once");
+        world.reply("c", "ok");
     }
+    say(&mut world, "c", &json!({"default_need": {"gpu_type": "h200"}}));
+    assert_eq!(world.run("d", Value::Null)[0], "hopd: submit d 1 gpus");
+}
+
+/// VS Code sends such requests before the user's first cell.
+#[test]
+fn a_clients_hidden_request_takes_no_default_and_no_notice() {
+    let mut world = World::up();
+    announce(&mut world, "c", &json!({"version": 1}));
+    for (cell, content) in [
+        ("a", json!({"code": "a", "silent": false, "store_history": false})),
+        ("b", json!({"code": "b", "silent": true})),
+    ] {
+        say(&mut world, "c", &json!({"default_need": "two"}));
+        let sent = [format!("kernel: execute_request {cell}")];
+        assert_eq!(
+            world.run_with(cell, &content, Value::Null),
+            sent,
+            "the notice waits"
+        );
+        say(&mut world, "c", &json!({"default_need": {"gpus": 1}}));
+        let again = format!("{cell}-again");
+        world.reply(cell, "ok");
+        let sent = [format!("kernel: execute_request {again}")];
+        assert_eq!(world.run_with(&again, &content, Value::Null), sent, "no GPU");
+        world.reply(&again, "ok");
+    }
+    say(&mut world, "c", &json!({"default_need": "two"}));
+    assert!(world.run("d", Value::Null)[0].starts_with("front: stream d"));
 }
 
 #[test]

@@ -516,3 +516,27 @@ fn a_shutdown_is_given_five_seconds() {
     assert_eq!(world.after(Span::from_secs(4)), [""; 0]);
     assert_eq!(world.after(Span::from_secs(1)), ["kill"]);
 }
+
+#[test]
+fn hopd_hears_a_renamed_notebooks_name_now_and_on_later_connections() {
+    let mut world = World::up();
+    let renamed = |world: &mut World| {
+        world
+            .core
+            .handle(Input::Renamed("train.ipynb".into()), Timestamp(0))
+    };
+    let named = |out: &[Output]| match out {
+        [Output::ToHopd(request)] => match &**request {
+            ToHopd::ReplicaUp(up) => up.name.clone(),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(named(&renamed(&mut world)), "train.ipynb");
+    let why = "it restarts".to_owned();
+    world.hopd(News::Down { reason: why });
+    assert!(renamed(&mut world).is_empty(), "nobody hears it");
+    let again = world.core.handle(Input::Hopd(News::Up), Timestamp(0));
+    assert_eq!(named(&again), "train.ipynb");
+    world.core.sanity_check();
+}
