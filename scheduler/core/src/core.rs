@@ -123,11 +123,9 @@ impl Core {
                 cause,
             } => self.migrate(&kernel, from.as_ref(), to.as_ref(), cause, out),
             Input::Hibernated { kernel } => self.hibernated(&kernel, out),
-            Input::MigrationDone {
-                kernel,
-                incarnation,
-                moved,
-            } => self.migration_done(&kernel, incarnation, moved, out),
+            Input::MigrationFailed { kernel, incarnation } => {
+                self.migration_failed(&kernel, incarnation, out);
+            }
             Input::Tick => {}
         }
         self.settle(out);

@@ -209,11 +209,11 @@ pub enum Input {
     Hibernated {
         kernel: KernelId,
     },
-    /// A replica was moved as [`crate::Output::Migrate`] asked (its successor has reported itself), or not.
-    MigrationDone {
+    /// A replica was not moved as [`crate::Output::Migrate`] asked. A move that succeeds ends by its successor's
+    /// [`Input::ReplicaUp`].
+    MigrationFailed {
         kernel: KernelId,
         incarnation: Incarnation,
-        moved: bool,
     },
     /// Time has passed: [`crate::Core::next_wake`] is due.
     Tick,

@@ -71,11 +71,6 @@ fn who_would_find_no_gpu_is_moved_to_where_one_lies_idle() {
     assert_eq!(moves(&mut w, 300), [(2, "n2".to_owned())]);
     let (_, victim, seat) = w.migrations.pop().expect("it was just seen");
     w.replica(&k, "ada", seat.incarnation, "n2");
-    w.tell(Input::MigrationDone {
-        kernel: k.clone(),
-        incarnation: seat.incarnation,
-        moved: true,
-    });
     w.tell(Input::ReplicaLost {
         kernel: k.clone(),
         incarnation: victim,

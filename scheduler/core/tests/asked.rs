@@ -305,10 +305,9 @@ fn a_kernel_leaves_a_seat_that_ends_for_another_on_its_node_where_there_is_no_ot
     });
     let to = plan(&mut w, MoveCause::SeatEnds).unwrap();
     assert_eq!((to.node.as_str(), to.existing), ("n0", None));
-    w.tell(Input::MigrationDone {
+    w.tell(Input::MigrationFailed {
         kernel: k.clone(),
         incarnation: to.incarnation,
-        moved: false,
     });
     w.tell(Input::SeatEnds {
         job: seat,

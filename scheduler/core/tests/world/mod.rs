@@ -895,10 +895,9 @@ impl World {
         }
         let user = self.core.owner(&kernel).map(|u| u.as_str().to_owned());
         if self.rng.below(4) == 0 {
-            self.tell(Input::MigrationDone {
+            self.tell(Input::MigrationFailed {
                 kernel,
                 incarnation: seat.incarnation,
-                moved: false,
             });
         } else if let Some(user) = user {
             self.replica_moves(&kernel, &user, victim, &seat);
@@ -925,11 +924,6 @@ impl World {
             replicas.retain(|(i, _)| *i != victim);
         }
         self.replica(kernel, user, seat.incarnation, seat.node.as_str());
-        self.tell(Input::MigrationDone {
-            kernel: kernel.clone(),
-            incarnation: seat.incarnation,
-            moved: true,
-        });
         self.tell(Input::ReplicaLost {
             kernel: kernel.clone(),
             incarnation: victim,

@@ -128,11 +128,7 @@ impl World<'_> {
         if executor != Some(victim) || self.runs_on(s, victim) {
             // Another has been elected since, or the copy predates this cell: the executor stays, and the copy is
             // thrown away.
-            return self.tell(Input::MigrationDone {
-                kernel,
-                incarnation,
-                moved: false,
-            });
+            return self.tell(Input::MigrationFailed { kernel, incarnation });
         }
         self.has_moved(s, node);
         if let Some(log) = &mut self.sessions[s].log {
