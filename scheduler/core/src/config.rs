@@ -6,7 +6,7 @@
 pub mod duration;
 mod policy;
 
-pub use policy::{Burst, Gone, Linger, Migrate, Quantum, Scale};
+pub use policy::{Burst, Linger, Migrate, Quantum, Scale};
 
 use hop_words::id::{AccountName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};

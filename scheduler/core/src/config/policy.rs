@@ -129,22 +129,6 @@ pub struct Scale {
     /// Time from a pilot's submission to its first lease, until pilots have been seen.
     #[serde(rename = "boot_s", with = "duration")]
     pub boot: Span,
-    /// Keys of earlier versions in place of `immediate` and `most_per_wait`.
-    #[serde(skip_serializing)]
-    pub worth: Gone,
-}
-
-/// A dropped key: an error tells the replacement to anybody still writing the key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Gone;
-
-impl<'de> Deserialize<'de> for Gone {
-    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(serde::de::Error::custom(
-            "`worth` is no more: say with `immediate` which share of cells must not wait for a pilot, \
-             and with `most_per_wait` how many idle GPU-seconds sparing one such wait may cost",
-        ))
-    }
 }
 
 impl Default for Scale {
@@ -161,7 +145,6 @@ impl Default for Scale {
             spare_share: 0.05,
             spare_nodes: 3,
             boot: Span::from_secs(5),
-            worth: Gone,
         }
     }
 }
