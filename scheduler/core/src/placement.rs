@@ -13,6 +13,9 @@ use std::collections::BTreeSet;
 /// Most planned seats of one kernel at a time: two placements of the most replicas.
 const PLANS: usize = 10;
 
+/// Most subscription of a node: (GPUs wanted) / (GPUs there x R).
+const SUBSCRIPTION_CAP: f64 = 7.0;
+
 /// A candidate node: over the cap or not, load, without a seat of the user's or with one, index.
 pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
 
@@ -185,7 +188,8 @@ impl Core {
         fit.sort_unstable();
         self.where_room_is(pool, place, &seats, wanted, &mut fit);
         self.where_gpus_are(pool, wanted, &mut fit);
-        if self.supply.pools[pool].config.pack && gpus > 0 {
+        let config = &self.supply.pools[pool].config;
+        if config.pack && config.scale.is_some() && gpus > 0 {
             self.home_first(pool, need.gpus, &mut fit);
             self.spares_next(pool, &mut fit);
         }
@@ -285,14 +289,14 @@ impl Core {
             && !avoid.contains(&node.name)
     }
 
-    /// The cap on a node's subscription: what demand over use says, between 1 and the configured most.
+    /// The cap on a node's subscription: what demand over use says.
     fn cap(&self, pool: Idx<Pool>) -> f64 {
         let p = &self.supply.pools[pool];
         if p.running == 0 {
-            return p.config.subscription_cap;
+            return SUBSCRIPTION_CAP;
         }
         let ratio = f64::from(p.demand) / f64::from(p.running);
-        ratio.clamp(1.0, p.config.subscription_cap.max(1.0))
+        ratio.clamp(1.0, SUBSCRIPTION_CAP)
     }
 
     pub(crate) fn planned_over(&mut self, k: Idx<Kernel>, incarnation: Incarnation) {

@@ -18,6 +18,8 @@ fn pool(name: &str, most: u32) -> PoolConfig {
         spares: 0,
         ..Scale::default()
     });
+    // Where nothing else counts, the least loaded node is taken.
+    pool.pack = false;
     pool
 }
 

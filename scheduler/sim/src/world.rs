@@ -136,7 +136,6 @@ fn core_config(cluster: &Cluster, without: Without) -> Config {
     let knobs = &cluster.policy;
     let config = Config {
         fair_share: knobs.fair_share && !without.fair_share,
-        due_after: knobs.due_after,
         due_overtaken: knobs.due_overtaken,
         report_every: Span::from_secs(15),
         // In this world every lease starts, however long the start takes.
@@ -176,8 +175,8 @@ fn core_pool(cluster: &Cluster, without: Without) -> PoolConfig {
         false => knobs.quantum,
     };
     pool.affinity = !without.affinity;
+    pool.pack = !without.packing;
     if let Some(scale) = knobs.scale.clone().filter(|_| !without.scaling) {
-        pool.pack = !without.packing;
         pool.scale = Some(hop_core::config::Scale {
             learn: scale.learn && !without.learning,
             ..scale

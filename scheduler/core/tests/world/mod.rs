@@ -1081,7 +1081,6 @@ impl Full {
         Self::with(|pool| {
             pool.scale = Some(hop_core::config::Scale::default());
             pool.migrate = Some(hop_core::config::Migrate::default());
-            pool.pack = true;
         })
     }
 
