@@ -90,7 +90,7 @@ impl Core {
         left.nodes.retain(|&other| other != node);
         left.unheld.remove(node);
         left.lanes.spare.remove(&(listed, node));
-        left.balance.set(None);
+        left.balance = None;
         let joined = &mut self.supply.pools[pool];
         joined.nodes.push(node);
         joined.unheld.insert(node);

@@ -196,7 +196,7 @@ pub(crate) struct Pool {
     pub looked_apart: Option<Timestamp>,
     /// The time of the last count, the GPUs of the pool's pilots, and the most GPUs that all kernels could ask for.
     /// `None` means that the pilots have changed since.
-    pub balance: std::cell::Cell<Option<(Timestamp, u32, u32)>>,
+    pub balance: Option<(Timestamp, u32, u32)>,
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
@@ -721,7 +721,8 @@ pub(crate) struct Lease {
     pub backfills: bool,
     /// The kernel can't let go of the GPUs, though no cell runs. `None` means no such news.
     pub holding: Option<Holding>,
-    /// Expected end of the lease's cell, as last reckoned: believed until then.
+    /// Expected end of the lease's cell, as last reckoned for a decision ([`crate::Core`]'s `decides`): believed until
+    /// then.
     pub expected: std::cell::Cell<Timestamp>,
     /// The same for people, without guesses: the time of the reckoning, and the end.
     pub foreseen: std::cell::Cell<(Timestamp, Timestamp)>,
