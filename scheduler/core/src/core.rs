@@ -303,7 +303,6 @@ impl Core {
         let i = self.supply.nodes.push(Node {
             name: name.clone(),
             pool,
-            rack: String::new(),
             gpus: 0,
             sized: false,
             gpu_type: "".into(),

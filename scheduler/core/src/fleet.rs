@@ -34,7 +34,6 @@ impl Core {
             node.gpu_type = facts.gpu_type;
         }
         node.gpu_mem_mib = facts.gpu_mem_mib;
-        node.rack = facts.rack;
         node.standing = Standing::Up;
         node.burst = burst;
         if node.pool != pool {

@@ -250,7 +250,6 @@ pub(crate) struct Load {
 pub(crate) struct Node {
     pub name: NodeName,
     pub pool: Idx<Pool>,
-    pub rack: String,
     /// GPUs, cores as known from Slurm or from its pilots.
     pub gpus: u16,
     /// Slurm has told the number of GPUs. Until then the node has at least as many as a pilot of it had.
@@ -512,8 +511,6 @@ pub(crate) struct Tally {
     pub asked: u32,
     /// GPUs that the kernels expected on a node are likely to ask for at once, by node.
     pub asked_on: BTreeMap<Idx<Node>, u32>,
-    /// Kernels of several replicas.
-    pub several: BTreeSet<Idx<Kernel>>,
     /// Kernels at home on another node than their own.
     pub away: BTreeSet<Idx<Kernel>>,
     /// Kernels with a place that may not be moved elsewhere.
@@ -527,7 +524,6 @@ pub(crate) struct Part {
     pub asked: u32,
     /// The node where the kernel's next cell is expected, and the cell's likely number of GPUs.
     pub asks: Option<(Idx<Node>, u16)>,
-    pub several: bool,
     pub away: bool,
     pub stuck: bool,
 }

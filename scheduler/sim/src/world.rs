@@ -241,7 +241,6 @@ impl<'a> World<'a> {
                 gpu_type: "gpu".into(),
                 gpu_mem_mib: 80 * 1024,
                 cpus: self.cluster.cpus_per_node,
-                rack: String::new(),
             };
             self.tell(match self.slurm.burst_of(n) {
                 None => Input::Node(facts),
@@ -383,7 +382,7 @@ impl<'a> World<'a> {
                 reason,
                 ..
             } => self.queued(&kernel, estimate, &reason),
-            Output::Place { kernel, seats } => self.place(&kernel, seats),
+            Output::Place { kernel, seat } => self.place(&kernel, &seat),
             Output::SubmitPilot {
                 ticket,
                 node,

@@ -119,8 +119,8 @@ pub struct Scale {
     pub right_size: bool,
     /// Largest share of a kernel's cells that may ask for more GPUs than a pilot started for the kernel.
     pub too_small: f64,
-    /// Most idle GPUs on spare nodes, counted in whole pilots, as far as they are worthwhile. Every kernel has a
-    /// replica on a spare node, for the time after its own pilot is gone. Zero means no spare nodes.
+    /// Most idle GPUs on spare nodes, counted in whole pilots, as far as they are worthwhile to the kernels there. Zero
+    /// means no spare nodes.
     pub spares: u32,
     /// Most idle GPUs on spare nodes: a whole pilot's, or this share of the leased GPUs.
     pub spare_share: f64,
@@ -159,8 +159,7 @@ pub struct Migrate {
     /// A move must be expected to save at least this much waiting.
     #[serde(rename = "margin_s", with = "duration")]
     pub margin: Span,
-    /// Replicas of quiet kernels leave crowded nodes, and go to where GPUs lie idle, ahead of need. Where pilots follow
-    /// what is learnt only.
+    /// Quiet kernels leave crowded nodes, ahead of need.
     pub ahead: bool,
 }
 

@@ -29,7 +29,6 @@ pub fn facts(node: &str) -> NodeFacts {
         gpu_type: "".into(),
         gpu_mem_mib: 0,
         cpus: 8,
-        rack: String::new(),
     }
 }
 
@@ -405,7 +404,6 @@ impl World {
             user: user.into(),
             account: Some(format!("acct-{}", user.len() % 2).into()),
             pool: "main".into(),
-            replicas: nodes.len() as u16,
             first: None,
             default_need: Need::gpus(gpus),
             mem_mib: 512,

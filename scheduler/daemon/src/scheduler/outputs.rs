@@ -78,11 +78,7 @@ impl Scheduler {
             | Output::Revoked { .. }
             | Output::Held { .. }
             | Output::CloseKernel { .. } => self.for_kernels(output),
-            Output::Place { kernel, seats } => {
-                for seat in seats {
-                    self.placed(&kernel, Ok(seat));
-                }
-            }
+            Output::Place { kernel, seat } => self.placed(&kernel, Ok(seat)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
             Output::Park {
                 kernel,

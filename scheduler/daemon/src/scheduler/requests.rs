@@ -469,7 +469,6 @@ impl Scheduler {
             // Slurm names the charged account once a seat is there: the asker doesn't choose the limits.
             account: None,
             pool,
-            replicas: 1,
             first: place.first,
             default_need: place.default_need,
             mem_mib: if place.mem_mib == 0 {

@@ -74,7 +74,6 @@ impl House {
                 gpu_type: "".into(),
                 gpu_mem_mib: 0,
                 cpus: 8,
-                rack: String::new(),
             }));
         }
         scheduler.settle();

@@ -14,7 +14,6 @@ fn node(name: &str) -> NodeFacts {
         gpu_type: "".into(),
         gpu_mem_mib: 0,
         cpus: 8,
-        rack: String::new(),
     }
 }
 
