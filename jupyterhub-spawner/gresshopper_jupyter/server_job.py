@@ -260,8 +260,8 @@ class Launcher:
         self._cmd: list[str] = request["cmd"]
         self._range: Sequence[int] | None = request["ports"]
         self._env: dict[str, str] = {**os.environ, **request["env"], **place_certs(env_file, request["certs"] or {})}
-        # In the shell of the prologue: a login shell knows `module`. Jobs of an earlier release have none.
-        shell, epilogue = request.get("shell") or "/bin/sh", request.get("epilogue")
+        # In the shell of the prologue: a login shell knows `module`.
+        shell, epilogue = request["shell"], request.get("epilogue")
         self._epilogue: list[str] = [*shell.split(), "-c", epilogue] if epilogue else []
         self._port_file, self._end_file = env_file.with_suffix(".port"), env_file.with_suffix(".end")
         self._process: subprocess.Popen[bytes] | None = None

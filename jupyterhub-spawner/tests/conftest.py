@@ -149,7 +149,7 @@ def launcher(
     scontrol.chmod(0o755)
     env_file = tmp_path / "x.json"
     request = {"env": {"JUPYTERHUB_SERVICE_URL": f"http://{ip}:0/user/a/"}, "cmd": cmd, "certs": None}
-    server_job.write_secret(env_file, json.dumps({**request, "ports": ports, **more}))
+    server_job.write_secret(env_file, json.dumps({**request, "ports": ports, "shell": "/bin/sh", **more}))
     env = {**os.environ, "PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     return subprocess.Popen(
         [sys.executable, "-m", "gresshopper_jupyter.server_job", "run", str(env_file)],

@@ -292,7 +292,8 @@ def test_a_running_server_ends_without_slurm(place: Home, tmp_path: Path) -> Non
     env = {"JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:0/user/a/"}
     code = "import os, socket, time, urllib.parse as u\n"
     code += "s = socket.create_server(('', u.urlsplit(os.environ['JUPYTERHUB_SERVICE_URL']).port))\ntime.sleep(60)"
-    request = {"env": env, "cmd": [sys.executable, "-c", code], "certs": None, "ports": None, "epilogue": "echo over"}
+    request = {"env": env, "cmd": [sys.executable, "-c", code], "certs": None, "ports": None}
+    request |= {"shell": "/bin/sh", "epilogue": "echo over"}
     server_job.write_secret(env_file, json.dumps(request))
     quick = "import sys\nfrom gresshopper_jupyter import server_job\nserver_job.END_LOOK_S = 0.05\n"
     process = subprocess.Popen(

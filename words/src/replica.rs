@@ -27,7 +27,7 @@ pub struct SeatStep {
     /// The seat.
     pub job: JobId,
     pub step: u32,
-    /// The replica's own pid, in the node's pid namespace. 0 belongs to a warm replica, which has no process.
+    /// The replica's own pid, in the node's pid namespace.
     pub pid: u32,
     /// Field 22 of `/proc/PID/stat`, in clock ticks since boot: the same pid later is not the same process.
     pub start_time: u64,
@@ -35,11 +35,10 @@ pub struct SeatStep {
 }
 
 /// What a replica does for its kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplicaRole {
     /// Runs the cells and speaks for the kernel.
-    #[default]
     Executor,
     /// Has a process with the namespace as of the last record, which could run the next cell at once.
     Hot,

@@ -7,7 +7,7 @@
 use super::Finding;
 use hop_api::client::{self, CallError, Client, Item, Items, Options};
 use hop_api::config::Config;
-use hop_api::message::{Bound, Event, Grant, Outcome, ReplicaRole, ReplicaUp, Request, Role, SeatStep};
+use hop_api::message::{Bound, Event, Grant, Outcome, ReplicaUp, Request, Role, SeatStep};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, PoolName, Tenure};
 use hop_words::need::{Class, Need};
 use hop_words::process::start_time;
@@ -125,7 +125,6 @@ fn report(node: &str) -> Option<ReplicaUp> {
         kernel: KernelId::from(std::env::var(KERNEL).ok()?),
         tenure: Tenure::default(),
         incarnation: Incarnation(1),
-        role: ReplicaRole::Executor,
         account: None,
         pool: None,
         node: NodeName::from(node),
@@ -141,7 +140,6 @@ fn report(node: &str) -> Option<ReplicaUp> {
         ended: None,
         waiting: Vec::new(),
         parks: false,
-        kept: false,
         parked: None,
         captured: false,
         bound: Bound::default(),

@@ -775,8 +775,6 @@ async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result
         kernel: order.file.kernel.clone(),
         account: launch.account.clone(),
         pool: launch.pool.clone(),
-        replicas: 1,
-        wanted: 0,
         first: Some(first),
         default_need: launch.default_need.clone(),
         mem_mib: anywhere.mem_mib,
@@ -784,7 +782,7 @@ async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result
         avoid: order.avoid.clone(),
     });
     Ok(match ask_hopd(config, request).await? {
-        Response::Placement(placement) => placement.seats.into_iter().next().unwrap_or(anywhere),
+        Response::Placement(placement) => placement.seat,
         _ => anywhere,
     })
 }

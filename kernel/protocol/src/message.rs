@@ -35,8 +35,7 @@ pub struct Hello {
     /// Unanswered execute requests, the oldest first: a new front answers them if the kernel dies.
     pub in_flight: Vec<InFlight>,
     /// Answered execute requests whose reply the front may lack: the reply is on its way, or waits for the log. `None`
-    /// comes from an earlier release.
-    #[serde(default)]
+    /// comes from a process that doesn't execute the kernel yet.
     pub answered: Option<Vec<CellId>>,
     /// Members of the kernel's group that vote; 0 without a group.
     #[serde(default)]
@@ -107,9 +106,7 @@ pub enum Note {
         tenure: Tenure,
         #[serde(default)]
         behind: Option<Behind>,
-        /// The cell's last outputs may be lost: no replica has said that they are complete. Earlier releases never set
-        /// this field.
-        #[serde(default)]
+        /// The cell's last outputs may be lost: no replica has said that they are complete.
         lacks: bool,
     },
     /// Answers [`Note::Begins`]: the cell may begin.

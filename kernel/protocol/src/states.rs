@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(
             hash_seed(&one, Some(&shared)).unwrap(),
             7,
-            "one of an earlier release"
+            "a kernel keeps its own"
         );
         assert_eq!(hash_seed(&two, None).unwrap(), seed);
     }

@@ -9,7 +9,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_log::Index;
 use openraft::EntryPayload;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::de::DeserializeOwned;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
@@ -50,9 +50,8 @@ impl Serialize for Command {
 }
 
 impl<'de> Deserialize<'de> for Command {
-    /// Whatever is there: logs from before 2026-11-28 have the bytes here as well.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        IgnoredAny::deserialize(deserializer).map(|_| Self::default())
+        <[u8; 0]>::deserialize(deserializer).map(|_| Self::default())
     }
 }
 

@@ -782,12 +782,6 @@ isolation = "devices"
         }
         let message = parse(&WIRING.replace("min_pilots = 4\n", "")).unwrap_err();
         assert!(message.contains("min_pilots"), "{message}");
-        let old = WIRING.replace("isolation = \"devices\"", "scale = {worth = 58000.0}");
-        let message = parse(&old).unwrap_err();
-        assert!(
-            message.contains("`immediate`") && message.contains("`most_per_wait`"),
-            "the old key's error names the new ones: {message}"
-        );
     }
 
     #[test]

@@ -26,7 +26,7 @@ use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol, in every [`Hello`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The first frame of a connection, client to `hopd`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ pub enum Request {
     Ping,
 
     // Fronts.
-    /// Where should this kernel's replicas sit? The caller hears the kernel's events from then on.
+    /// Where should the kernel's next replica sit? The caller hears the kernel's events from then on.
     PlaceKernel(PlaceKernel),
     /// The kernel's front is up and asks for the kernel's events.
     FrontUp {
@@ -109,12 +109,6 @@ pub enum Request {
     // Replicas. Each request carries its sender's tenure: see `docs/control-wire.md`, "Who speaks for a kernel".
     /// A replica is up. Sent again after every reconnection, with the replica's lease and cells.
     ReplicaUp(Box<ReplicaUp>),
-    /// The executor reports another replica's loss.
-    ReplicaLost {
-        kernel: KernelId,
-        tenure: Tenure,
-        incarnation: Incarnation,
-    },
     /// A cell asks for what it needs. Answered by events: any number of [`Event::Queued`], then one of
     /// [`Event::Granted`], [`Event::Refused`].
     Submit {
@@ -179,14 +173,8 @@ pub enum Request {
         tenure: Tenure,
         bound: Bound,
     },
-    /// Answers [`Event::Move`]: the replica in the new seat has taken over.
-    MigrationDone {
-        kernel: KernelId,
-        tenure: Tenure,
-        /// The new replica.
-        incarnation: Incarnation,
-    },
-    /// Answers [`Event::Move`]: everything is as before.
+    /// Answers [`Event::Move`]: everything is as before. A move that succeeds ends by its new replica's
+    /// [`Request::ReplicaUp`].
     MigrationFailed {
         kernel: KernelId,
         tenure: Tenure,
@@ -359,7 +347,16 @@ mod tests {
         let answers = [
             Response::Pong,
             Response::Done,
-            Response::Placement(Placement { seats: vec![] }),
+            Response::Placement(Placement {
+                seat: SeatPlan {
+                    incarnation: Incarnation(1),
+                    node: "n".into(),
+                    existing: None,
+                    partition: None,
+                    mem_mib: 1,
+                    cpus: 1,
+                },
+            }),
             Response::Event(Event::Close {
                 kernel: kernel(),
                 reason: "r".into(),

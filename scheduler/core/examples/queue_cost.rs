@@ -24,7 +24,6 @@ fn main() {
             gpu_type: "".into(),
             gpu_mem_mib: 0,
             cpus: 8,
-            rack: String::new(),
         };
         core.handle(Input::Node(facts), now, &mut out);
     }

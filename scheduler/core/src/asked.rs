@@ -148,7 +148,6 @@ impl Core {
             user: self.people.users[kernel.user].name.clone(),
             account: None,
             pool: pool.clone(),
-            replicas: 1,
             first: None,
             default_need: kernel.default_need.clone(),
             mem_mib: kernel.mem_mib,
@@ -156,8 +155,8 @@ impl Core {
             avoid: taken.map(|n| self.supply.nodes[n].name.clone()).collect(),
             name: String::new(),
         };
-        let found = self.choose_nodes(kernel.pool, kernel.user, &place, 1);
-        found.first().copied().ok_or(MoveRefused::NoOtherNode { pool })
+        let found = self.choose_node(kernel.pool, kernel.user, &place);
+        found.ok_or(MoveRefused::NoOtherNode { pool })
     }
 
     /// Records the kernel's reason against moves by policy. `None` means that policy may move the kernel.

@@ -159,14 +159,13 @@ impl Core {
         }
     }
 
-    /// Cores of a lease for this need: the need's own number, else its GPUs' share, at least one.
+    /// Cores of a lease for this need: the need's own number, else one for each GPU, at least one.
     pub(crate) fn cpus_of(&self, pool: Idx<Pool>, need: &Need) -> u16 {
         if need.cpus > 0 {
             return need.cpus;
         }
-        let config = &self.supply.pools[pool].config;
-        let most = config.cpus_per_pilot.max(1);
-        (need.gpus * config.cpus_per_gpu).clamp(1, most)
+        need.gpus
+            .clamp(1, self.supply.pools[pool].config.cpus_per_pilot.max(1))
     }
 
     /// An idle lease of the kernel's that exactly fits the need.

@@ -1,12 +1,14 @@
 //! The site's settings: the core's own parameters, pools, limits and shares.
 //!
 //! [`Linger`], [`Quantum`], [`Scale`], [`Migrate`] and [`Burst`] say how a pool is run. Each has one type for
-//! `gresshopper.toml` and the simulator's cluster file: the simulator can only run what `hopd` can be told.
+//! `gresshopper.toml` and the simulator's cluster file. `hopd` leaves the other policies as they are by default
+//! ([`Config::fair_share`], [`Config::due_overtaken`], [`PoolConfig::affinity`], [`PoolConfig::pack`]): the simulator
+//! and tests change them for experiments.
 
 pub mod duration;
 mod policy;
 
-pub use policy::{Burst, Gone, Linger, Migrate, Quantum, Scale};
+pub use policy::{Burst, Linger, Migrate, Quantum, Scale};
 
 use hop_words::id::{AccountName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};
@@ -78,9 +80,6 @@ pub struct PoolConfig {
     pub cpus_per_pilot: u16,
     pub min_pilots: u32,
     pub max_pilots: u32,
-    /// Cores that come with each GPU where the need names none.
-    #[serde(default = "one")]
-    pub cpus_per_gpu: u16,
     #[serde(default)]
     pub linger: Linger,
     /// Time for a kernel to leave its GPUs after a lease, before the take-back is ordered. The remaining holders then
@@ -93,36 +92,26 @@ pub struct PoolConfig {
     /// Time left at which a pilot takes no new lease and is replaced.
     #[serde(default = "rotate_before")]
     pub rotate_before: Span,
-    /// A pilot with fewer steps left takes no new lease and is replaced.
-    #[serde(default = "rotate_steps")]
-    pub rotate_steps: u32,
     /// Pilots follow demand; none: `min_pilots` are kept up and no more.
     #[serde(default)]
     pub scale: Option<Scale>,
     /// Replicas may be moved to where a GPU is free; none: never.
     #[serde(default)]
     pub migrate: Option<Migrate>,
-    /// Cap on (GPUs wanted) / (GPUs there x R) for replicas in seats of other nodes, scaled by demand.
-    #[serde(default = "subscription_cap")]
-    pub subscription_cap: f64,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
     /// Runs the cells of a kernel where its last cell ran, if possible.
     #[serde(default = "yes")]
     pub affinity: bool,
-    /// New kernels are packed onto few nodes, as far as they are unlikely to get in each other's way; else they are
-    /// spread by subscription alone. Pays where pilots follow demand.
-    #[serde(default)]
+    /// Where pilots follow demand, new kernels are packed onto few nodes, as far as they are unlikely to get in each
+    /// other's way; else they are spread by subscription alone.
+    #[serde(default = "yes")]
     pub pack: bool,
 }
 
 fn yes() -> bool {
     true
-}
-
-fn one() -> u16 {
-    1
 }
 
 pub(crate) fn grace() -> Span {
@@ -131,14 +120,6 @@ pub(crate) fn grace() -> Span {
 
 fn rotate_before() -> Span {
     Span::from_secs(600)
-}
-
-fn rotate_steps() -> u32 {
-    64
-}
-
-fn subscription_cap() -> f64 {
-    7.0
 }
 
 impl PoolConfig {
@@ -150,18 +131,15 @@ impl PoolConfig {
             cpus_per_pilot: cpus,
             min_pilots: pilots,
             max_pilots: pilots,
-            cpus_per_gpu: 1,
             linger: Linger::fixed(Span::from_secs(2)),
             grace: grace(),
             quantum: Quantum::default(),
             rotate_before: rotate_before(),
-            rotate_steps: rotate_steps(),
             scale: None,
             migrate: None,
-            subscription_cap: subscription_cap(),
             burst: Vec::new(),
             affinity: true,
-            pack: false,
+            pack: true,
         }
     }
 }

@@ -24,6 +24,9 @@ pub struct Core {
     /// Usage is inflated relative to this time.
     pub(crate) origin: Timestamp,
     pub(crate) now: Timestamp,
+    /// An input is being handled. What is reckoned is noted only then, so that a question between two inputs decides
+    /// nothing.
+    pub(crate) decides: bool,
     pub(crate) timers: BTreeSet<(Timestamp, Timer)>,
     pub(crate) supply: Supply,
     pub(crate) people: People,
@@ -37,6 +40,7 @@ impl Core {
             config,
             origin: now,
             now,
+            decides: false,
             timers: BTreeSet::new(),
             supply: Supply {
                 next_ticket: 1,
@@ -54,6 +58,7 @@ impl Core {
     /// run first. A `now` before an earlier one counts as the earlier one.
     pub fn handle(&mut self, input: Input, now: Timestamp, out: &mut Vec<Output>) {
         self.now = self.now.max(now);
+        self.decides = true;
         self.run_timers(out);
         match input {
             Input::Pool(config) => self.set_pool(config, out),
@@ -123,14 +128,13 @@ impl Core {
                 cause,
             } => self.migrate(&kernel, from.as_ref(), to.as_ref(), cause, out),
             Input::Hibernated { kernel } => self.hibernated(&kernel, out),
-            Input::MigrationDone {
-                kernel,
-                incarnation,
-                moved,
-            } => self.migration_done(&kernel, incarnation, moved, out),
+            Input::MigrationFailed { kernel, incarnation } => {
+                self.migration_failed(&kernel, incarnation, out);
+            }
             Input::Tick => {}
         }
         self.settle(out);
+        self.decides = false;
     }
 
     /// When [`Input::Tick`] is due at the latest; none: not before something else happens.
@@ -273,7 +277,7 @@ impl Core {
             foreseeing: None,
             stirred: self.now,
             looked_apart: None,
-            balance: std::cell::Cell::new(None),
+            balance: None,
             offers: None,
             lanes: Lanes::default(),
             tally: Tally::default(),
@@ -300,7 +304,6 @@ impl Core {
         let i = self.supply.nodes.push(Node {
             name: name.clone(),
             pool,
-            rack: String::new(),
             gpus: 0,
             sized: false,
             gpu_type: "".into(),

@@ -621,7 +621,9 @@ impl Core {
                     return expected.since(self.now);
                 }
                 let span = self.reckon(lease, r);
-                lease.expected.set(self.now + span);
+                if self.decides {
+                    lease.expected.set(self.now + span);
+                }
                 span
             }
             LeaseState::Starting { .. } => self.typical_run(lease.pool, Basis::Guess),
@@ -654,7 +656,9 @@ impl Core {
             None
         };
         let left = left.unwrap_or(UNKNOWN);
-        lease.foreseen.set((self.now, self.now + left));
+        if self.decides {
+            lease.foreseen.set((self.now, self.now + left));
+        }
         left
     }
 

@@ -16,6 +16,8 @@ use std::collections::BTreeSet;
 
 /// Pause after a refusal of `sbatch`, until the next try.
 const RETRY: Span = Span::from_secs(10);
+/// A pilot with at most so many steps left takes no new lease and is replaced.
+const ROTATE_STEPS: u32 = 64;
 
 /// Why the GPUs of a lease are blocked that nobody knows any longer.
 const STRANGER: &str = "a lease that the scheduler has given up is still being ended on it";
@@ -32,7 +34,6 @@ impl Core {
             node.gpu_type = facts.gpu_type;
         }
         node.gpu_mem_mib = facts.gpu_mem_mib;
-        node.rack = facts.rack;
         node.standing = Standing::Up;
         node.burst = burst;
         if node.pool != pool {
@@ -88,7 +89,7 @@ impl Core {
         left.nodes.retain(|&other| other != node);
         left.unheld.remove(node);
         left.lanes.spare.remove(&(listed, node));
-        left.balance.set(None);
+        left.balance = None;
         let joined = &mut self.supply.pools[pool];
         joined.nodes.push(node);
         joined.unheld.insert(node);
@@ -488,7 +489,7 @@ impl Core {
     /// Replaces a pilot with few steps left.
     pub(crate) fn wear(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
         let p = &self.supply.pilots[i];
-        if p.state == PilotState::Up && p.steps_left <= self.supply.pools[p.pool].config.rotate_steps {
+        if p.state == PilotState::Up && p.steps_left <= ROTATE_STEPS {
             self.drain(i, out);
         }
     }

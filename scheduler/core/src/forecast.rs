@@ -3,8 +3,8 @@
 //! A quiet kernel's return is forecast from its own think times, blended with the think times of all kernels after an
 //! equal time of work without a break. An idle pilot serves every kernel with a replica on its node. The GPU's worth is
 //! the sum over these kernels, less the part served as well by other idle GPUs. A pilot is started ahead of need where
-//! the sum is large: on spare nodes, where all kernels have a replica, and on the own node of a kernel that runs
-//! elsewhere for now. `ahead.rs` moves replicas to nodes with idle pilots.
+//! the sum is large: on spare nodes, which new kernels take last, and on the own node of a kernel that runs elsewhere
+//! for now.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -204,18 +204,19 @@ impl Core {
     }
 
     /// Whether the idle pilot is worth its GPUs now.
-    pub(crate) fn worth_keeping(&self, pilot: Idx<Pilot>) -> bool {
+    pub(crate) fn worth_keeping(&mut self, pilot: Idx<Pilot>) -> bool {
         let p = &self.supply.pilots[pilot];
-        if self.covers_all(p.pool, p.gpus()) {
+        let (pool, node, gpus) = (p.pool, p.node, p.gpus());
+        if self.covers_all(pool, gpus) {
             return false;
         }
-        let demands = self.demands(p.pool, p.node, Some(pilot));
-        adds(&demands, p.gpus(), self.refill(p.pool)) > f64::from(p.gpus())
+        let demands = self.demands(pool, node, Some(pilot));
+        adds(&demands, gpus, self.refill(pool)) > f64::from(gpus)
     }
 
     /// Whether the pilots of the pool, but for so many of their GPUs, are as many as all kernels could ask for at once.
     /// More pilots would cost more than a GPU of one's own for everybody.
-    fn covers_all(&self, pool: Idx<Pool>, but: u16) -> bool {
+    fn covers_all(&mut self, pool: Idx<Pool>, but: u16) -> bool {
         let (there, asked) = self.supply_and_demand(pool);
         let there = there.saturating_sub(but.into());
         there >= self.supply.pools[pool].demand && there >= asked
@@ -223,15 +224,15 @@ impl Core {
 
     /// GPUs of the pool's pilots, and the most that all kernels could ask for at once. Every check of an idle pilot
     /// needs both numbers. So both are kept for a while, or until the pilots change.
-    fn supply_and_demand(&self, pool: Idx<Pool>) -> (u32, u32) {
+    fn supply_and_demand(&mut self, pool: Idx<Pool>) -> (u32, u32) {
         let p = &self.supply.pools[pool];
-        if let Some((at, there, asked)) = p.balance.get()
+        if let Some((at, there, asked)) = p.balance
             && self.now.since(at) < BALANCE_FOR
         {
             return (there, asked);
         }
         let (there, asked) = (self.gpus_coming(pool), p.tally.asked);
-        p.balance.set(Some((self.now, there, asked)));
+        self.supply.pools[pool].balance = Some((self.now, there, asked));
         (there, asked)
     }
 

@@ -99,7 +99,7 @@ pub enum Input {
         index: GpuIndex,
     },
 
-    /// A front wants its kernel's replicas placed. Answered by [`crate::Output::Place`] or
+    /// A front wants a replica of its kernel placed. Answered by [`crate::Output::Place`] or
     /// [`crate::Output::PlaceRefused`].
     PlaceKernel(PlaceKernel),
     /// The kernel is closed for good.
@@ -209,11 +209,11 @@ pub enum Input {
     Hibernated {
         kernel: KernelId,
     },
-    /// A replica was moved as [`crate::Output::Migrate`] asked (its successor has reported itself), or not.
-    MigrationDone {
+    /// A replica was not moved as [`crate::Output::Migrate`] asked. A move that succeeds ends by its successor's
+    /// [`Input::ReplicaUp`].
+    MigrationFailed {
         kernel: KernelId,
         incarnation: Incarnation,
-        moved: bool,
     },
     /// Time has passed: [`crate::Core::next_wake`] is due.
     Tick,
@@ -227,9 +227,6 @@ pub struct NodeFacts {
     pub gpu_type: GpuType,
     pub gpu_mem_mib: u64,
     pub cpus: u16,
-    /// The leaf switch or rack in Slurm's topology; empty: unknown.
-    #[serde(default)]
-    pub rack: String,
 }
 
 /// The room on a node beside jobs of others.
@@ -330,9 +327,7 @@ pub struct PlaceKernel {
     pub user: UserName,
     pub account: Option<AccountName>,
     pub pool: PoolName,
-    /// How many new replicas to place, each on another node. Replicas that live already are not counted.
-    pub replicas: u16,
-    /// The lowest permitted number for a new replica. `None` leaves the number to the core.
+    /// The lowest permitted number for the new replica. `None` leaves the number to the core.
     #[serde(default)]
     pub first: Option<Incarnation>,
     /// What its cells usually ask for.

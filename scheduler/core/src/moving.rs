@@ -426,26 +426,23 @@ impl Core {
                 to: self.supply.nodes[to].name.clone(),
                 why,
             });
-            self.migration_done(&id, incarnation, false, out);
+            self.migration_failed(&id, incarnation, out);
         }
     }
 
-    pub(crate) fn migration_done(
+    pub(crate) fn migration_failed(
         &mut self,
         id: &KernelId,
         incarnation: Incarnation,
-        moved: bool,
         out: &mut Vec<Output>,
     ) {
         let Some(k) = self.find_kernel(id) else {
             return;
         };
-        if !moved {
-            self.unplan(k, incarnation);
-        }
+        self.unplan(k, incarnation);
         self.moving_lost(k, incarnation);
         for cell in self.work.kernels[k].cells.clone() {
-            if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) && !moved {
+            if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) {
                 self.unreserve(cell);
                 self.claim(cell, out);
             }

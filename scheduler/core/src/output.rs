@@ -97,8 +97,8 @@ pub enum Output {
     },
     /// To the kernel's front and replicas: the kernel was ended.
     CloseKernel { kernel: KernelId, reason: String },
-    /// To the front: where the kernel's new replicas sit.
-    Place { kernel: KernelId, seats: Vec<SeatPlan> },
+    /// To the front: where the kernel's new replica sits.
+    Place { kernel: KernelId, seat: SeatPlan },
     PlaceRefused {
         kernel: KernelId,
         reason: RefusedBecause,

@@ -1,4 +1,4 @@
-//! Seats of kernels: the choice of nodes for new replicas, planned seats, and the seats that run.
+//! Seats of kernels: the choice of a node for a new replica, planned seats, and the seats that run.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -10,8 +10,11 @@ use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use std::collections::BTreeSet;
 
-/// Most planned seats of one kernel at a time: two placements of the most replicas.
+/// Most planned seats of one kernel at a time.
 const PLANS: usize = 10;
+
+/// Most subscription of a node: (GPUs wanted) / (GPUs there).
+const SUBSCRIPTION_CAP: f64 = 7.0;
 
 /// A candidate node: over the cap or not, load, without a seat of the user's or with one, index.
 pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
@@ -25,20 +28,14 @@ impl Core {
             });
         };
         let user = self.user_index(&place.user);
-        let wanted = place.replicas.max(1);
         self.withdraw_unused_plans(&place);
-        let nodes = self.choose_nodes(pool, user, &place, wanted);
-        if nodes.len() < usize::from(wanted) {
+        let Some(node) = self.choose_node(pool, user, &place) else {
             let never = self.never_in(pool, &place.default_need);
             return out.push(Output::PlaceRefused {
                 kernel: place.kernel,
-                reason: never.unwrap_or(RefusedBecause::TooFewNodes {
-                    pool: place.pool,
-                    wanted,
-                    found: nodes.len() as u16,
-                }),
+                reason: never.unwrap_or(RefusedBecause::NoNode { pool: place.pool }),
             });
-        }
+        };
         let k = self.kernel_of(
             &place.kernel,
             &place.user,
@@ -57,20 +54,17 @@ impl Core {
         self.set_mem(k, place.mem_mib);
         self.set_home(k, home);
         if self.work.kernels[k].replicas.is_empty() {
-            self.set_home(k, nodes.first().copied());
-            self.work.kernels[k].base = nodes.first().copied();
+            self.set_home(k, Some(node));
+            self.work.kernels[k].base = Some(node);
         }
         self.tally_kernel(k);
-        let seats = nodes
-            .into_iter()
-            .map(|node| self.plan_seat(k, node, None))
-            .collect();
+        let seat = self.plan_seat(k, node, None);
         self.work.kernels[k].quiet_since = self.now;
         self.expect_kernel(k, out);
         self.note_kernel(k, out);
         out.push(Output::Place {
             kernel: place.kernel,
-            seats,
+            seat,
         });
     }
 
@@ -151,19 +145,17 @@ impl Core {
         rooms.filter_map(|(job, s)| Some((self.find_node(&s.node)?, job)))
     }
 
-    /// Distinct nodes for new replicas, of nodes with the right GPUs. The least subscribed come first, under the cap
-    /// while there are enough, in racks of their own where racks are known. A seat of the user's breaks ties.
-    pub(crate) fn choose_nodes(
+    /// The node for a new replica, of nodes with the right GPUs: the least subscribed, under the cap while there is one.
+    /// A seat of the user's breaks ties.
+    pub(crate) fn choose_node(
         &self,
         pool: Idx<Pool>,
         user: Idx<User>,
         place: &PlaceKernel,
-        wanted: u16,
-    ) -> Vec<Idx<Node>> {
+    ) -> Option<Idx<Node>> {
         let need = &place.default_need;
         let gpus = u32::from(need.gpus);
         let cap = self.cap(pool);
-        let replicas = f64::from(wanted);
         let seats: BTreeSet<Idx<Node>> = self
             .seats_with_room(user, place.mem_mib)
             .map(|(n, _)| n)
@@ -176,46 +168,44 @@ impl Core {
             .map(|n| {
                 let node = &self.supply.nodes[n];
                 let there = f64::from(node.gpus.max(1));
-                let ratio = f64::from(node.subscribed + gpus) / (there * replicas);
+                let ratio = f64::from(node.subscribed + gpus) / there;
                 // Parts per thousand: an order without floats.
                 let load = (ratio * 1000.0) as u32 + node.replicas.min(999) * u32::from(gpus == 0);
                 (ratio > cap, load, !seats.contains(&n), n)
             })
             .collect();
         fit.sort_unstable();
-        self.where_room_is(pool, place, &seats, wanted, &mut fit);
-        self.where_gpus_are(pool, wanted, &mut fit);
-        if self.supply.pools[pool].config.pack && gpus > 0 {
-            self.home_first(pool, need.gpus, &mut fit);
-            self.spares_next(pool, &mut fit);
+        self.where_room_is(pool, place, &seats, &mut fit);
+        self.where_gpus_are(pool, &mut fit);
+        let config = &self.supply.pools[pool].config;
+        if config.pack && config.scale.is_some() && gpus > 0 {
+            return self.best_home(pool, need.gpus, &fit);
         }
-        self.spread(&fit, wanted)
+        fit.first().map(|&(_, _, _, n)| n)
     }
 
-    /// Reduces a list to the preferred nodes, if enough: nodes with news from their agents; those where Slurm has room for
+    /// Reduces a list to the preferred nodes, if there are any: nodes with news from their agents; those where Slurm has room for
     /// a seat, or the user has one; those with a pilot or room for one.
     fn where_room_is(
         &self,
         pool: Idx<Pool>,
         place: &PlaceKernel,
         seats: &BTreeSet<Idx<Node>>,
-        wanted: u16,
         fit: &mut Vec<Fit>,
     ) {
         let size = self.pilot_size(pool, place.default_need.gpus, 0);
         let lends = |p: &Idx<Pilot>| self.supply.pilots[*p].state == PilotState::Up;
         let seat = |n: Idx<Node>| seats.contains(&n) || self.supply.nodes[n].room.seat;
         let pilot = |n: Idx<Node>| !self.is_taken(n, size) || self.supply.nodes[n].pilots.iter().any(lends);
-        keep_if_enough(wanted, fit, &|f| !self.is_silent(f.3));
-        keep_if_enough(wanted, fit, &|f| seat(f.3));
-        keep_if_enough(wanted, fit, &|f| pilot(f.3));
+        keep_if_any(fit, &|f| !self.is_silent(f.3));
+        keep_if_any(fit, &|f| seat(f.3));
+        keep_if_any(fit, &|f| pilot(f.3));
     }
 
-    /// Reduces a list to the preferred nodes, if enough: nodes with pilots,
-    /// unless pilots follow demand. Next come the pool's own nodes while they have room, then those of burst
-    /// partitions.
-    fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
-        let mut only = |better: &dyn Fn(&Fit) -> bool| keep_if_enough(wanted, fit, better);
+    /// Reduces a list to the preferred nodes, if there are any: nodes with pilots, unless
+    /// pilots follow demand. Next come the pool's own nodes while they have room, then those of burst partitions.
+    fn where_gpus_are(&self, pool: Idx<Pool>, fit: &mut Vec<Fit>) {
+        let mut only = |better: &dyn Fn(&Fit) -> bool| keep_if_any(fit, better);
         let config = &self.supply.pools[pool].config;
         if config.scale.is_none() {
             let up = |n: Idx<Node>| {
@@ -256,25 +246,6 @@ impl Core {
         !free && (!node.queue.is_empty() || none)
     }
 
-    /// The first nodes of the list, from as many racks as there are.
-    fn spread(&self, fit: &[Fit], wanted: u16) -> Vec<Idx<Node>> {
-        let mut chosen: Vec<Idx<Node>> = Vec::new();
-        let rack = |n: Idx<Node>| self.supply.nodes[n].rack.as_str();
-        for fresh_racks_only in [true, false] {
-            for &(_, _, _, n) in fit {
-                if chosen.len() == usize::from(wanted) {
-                    return chosen;
-                }
-                let seen = !rack(n).is_empty() && chosen.iter().any(|&c| rack(c) == rack(n));
-                let skip = chosen.contains(&n) || (fresh_racks_only && seen);
-                if !skip {
-                    chosen.push(n);
-                }
-            }
-        }
-        chosen
-    }
-
     pub(crate) fn may_sit(&self, n: Idx<Node>, need: &Need, avoid: &[NodeName]) -> bool {
         let node = &self.supply.nodes[n];
         let type_fits = need.gpu_type.as_ref().is_none_or(|t| *t == node.gpu_type);
@@ -301,14 +272,14 @@ impl Core {
         need.gpus == 0 || said(n) || !all.iter().any(|&other| said(other))
     }
 
-    /// The cap on a node's subscription: what demand over use says, between 1 and the configured most.
+    /// The cap on a node's subscription: what demand over use says.
     fn cap(&self, pool: Idx<Pool>) -> f64 {
         let p = &self.supply.pools[pool];
         if p.running == 0 {
-            return p.config.subscription_cap;
+            return SUBSCRIPTION_CAP;
         }
         let ratio = f64::from(p.demand) / f64::from(p.running);
-        ratio.clamp(1.0, p.config.subscription_cap.max(1.0))
+        ratio.clamp(1.0, SUBSCRIPTION_CAP)
     }
 
     pub(crate) fn planned_over(&mut self, k: Idx<Kernel>, incarnation: Incarnation) {
@@ -404,11 +375,11 @@ impl Core {
     }
 }
 
-/// Reduces the list to its better nodes, if those are enough. Returns whether they are.
-fn keep_if_enough(wanted: u16, fit: &mut Vec<Fit>, better: &dyn Fn(&Fit) -> bool) -> bool {
-    let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
-    if enough {
-        fit.retain(|f| better(f));
+/// Reduces the list to its better nodes, if there are any. Returns whether there are.
+fn keep_if_any(fit: &mut Vec<Fit>, better: &dyn Fn(&Fit) -> bool) -> bool {
+    let any = fit.iter().any(better);
+    if any {
+        fit.retain(better);
     }
-    enough
+    any
 }

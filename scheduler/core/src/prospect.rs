@@ -54,6 +54,8 @@ impl Core {
         });
         let nodes = if nodes.is_empty() {
             self.where_it_would_sit(pool, user, prospect)
+                .into_iter()
+                .collect()
         } else {
             nodes
         };
@@ -77,13 +79,12 @@ impl Core {
         pool: Idx<Pool>,
         user: Option<Idx<User>>,
         prospect: &Prospect,
-    ) -> Vec<Idx<Node>> {
+    ) -> Option<Idx<Node>> {
         let place = PlaceKernel {
             kernel: "".into(),
             user: prospect.user.clone(),
             account: None,
             pool: prospect.pool.clone(),
-            replicas: 1,
             first: None,
             default_need: prospect.default_need.clone(),
             mem_mib: 0,
@@ -91,7 +92,7 @@ impl Core {
             avoid: Vec::new(),
             name: String::new(),
         };
-        self.choose_nodes(pool, user.unwrap_or(Idx::NONE), &place, 1)
+        self.choose_node(pool, user.unwrap_or(Idx::NONE), &place)
     }
 
     fn rank_of_prospect(

@@ -279,8 +279,8 @@ pub enum RefusedBecause {
     UsedUp { name: String, used: u64, limit: u64 },
     #[error("the lease could not be started, {tries} times: {reason}")]
     StartFailed { tries: u8, reason: String },
-    #[error("{wanted} nodes are needed for the kernel's replicas, and pool {pool} has {found} that will do")]
-    TooFewNodes { pool: PoolName, wanted: u16, found: u16 },
+    #[error("pool {pool} has no node that will do for the kernel's next replica")]
+    NoNode { pool: PoolName },
     #[error("the kernel's process was lost while the cell waited, and none came back: run the cell again")]
     ReplicaLost,
     #[error("cancelled by {by}")]

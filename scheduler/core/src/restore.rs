@@ -9,11 +9,11 @@ use crate::late::GIVEN_UP;
 use crate::output::Output;
 use crate::state::{Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
 use crate::usage::Usage;
-use hop_words::id::{LeaseId, UserName};
+use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 impl Core {
     /// Rebuilds the core. Of each key the last entry counts. Pilots are silent until their agents report; leases in
@@ -36,22 +36,10 @@ impl Core {
             let i = core.pool_index(&pool.name);
             core.supply.pools[i].config = pool.clone();
         }
-        let known = last.keys().filter_map(|key| match key {
-            Key::Association(user, _) => Some(user.clone()),
-            _ => None,
-        });
-        let known: BTreeSet<UserName> = known.collect();
         let mut leases = Vec::new();
         for (key, value) in last {
             match (key, value) {
                 (Key::Lease(_), Some(Value::Lease(image))) => leases.push(*image),
-                (Key::User(name), Some(Value::Usage { usage, at })) if !known.contains(&name) => {
-                    // Of an earlier release: it counts in each of the user's accounts until it fades.
-                    let (key, value) = (Key::Association(name.clone(), None), Value::Usage { usage, at });
-                    core.note(|| key.clone(), || Some(value.clone()), out);
-                    core.restore_entry(key, value);
-                    core.restore_entry(Key::User(name), Value::Usage { usage, at });
-                }
                 (key, Some(value)) => core.restore_entry(key, value),
                 (_, None) => {}
             }

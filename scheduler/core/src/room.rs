@@ -173,7 +173,7 @@ impl Core {
     pub(crate) fn list_node(&mut self, node: Idx<Node>) {
         let new = self.spare_listing(node);
         let n = &mut self.supply.nodes[node];
-        self.supply.pools[n.pool].balance.set(None);
+        self.supply.pools[n.pool].balance = None;
         let old = std::mem::replace(&mut n.listed, new);
         let lanes = &mut self.supply.pools[n.pool].lanes;
         if old != new {

@@ -660,17 +660,6 @@ impl Core {
         all.filter(move |&n| !self.is_burst(n) && !gone(n)).take(nodes)
     }
 
-    /// Puts the nodes set apart right behind the first, in ascending order of replicas.
-    pub(crate) fn spares_next(&self, pool: Idx<Pool>, fit: &mut [Fit]) {
-        if fit.len() > 1 {
-            let all: Vec<Idx<Node>> = self.apart(pool).collect();
-            fit[1..].sort_by_key(|f| {
-                let apart = all.contains(&f.3);
-                (!apart, if apart { self.supply.nodes[f.3].replicas } else { 0 })
-            });
-        }
-    }
-
     // --- packing ---
 
     /// Kernels of this size came (`by` > 0) or went.
@@ -706,9 +695,9 @@ impl Core {
         ((busy + prior * PRIOR_DUTY) / (open + prior)).clamp(0.01, 1.0)
     }
 
-    /// Moves the best home for a kernel of this size to the front: the fullest node of kernels of its size if
-    /// conflicts are unlikely there, else an empty node, else the node with the fewest conflicts.
-    pub(crate) fn home_first(&self, pool: Idx<Pool>, gpus: u16, fit: &mut Vec<Fit>) {
+    /// The best home for a kernel of this size: the fullest node of kernels of its size if conflicts are unlikely there,
+    /// else an empty node, else the node with the fewest conflicts. Nodes set apart come last.
+    pub(crate) fn best_home(&self, pool: Idx<Pool>, gpus: u16, fit: &[Fit]) -> Option<Idx<Node>> {
         let duty = self.duty(pool, gpus);
         let apart: Vec<Idx<Node>> = self.apart(pool).collect();
         let key = |n: Idx<Node>| {
@@ -740,15 +729,7 @@ impl Core {
                 ),
             }
         };
-        let best = fit
-            .iter()
-            .enumerate()
-            .min_by_key(|(_, f)| key(f.3))
-            .map(|(i, _)| i);
-        if let Some(i) = best {
-            let home = fit.remove(i);
-            fit.insert(0, home);
-        }
+        fit.iter().map(|f| f.3).min_by_key(|&n| key(n))
     }
 }
 

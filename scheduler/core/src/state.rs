@@ -198,7 +198,7 @@ pub(crate) struct Pool {
     pub looked_apart: Option<Timestamp>,
     /// The time of the last count, the GPUs of the pool's pilots, and the most GPUs that all kernels could ask for.
     /// `None` means that the pilots have changed since.
-    pub balance: std::cell::Cell<Option<(Timestamp, u32, u32)>>,
+    pub balance: Option<(Timestamp, u32, u32)>,
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
@@ -252,7 +252,6 @@ pub(crate) struct Load {
 pub(crate) struct Node {
     pub name: NodeName,
     pub pool: Idx<Pool>,
-    pub rack: String,
     /// GPUs, cores as known from Slurm or from its pilots.
     pub gpus: u16,
     /// Slurm has told the number of GPUs. Until then the node has at least as many as a pilot of it had.
@@ -516,8 +515,6 @@ pub(crate) struct Tally {
     pub asked: u32,
     /// GPUs that the kernels expected on a node are likely to ask for at once, by node.
     pub asked_on: BTreeMap<Idx<Node>, u32>,
-    /// Kernels of several replicas.
-    pub several: BTreeSet<Idx<Kernel>>,
     /// Kernels at home on another node than their own.
     pub away: BTreeSet<Idx<Kernel>>,
     /// Kernels with a place that may not be moved elsewhere.
@@ -531,7 +528,6 @@ pub(crate) struct Part {
     pub asked: u32,
     /// The node where the kernel's next cell is expected, and the cell's likely number of GPUs.
     pub asks: Option<(Idx<Node>, u16)>,
-    pub several: bool,
     pub away: bool,
     pub stuck: bool,
 }
@@ -725,7 +721,8 @@ pub(crate) struct Lease {
     pub backfills: bool,
     /// The kernel can't let go of the GPUs, though no cell runs. `None` means no such news.
     pub holding: Option<Holding>,
-    /// Expected end of the lease's cell, as last reckoned: believed until then.
+    /// Expected end of the lease's cell, as last reckoned for a decision ([`crate::Core`]'s `decides`): believed until
+    /// then.
     pub expected: std::cell::Cell<Timestamp>,
     /// The same for people, without guesses: the time of the reckoning, and the end.
     pub foreseen: std::cell::Cell<(Timestamp, Timestamp)>,

@@ -88,7 +88,6 @@ impl Core {
                 false => most.into(),
             },
             asks: expected_on(k).map(|node| (node, may_ask_for(k))),
-            several: k.replicas.len() > 1,
             away: k.base.is_some() && k.base != k.home,
             stuck: !k.replicas.is_empty() && (k.fixed.is_some() || k.only().is_some()),
         }
@@ -110,9 +109,6 @@ impl Core {
         let tally = &mut self.supply.pools[new.pool].tally;
         tally.asked += new.asked;
         tally.add_asks(new);
-        if new.several {
-            tally.several.insert(kernel);
-        }
         if new.away {
             tally.away.insert(kernel);
         }
@@ -126,9 +122,6 @@ impl Core {
         let tally = &mut self.supply.pools[part.pool].tally;
         tally.asked -= part.asked;
         tally.take_asks(part);
-        if part.several {
-            tally.several.remove(&kernel);
-        }
         if part.away {
             tally.away.remove(&kernel);
         }
@@ -146,11 +139,10 @@ impl Core {
                 tally.gpus += u32::from(gpus);
             }
         }
-        for (i, k) in self.work.kernels.iter().filter(|(_, k)| k.pool == pool) {
+        for (i, _) in self.work.kernels.iter().filter(|(_, k)| k.pool == pool) {
             let part = self.kernels_part(i);
             tally.asked += part.asked;
             tally.add_asks(part);
-            tally.several.extend(Some(i).filter(|_| k.replicas.len() > 1));
             tally.away.extend(Some(i).filter(|_| part.away));
             tally.stuck.extend(Some(i).filter(|_| part.stuck));
         }

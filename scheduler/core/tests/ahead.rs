@@ -1,9 +1,8 @@
-//! Replicas go to where they will find GPUs before anybody waits, and only then.
+//! Kernels leave crowded nodes before anybody waits, and only then.
 
 use crate::world::{World, facts};
 use hop_core::config::{Config, Migrate, PoolConfig, Scale};
 use hop_core::{Input, Output, Room};
-use hop_words::id::KernelId;
 use hop_words::need::Need;
 use hop_words::time::Span;
 
@@ -27,30 +26,6 @@ fn three_nodes(ahead: bool) -> World {
     w
 }
 
-/// A kernel with replicas on the first two nodes, which has run a few cells, a minute or an hour apart, and then lost
-/// the pilot that it ran in; one lies idle on `idle`.
-fn stranded(idle: &str, ahead: bool) -> (World, KernelId) {
-    let mut w = three_nodes(ahead);
-    let job = w.pilot("n0", 2, 8);
-    let k = w.kernel("k", "ada", &["n0", "n1"], 1);
-    for think in [60, 3000, 60, 3000, 60] {
-        let (cell, _) = w.submit(&k, Need::gpus(1));
-        w.settle();
-        w.pass(Span::from_secs(20));
-        w.end_cell(&k, &cell);
-        w.pass(Span::from_secs(5));
-        w.settle();
-        w.pass(Span::from_secs(think));
-    }
-    w.agents.remove(&job);
-    w.tell(Input::PilotLost {
-        pilot: job,
-        cause: hop_words::lease::EndCause::PilotLost,
-    });
-    w.pilot(idle, 2, 8);
-    (w, k)
-}
-
 /// Where replicas are moved within so long.
 fn moves(w: &mut World, seconds: u64) -> Vec<(u32, String)> {
     let mut moves = Vec::new();
@@ -62,51 +37,6 @@ fn moves(w: &mut World, seconds: u64) -> Vec<(u32, String)> {
         }));
     }
     moves
-}
-
-#[test]
-fn who_would_find_no_gpu_is_moved_to_where_one_lies_idle() {
-    let (mut w, k) = stranded("n2", true);
-    // Not the replica that ran last; and once: the move is under way.
-    assert_eq!(moves(&mut w, 300), [(2, "n2".to_owned())]);
-    let (_, victim, seat) = w.migrations.pop().expect("it was just seen");
-    w.replica(&k, "ada", seat.incarnation, "n2");
-    w.tell(Input::MigrationDone {
-        kernel: k.clone(),
-        incarnation: seat.incarnation,
-        moved: true,
-    });
-    w.tell(Input::ReplicaLost {
-        kernel: k.clone(),
-        incarnation: victim,
-    });
-    let (_, out) = w.submit(&k, Need::gpus(1));
-    assert!(
-        matches!(&out[..], [Output::Record(_), Output::StartLease(s)] if s.node.as_str() == "n2"),
-        "{out:?}"
-    );
-}
-
-#[test]
-fn nobody_is_moved_who_finds_a_gpu_or_where_that_is_off() {
-    let (mut w, _) = stranded("n1", true);
-    assert_eq!(moves(&mut w, 600), [], "one lies idle where it is");
-    let (mut w, _) = stranded("n2", false);
-    assert_eq!(moves(&mut w, 600), [], "it is off");
-}
-
-#[test]
-fn nobody_is_moved_for_who_is_not_expected_within_hours() {
-    let (mut w, k) = stranded("n1", true);
-    moves(&mut w, 3 * 24 * 3600);
-    let idle = w.agents.keys().next().copied().expect("it was kept");
-    w.agents.remove(&idle);
-    w.tell(Input::PilotLost {
-        pilot: idle,
-        cause: hop_words::lease::EndCause::PilotLost,
-    });
-    w.pilot("n2", 2, 8);
-    assert_eq!(moves(&mut w, 3600), [], "{k} is gone for days");
 }
 
 /// Three nodes of two GPUs, with a pilot on some of them whatever is asked for.

@@ -182,7 +182,6 @@ fn another(kernel: &KernelId, avoid: &[&str]) -> PlaceKernel {
         user: "ada".into(),
         account: None,
         pool: "main".into(),
-        replicas: 1,
         first: None,
         default_need: Need::gpus(1),
         mem_mib: 512,
@@ -220,10 +219,10 @@ fn a_kernel_with_standbys_goes_to_one_that_has_free_gpus() {
     );
     // A new replica is another one, wherever it is placed.
     let placed = w.tell(Input::PlaceKernel(another(&k, &["n0", "n2"])));
-    let [Output::Place { seats, .. }] = &placed[..] else {
+    let [Output::Place { seat, .. }] = &placed[..] else {
         panic!("{placed:?}");
     };
-    assert!(seats.iter().all(|s| s.incarnation > Incarnation(7)), "{seats:?}");
+    assert!(seat.incarnation > Incarnation(7), "{seat:?}");
 }
 
 #[test]
@@ -305,10 +304,9 @@ fn a_kernel_leaves_a_seat_that_ends_for_another_on_its_node_where_there_is_no_ot
     });
     let to = plan(&mut w, MoveCause::SeatEnds).unwrap();
     assert_eq!((to.node.as_str(), to.existing), ("n0", None));
-    w.tell(Input::MigrationDone {
+    w.tell(Input::MigrationFailed {
         kernel: k.clone(),
         incarnation: to.incarnation,
-        moved: false,
     });
     w.tell(Input::SeatEnds {
         job: seat,

@@ -1,11 +1,11 @@
 //! Kernels on their way to another node.
 
 use crate::world::World;
-use hop_core::Output;
 use hop_core::config::{Config, Migrate, PoolConfig};
+use hop_core::{Output, Prospect};
 use hop_words::id::{CellId, KernelId};
 use hop_words::lease::EndCause;
-use hop_words::need::Need;
+use hop_words::need::{Class, Need};
 use hop_words::time::Span;
 
 /// Two nodes of one GPU. `comes` has had an hour of service and waits on `n0` behind a cell that may never end, so the
@@ -66,6 +66,47 @@ fn a_kernel_on_its_way_takes_nothing_where_it_leaves_and_keeps_what_is_set_aside
     w.settle();
     assert!(runs(&w, &comes));
     w.core.sanity_check().unwrap();
+}
+
+/// A cell that runs for 100 s or for 1000 s, as often, has run for 105 s when another kernel's cell comes to its node.
+/// Somebody may have asked for the wait there when it had just begun.
+fn decided_beside_it(asked: bool) -> Vec<Output> {
+    let mut pool = PoolConfig::fixed("main", 0, 1, 8);
+    pool.max_pilots = 2;
+    pool.migrate = Some(Migrate::default());
+    let mut w = World::new(1, Config::default(), pool);
+    w.pilot("n0", 1, 8);
+    let busy = w.kernel("busy", "bob", &["n0"], 1);
+    for seconds in [1000, 100].repeat(7) {
+        let (cell, _) = w.submit(&busy, Need::gpus(1));
+        w.settle();
+        w.pass(Span::from_secs(seconds));
+        w.end_cell(&busy, &cell);
+    }
+    w.submit(&busy, Need::gpus(1));
+    w.settle();
+    w.pilot("n1", 1, 8);
+    let waits = w.kernel("waits", "ada", &["n0"], 1);
+    if asked {
+        let wait = w.core.would_wait(&Prospect {
+            kernel: Some(waits.clone()),
+            user: "ada".into(),
+            pool: "main".into(),
+            default_need: Need::gpus(1),
+            need: Need::gpus(1),
+            class: Class::Interactive,
+        });
+        assert!(wait.is_some_and(|wait| wait > Span::from_secs(90)), "{wait:?}");
+    }
+    let mut out = w.pass(Span::from_secs(105));
+    out.extend(w.submit(&waits, Need::gpus(1)).1);
+    out.extend(w.pass(Span::from_secs(1)));
+    out
+}
+
+#[test]
+fn a_question_between_two_inputs_decides_nothing() {
+    assert_eq!(decided_beside_it(true), decided_beside_it(false));
 }
 
 /// How long a move that never arrives is waited for, from its order on.

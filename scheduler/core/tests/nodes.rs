@@ -18,6 +18,8 @@ fn pool(name: &str, most: u32) -> PoolConfig {
         spares: 0,
         ..Scale::default()
     });
+    // Where nothing else counts, the least loaded node is taken.
+    pool.pack = false;
     pool
 }
 
@@ -44,7 +46,6 @@ fn place(name: &str) -> Input {
         user: "ada".into(),
         account: None,
         pool: "main".into(),
-        replicas: 1,
         first: None,
         default_need: Need::gpus(1),
         mem_mib: 512,
@@ -57,7 +58,7 @@ fn place(name: &str) -> Input {
 /// Where the kernel's only replica is placed. `None` means nowhere.
 fn placed(out: &[Output]) -> Option<&str> {
     out.iter().find_map(|o| match o {
-        Output::Place { seats, .. } => Some(seats[0].node.as_str()),
+        Output::Place { seat, .. } => Some(seat.node.as_str()),
         _ => None,
     })
 }

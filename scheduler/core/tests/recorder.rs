@@ -700,7 +700,6 @@ fn placement_takes_the_least_subscribed_distinct_nodes() {
         user: "bob".into(),
         account: None,
         pool: "main".into(),
-        replicas: 2,
         first: None,
         default_need: Need::gpus(1),
         mem_mib: 100,
@@ -708,19 +707,22 @@ fn placement_takes_the_least_subscribed_distinct_nodes() {
         avoid: vec![],
         name: String::new(),
     };
-    let out = w.tell(Input::PlaceKernel(place.clone()));
-    let Output::Place { seats, .. } = &out[0] else {
-        panic!("{out:?}")
+    let avoiding = |nodes: &[&str]| {
+        let avoid = nodes.iter().map(|n| (*n).into()).collect();
+        Input::PlaceKernel(hop_core::PlaceKernel {
+            avoid,
+            ..place.clone()
+        })
     };
-    let nodes: Vec<_> = seats.iter().map(|s| s.node.as_str()).collect();
-    assert_eq!(nodes, ["n1", "n2"]);
-    let out = w.tell(Input::PlaceKernel(hop_core::PlaceKernel { replicas: 4, ..place }));
-    let Output::PlaceRefused { reason, .. } = &out[0] else {
+    assert_eq!(placed(&w.tell(avoiding(&[]))), "n1");
+    assert_eq!(placed(&w.tell(avoiding(&["n1"]))), "n2");
+    let out = w.tell(avoiding(&["n0", "n1", "n2"]));
+    let [Output::PlaceRefused { reason, .. }] = &out[..] else {
         panic!("{out:?}")
     };
     assert_eq!(
         reason.to_string(),
-        "4 nodes are needed for the kernel's replicas, and pool main has 3 that will do"
+        "pool main has no node that will do for the kernel's next replica"
     );
 }
 
@@ -881,7 +883,6 @@ fn facts(node: &str, gpus: u16) -> hop_core::NodeFacts {
         gpu_type: "".into(),
         gpu_mem_mib: 0,
         cpus: 8,
-        rack: String::new(),
     }
 }
 
@@ -895,15 +896,12 @@ fn a_node_that_nothing_is_heard_of_is_taken_last() {
         let out = w.tell(Input::PlaceKernel(place(kernel, 1)));
         assert_eq!(placed(&out), "n2", "a loaded node is better than a silent one");
     }
-    let three = hop_core::PlaceKernel {
-        replicas: 3,
+    let other = hop_core::PlaceKernel {
+        avoid: vec!["n2".into()],
         ..place("c", 1)
     };
-    let out = w.tell(Input::PlaceKernel(three));
-    let Output::Place { seats, .. } = &out[0] else {
-        panic!("{out:?}")
-    };
-    assert_eq!(seats.len(), 3, "silence is no proof of a loss");
+    let out = w.tell(Input::PlaceKernel(other));
+    assert_eq!(placed(&out), "n0", "silence is no proof of a loss");
 }
 
 fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
@@ -912,7 +910,6 @@ fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
         user: "ada".into(),
         account: None,
         pool: "main".into(),
-        replicas: 1,
         first: None,
         default_need: Need::gpus(gpus),
         mem_mib: 512,
@@ -936,10 +933,10 @@ fn seat_up(job: u32, node: &str, mem_mib: u64) -> Input {
 /// The seat that the placement of another kernel of ada's is given.
 fn shared_seat(w: &mut World, name: &str) -> Option<JobId> {
     let out = w.tell(Input::PlaceKernel(place(name, 1)));
-    let Some(Output::Place { seats, .. }) = out.last() else {
+    let Some(Output::Place { seat, .. }) = out.last() else {
         panic!("{out:?}")
     };
-    seats[0].existing
+    seat.existing
 }
 
 #[test]
@@ -991,10 +988,10 @@ fn a_replica_of_any_number_takes_the_seat_that_was_planned() {
         };
         let out = w.tell(place("a", first));
         assert_eq!(placed(&out), "n0");
-        let Output::Place { seats, .. } = &out[0] else {
+        let Output::Place { seat, .. } = &out[0] else {
             panic!("{out:?}")
         };
-        assert_eq!(seats[0].incarnation, first.unwrap_or(Incarnation(1)));
+        assert_eq!(seat.incarnation, first.unwrap_or(Incarnation(1)));
         w.replica(&"a".into(), "ada", Incarnation(1_764_000_000), "n0");
         assert_eq!(placed(&w.tell(place("b", None))), "n1");
         let out = w.tell(place("c", None));
@@ -1136,10 +1133,10 @@ fn a_report_of_ended_leases_ends_no_lease_that_follows_from_it() {
 
 /// The node of the one seat.
 fn placed(out: &[Output]) -> String {
-    let [Output::Place { seats, .. }] = out else {
+    let [Output::Place { seat, .. }] = out else {
         panic!("{out:?}")
     };
-    seats[0].node.to_string()
+    seat.node.to_string()
 }
 
 /// One pilot of a pool that may have one, on the third of four nodes.

@@ -251,13 +251,6 @@ fn the_journal_has_what_leases_used_and_the_driver_says_the_rest_again() {
     // Slurm's last word is a week old: both parts are halved.
     let week = now + Span::from_secs(7 * 86_400);
     assert_eq!(waits(journal, week, Some(last)), ("4.4".into(), Some(15)));
-    // A row of an earlier release, which had Slurm's first word in it.
-    let row = format!(
-        r#"{{"key":{{"user":"ada"}},"value":{{"usage":{{"usage":7200.0,"at":{}}}}}}}"#,
-        now.0
-    );
-    let row: Entry = serde_json::from_str(&row).unwrap();
-    assert_eq!(waits(vec![row], now, None), ("2.0".into(), Some(120)));
 }
 
 /// Nobody says anything of shares: what Alice's cells use while others of hers wait puts those back by itself.

@@ -719,10 +719,9 @@ fn a_due_cell_holds_nodes_once_its_move_has_failed() {
         m.w.settle();
     }
     let (_, _, seat) = m.w.migrations.pop().expect("it moves");
-    m.w.tell(Input::MigrationDone {
+    m.w.tell(Input::MigrationFailed {
         kernel: m.goer.clone(),
         incarnation: seat.incarnation,
-        moved: false,
     });
     let small = m.w.kernel("small", "small", &["n2"], 1);
     m.w.submit(&small, Need::gpus(1));

@@ -52,9 +52,7 @@ impl Sender {
             | Request::StillHeld { .. }
             | Request::CellParked { .. }
             | Request::ParkRefused { .. }
-            | Request::ReplicaLost { .. }
             | Request::KernelBound { .. }
-            | Request::MigrationDone { .. }
             | Request::MigrationFailed { .. }
             | Request::Hibernated { .. }
             | Request::KernelEnded { .. }
@@ -317,7 +315,7 @@ pub(crate) fn step_name(user: &UserName, name: &str, kernel: &KernelId) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_api::message::{AcctQuery, ReplicaRole, SeatStep};
+    use hop_api::message::{AcctQuery, SeatStep};
     use hop_words::id::Tenure;
 
     fn access(user: &str, role: Role, operator: bool) -> Access {
@@ -414,7 +412,6 @@ mod tests {
             kernel: "k".into(),
             tenure: Tenure(0),
             incarnation: Incarnation(0),
-            role: ReplicaRole::Executor,
             account: None,
             pool: None,
             node: "n1".into(),
@@ -430,7 +427,6 @@ mod tests {
             ended: None,
             waiting: vec![],
             parks: false,
-            kept: false,
             parked: None,
             captured: false,
             bound: Bound::default(),

@@ -435,7 +435,6 @@ done
                         gpu_mem_mib: pool.gpu_mem_mib,
                         cpus: known
                             .map_or(pool.cpus_per_pilot, |n| u16::try_from(n.cpus).unwrap_or(u16::MAX)),
-                        rack: String::new(),
                     };
                     facts.burst.push((there, burst.partition.clone()));
                 }

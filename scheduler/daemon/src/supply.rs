@@ -70,7 +70,6 @@ fn node_facts(name: &PoolName, pool: &Pool, node: &Node) -> NodeFacts {
         gpu_type: gpu_type(pool, &node.gres),
         gpu_mem_mib: pool.gpu_mem_mib,
         cpus: u16::try_from(node.cpus).unwrap_or(u16::MAX),
-        rack: String::new(),
     }
 }
 

@@ -30,7 +30,6 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
         grace: pool.grace(),
         quantum: pool.quantum.unwrap_or_default(),
         rotate_before: Span::from_secs(pool.rotate_before_s.into()),
-        pack: pool.scale.is_some(),
         scale: pool.scale.clone(),
         burst: pool.burst.clone(),
         migrate: pool.migrate.clone(),

@@ -83,8 +83,7 @@ fn cluster(live: &Live) -> Cluster {
 }
 
 fn simulate(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
-    // A pool whose pilots stay is not packed in production either.
-    let policy: Policy = "ours-no-packing".parse().expect("a policy's name");
+    let policy: Policy = "ours".parse().expect("a policy's name");
     hop_sim::run(policy, trace, cluster, seed)
 }
 

@@ -261,7 +261,8 @@ fn moving(fixed_s: f64, gb: f64, gb_s: f64) -> Span {
     Span(((fixed_s + gb / gb_s) * 1e6) as u64)
 }
 
-/// The knobs of our own policy: the tables of `[pool.NAME]` in `gresshopper.toml`, and what is fixed in `hopd`.
+/// The knobs of our own policy: the tables of `[pool.NAME]` in `gresshopper.toml`. The others are for experiments:
+/// `hopd` has their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Knobs {
@@ -270,9 +271,6 @@ pub struct Knobs {
     pub scale: Option<Scale>,
     pub migrate: Option<Migrate>,
     pub fair_share: bool,
-    /// A cell is due after waiting for this time.
-    #[serde(rename = "due_after_s", with = "duration")]
-    pub due_after: Span,
     /// Later cells of equal size that may start before a waiting cell is due.
     pub due_overtaken: u32,
     /// Share of the sessions whose cells can be parked in their middle; none: all.
@@ -289,7 +287,6 @@ impl Default for Knobs {
             scale: Some(Scale::default()),
             migrate: Some(Migrate::default()),
             fair_share: core.fair_share,
-            due_after: core.due_after,
             due_overtaken: core.due_overtaken,
             parkable: None,
         }

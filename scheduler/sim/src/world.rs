@@ -136,7 +136,6 @@ fn core_config(cluster: &Cluster, without: Without) -> Config {
     let knobs = &cluster.policy;
     let config = Config {
         fair_share: knobs.fair_share && !without.fair_share,
-        due_after: knobs.due_after,
         due_overtaken: knobs.due_overtaken,
         report_every: Span::from_secs(15),
         // In this world every lease starts, however long the start takes.
@@ -176,8 +175,8 @@ fn core_pool(cluster: &Cluster, without: Without) -> PoolConfig {
         false => knobs.quantum,
     };
     pool.affinity = !without.affinity;
+    pool.pack = !without.packing;
     if let Some(scale) = knobs.scale.clone().filter(|_| !without.scaling) {
-        pool.pack = !without.packing;
         pool.scale = Some(hop_core::config::Scale {
             learn: scale.learn && !without.learning,
             ..scale
@@ -242,7 +241,6 @@ impl<'a> World<'a> {
                 gpu_type: "gpu".into(),
                 gpu_mem_mib: 80 * 1024,
                 cpus: self.cluster.cpus_per_node,
-                rack: String::new(),
             };
             self.tell(match self.slurm.burst_of(n) {
                 None => Input::Node(facts),
@@ -384,7 +382,7 @@ impl<'a> World<'a> {
                 reason,
                 ..
             } => self.queued(&kernel, estimate, &reason),
-            Output::Place { kernel, seats } => self.place(&kernel, seats),
+            Output::Place { kernel, seat } => self.place(&kernel, &seat),
             Output::SubmitPilot {
                 ticket,
                 node,

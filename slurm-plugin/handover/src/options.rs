@@ -69,15 +69,12 @@ impl Options {
                 ("service_user", _) => options.service_user = value.to_owned(),
                 ("run_dir", _) => options.run_dir = value.into(),
                 ("agent_dir", _) => options.agent_dir = value.into(),
-                // Options of earlier releases, replaced by the look at what opens in a step.
-                ("devices" | "gres_conf", _) => {}
                 ("munge_socket", _) => options.munge_socket = Some(value.into()),
                 ("ignore_holders", _) => {
                     options.ignore_holders.extend(value.split(',').map(str::to_owned));
                 }
                 ("isolation", "counted") => options.isolation = Isolation::Counted,
-                // "none", of earlier releases, lent without Slurm's constraint too: a pool's isolation says that now.
-                ("isolation", "scanned" | "none") => options.isolation = Isolation::Scanned,
+                ("isolation", "scanned") => options.isolation = Isolation::Scanned,
                 _ => return Err(BadArgument(argument.to_owned())),
             }
         }

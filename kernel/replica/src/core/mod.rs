@@ -39,9 +39,7 @@ use answers::Verdict;
 use bytes::Bytes;
 use cells::{Cells, Next, StageName};
 use durable::Durable;
-use hop_api::message::{
-    Bound, EndedCell, Event, Outcome, ReplicaRole, ReplicaUp, Request as ToHopd, SeatStep,
-};
+use hop_api::message::{Bound, EndedCell, Event, Outcome, ReplicaUp, Request as ToHopd, SeatStep};
 use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
@@ -745,8 +743,8 @@ impl Core {
                 victim, seat, cause, ..
             } => self.asked_to_move(victim, seat, cause),
             Event::MoveWithdrawn { incarnation, .. } => self.move_withdrawn(incarnation),
-            // The kernel has no other replica, and moves are asked for one by one.
-            Event::Place { .. } | Event::Rouse { .. } | Event::Wake { .. } | Event::NodeDrains { .. } => {}
+            // The front's.
+            Event::Wake { .. } => {}
         }
     }
 
@@ -774,7 +772,6 @@ impl Core {
             kernel: kernel.clone(),
             incarnation: *incarnation,
             tenure: self.office().1,
-            role: ReplicaRole::Executor,
             account: launch.account.clone(),
             pool: launch.pool.clone(),
             node: node.clone(),
@@ -784,7 +781,6 @@ impl Core {
             ended: self.ended.clone(),
             waiting: seeker.map(lease::Seeker::as_waiting).into_iter().collect(),
             parks: *can_park,
-            kept: true,
             parked: standing.map(|s| s.as_reported()),
             captured: self.durable.as_ref().is_some_and(Durable::is_saved),
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),

@@ -1,45 +1,39 @@
-//! Messages between `hopd` and a kernel: its front, its replicas, and the keepers of replicas without a process.
+//! Messages between `hopd` and a kernel: its front, and the replica that executes it.
 
 use super::query::ReplicaRow;
 use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};
 use hop_words::id::{AccountName, CellId, Incarnation, KernelId, LeaseId, NodeName, PoolName, Tenure};
 use hop_words::lease::{EndCause, Handover};
 use hop_words::need::{Class, Need};
-use hop_words::replica::{Bound, MoveCause, ReplicaRole, SeatPlan, SeatStep};
+use hop_words::replica::{Bound, MoveCause, SeatPlan, SeatStep};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// What is asked before replicas are started.
+/// What is asked before a replica is started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlaceKernel {
     pub kernel: KernelId,
     pub account: Option<AccountName>,
     pub pool: Option<PoolName>,
-    /// Replicas to place now.
-    pub replicas: u16,
-    /// Replicas that the kernel should have in the long run; `hopd` places missing ones by [`Event::Place`]. 0 leaves
-    /// the number to `hopd`.
-    #[serde(default)]
-    pub wanted: u16,
-    /// The lowest number that a new replica may have, by the kernel's own log. `hopd` gives this one or higher ones.
+    /// The lowest number that the new replica may have, by the kernel's own log. `hopd` gives this one or a higher one.
     #[serde(default)]
     pub first: Option<Incarnation>,
     /// Usual need of the kernel's cells: a hint for the placement.
     pub default_need: Need,
-    /// Memory of one replica's step in MiB, and its cores. 0 means the site's default.
+    /// Memory of the replica's step in MiB, and its cores. 0 means the site's default.
     pub mem_mib: u64,
     pub cpus: u16,
     /// Nodes that just failed this kernel.
     pub avoid: Vec<NodeName>,
 }
 
-/// A seat for each replica, on distinct nodes.
+/// Answers [`PlaceKernel`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Placement {
-    pub seats: Vec<SeatPlan>,
+    pub seat: SeatPlan,
 }
 
-/// A replica's report after each (re)connection, and whenever its tenure or role changes.
+/// The executor's report after each (re)connection, and whenever its tenure or its standbys change.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReplicaUp {
     pub kernel: KernelId,
@@ -48,8 +42,6 @@ pub struct ReplicaUp {
     pub tenure: Tenure,
     /// The number that [`SeatPlan::incarnation`] gave it.
     pub incarnation: Incarnation,
-    #[serde(default)]
-    pub role: ReplicaRole,
     pub account: Option<AccountName>,
     pub pool: Option<PoolName>,
     pub node: NodeName,
@@ -61,14 +53,11 @@ pub struct ReplicaUp {
     /// The last cell that ended on a lease here, in case `hopd` was away then.
     #[serde(default)]
     pub ended: Option<EndedCell>,
-    /// Submitted cells without a lease. An executor reports all of its kernel's cells, other replicas none.
+    /// Submitted cells without a lease, all of the kernel's.
     pub waiting: Vec<WaitingCell>,
     /// `true` if the replica knows [`Event::Park`]. Other replicas are never asked to park.
     #[serde(default)]
     pub parks: bool,
-    /// `true` if the replica knows [`Event::Kept`].
-    #[serde(default)]
-    pub kept: bool,
     /// The cell among `waiting` that was parked during its run.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
@@ -78,10 +67,10 @@ pub struct ReplicaUp {
     /// Obstacles to moving the replica, as in [`super::Request::KernelBound`].
     #[serde(default)]
     pub bound: Bound,
-    /// Replicas that the kernel should have; 0 leaves the number to `hopd`.
+    /// Replicas that the kernel should have.
     #[serde(default)]
     pub wanted: u16,
-    /// The kernel's other replicas, by the executor's word: they have no process to speak for themselves.
+    /// The kernel's other replicas, by the executor's word: they don't speak to `hopd` themselves.
     #[serde(default)]
     pub standbys: Vec<ReplicaRow>,
 }
@@ -135,8 +124,7 @@ pub enum Event {
         /// Time until the devices' holders are ended; without `wanted`, the time they will have later.
         within: Span,
     },
-    /// The lease stays with the kernel for its next cell, until then at most. Sent only to a replica that reported
-    /// [`ReplicaUp::kept`].
+    /// The lease stays with the kernel for its next cell, until then at most.
     Kept {
         kernel: KernelId,
         lease: LeaseId,
@@ -151,16 +139,7 @@ pub enum Event {
         cell: CellId,
         reason: String,
     },
-    /// Replicas are missing: start these. Only the executor is told.
-    Place { kernel: KernelId, seats: Vec<SeatPlan> },
-    /// Start a process on this warm replica, for a cell. The answer is [`super::Request::ReplicaUp`] of the new
-    /// process, after which the lease starts. Sent only to the replica's keeper.
-    Rouse {
-        kernel: KernelId,
-        incarnation: Incarnation,
-        cell: CellId,
-    },
-    /// Replica `victim` moves into `seat`. Answered by [`super::Request::MigrationDone`] or
+    /// Replica `victim` moves into `seat`. Ended by [`super::Request::ReplicaUp`] of the seat's replica, or by
     /// [`super::Request::MigrationFailed`]. Only the executor is told.
     Move {
         kernel: KernelId,
@@ -178,13 +157,6 @@ pub enum Event {
     Hibernate { kernel: KernelId, reason: String },
     /// Somebody with the right to do so wants the hibernated kernel back. Only its front is told.
     Wake { kernel: KernelId },
-    /// Slurm drains the node of a replica, or no longer does (`reason` is `None`). The kernel is moved, if possible.
-    NodeDrains {
-        kernel: KernelId,
-        node: NodeName,
-        /// Slurm's reason.
-        reason: Option<String>,
-    },
     /// An entitled user ended this kernel.
     Close { kernel: KernelId, reason: String },
 }

@@ -119,8 +119,8 @@ pub struct Scale {
     pub right_size: bool,
     /// Largest share of a kernel's cells that may ask for more GPUs than a pilot started for the kernel.
     pub too_small: f64,
-    /// Most idle GPUs on spare nodes, counted in whole pilots, as far as they are worthwhile. Every kernel has a
-    /// replica on a spare node, for the time after its own pilot is gone. Zero means no spare nodes.
+    /// Most idle GPUs on spare nodes, counted in whole pilots, as far as they are worthwhile to the kernels there. Zero
+    /// means no spare nodes.
     pub spares: u32,
     /// Most idle GPUs on spare nodes: a whole pilot's, or this share of the leased GPUs.
     pub spare_share: f64,
@@ -129,22 +129,6 @@ pub struct Scale {
     /// Time from a pilot's submission to its first lease, until pilots have been seen.
     #[serde(rename = "boot_s", with = "duration")]
     pub boot: Span,
-    /// Keys of earlier versions in place of `immediate` and `most_per_wait`.
-    #[serde(skip_serializing)]
-    pub worth: Gone,
-}
-
-/// A dropped key: an error tells the replacement to anybody still writing the key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Gone;
-
-impl<'de> Deserialize<'de> for Gone {
-    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-        Err(serde::de::Error::custom(
-            "`worth` is no more: say with `immediate` which share of cells must not wait for a pilot, \
-             and with `most_per_wait` how many idle GPU-seconds sparing one such wait may cost",
-        ))
-    }
 }
 
 impl Default for Scale {
@@ -161,7 +145,6 @@ impl Default for Scale {
             spare_share: 0.05,
             spare_nodes: 3,
             boot: Span::from_secs(5),
-            worth: Gone,
         }
     }
 }
@@ -176,8 +159,7 @@ pub struct Migrate {
     /// A move must be expected to save at least this much waiting.
     #[serde(rename = "margin_s", with = "duration")]
     pub margin: Span,
-    /// Replicas of quiet kernels leave crowded nodes, and go to where GPUs lie idle, ahead of need. Where pilots follow
-    /// what is learnt only.
+    /// Quiet kernels leave crowded nodes, ahead of need.
     pub ahead: bool,
 }
 

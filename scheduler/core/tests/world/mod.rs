@@ -30,7 +30,6 @@ pub fn facts(node: &str) -> NodeFacts {
         gpu_type: "".into(),
         gpu_mem_mib: 0,
         cpus: 8,
-        rack: String::new(),
     }
 }
 
@@ -410,7 +409,6 @@ impl World {
             user: user.into(),
             account: Some(format!("acct-{}", user.len() % 2).into()),
             pool: "main".into(),
-            replicas: nodes.len() as u16,
             first: None,
             default_need: Need::gpus(gpus),
             mem_mib: 512,
@@ -900,10 +898,9 @@ impl World {
         }
         let user = self.core.owner(&kernel).map(|u| u.as_str().to_owned());
         if self.rng.below(4) == 0 {
-            self.tell(Input::MigrationDone {
+            self.tell(Input::MigrationFailed {
                 kernel,
                 incarnation: seat.incarnation,
-                moved: false,
             });
         } else if let Some(user) = user {
             self.replica_moves(&kernel, &user, victim, &seat);
@@ -930,11 +927,6 @@ impl World {
             replicas.retain(|(i, _)| *i != victim);
         }
         self.replica(kernel, user, seat.incarnation, seat.node.as_str());
-        self.tell(Input::MigrationDone {
-            kernel: kernel.clone(),
-            incarnation: seat.incarnation,
-            moved: true,
-        });
         self.tell(Input::ReplicaLost {
             kernel: kernel.clone(),
             incarnation: victim,
@@ -1092,7 +1084,6 @@ impl Full {
         Self::with(|pool| {
             pool.scale = Some(hop_core::config::Scale::default());
             pool.migrate = Some(hop_core::config::Migrate::default());
-            pool.pack = true;
         })
     }
 

@@ -1,10 +1,9 @@
-//! Drained nodes: nothing new starts there, and their kernels are told and moved.
+//! Drained nodes: nothing new starts there, and their kernels are moved.
 
 use super::asked::Asked;
 use super::{Due, Scheduler};
-use hop_api::message::Event;
 use hop_core::{Input, MoveCause};
-use hop_words::id::{NodeName, ReplicaId};
+use hop_words::id::NodeName;
 use std::collections::BTreeMap;
 use tracing::info;
 
@@ -46,7 +45,6 @@ impl Scheduler {
         self.drain_pilots();
         for node in &over {
             info!(%node, "Slurm drains the node no longer");
-            self.tell_drain(node, None);
         }
         if !over.is_empty() {
             // The node may have pilots again.
@@ -61,9 +59,8 @@ impl Scheduler {
     }
 
     fn node_drains(&mut self, node: &NodeName) {
-        let reason = self.drains.reason(node).cloned().unwrap_or_default();
+        let reason = self.drains.reason(node).map_or("", String::as_str);
         info!(%node, "Slurm drains the node: {reason}");
-        self.tell_drain(node, Some(&reason));
         self.todo.push_back(Input::NodeDown { node: node.clone() });
     }
 
@@ -73,17 +70,6 @@ impl Scheduler {
         let here = pilots.filter(|p| p.state != "DRAINING" && self.drains.reason(&p.node).is_some());
         self.todo
             .extend(here.map(|p| Input::PilotDraining { pilot: p.pilot }));
-    }
-
-    fn tell_drain(&mut self, node: &NodeName, reason: Option<&String>) {
-        for ReplicaId { kernel, .. } in self.registry.on_node(node) {
-            let event = Event::NodeDrains {
-                kernel: kernel.clone(),
-                node: node.clone(),
-                reason: reason.cloned(),
-            };
-            self.connections.tell(&kernel, &event);
-        }
     }
 
     /// Asks the kernels on drained nodes to leave, as far as they can.

@@ -73,8 +73,7 @@ impl Scheduler {
             tenure: self.registry.tenure(id),
             wanted: executor.map_or(1, |(_, r)| r.wanted),
             replicas: {
-                let mut rows: Vec<ReplicaRow> =
-                    k.replicas.into_iter().map(|r| self.replica_row(id, r)).collect();
+                let mut rows: Vec<ReplicaRow> = k.replicas.into_iter().map(executor_row).collect();
                 let known: Vec<_> = rows.iter().map(|r| r.incarnation).collect();
                 let standbys = executor.map_or(&[][..], |(_, r)| &r.standbys);
                 rows.extend(
@@ -98,19 +97,6 @@ impl Scheduler {
             user: k.user,
             pool: k.pool,
             kernel: k.kernel,
-        }
-    }
-
-    fn replica_row(&self, kernel: &KernelId, r: hop_core::ReplicaView) -> ReplicaRow {
-        let id = hop_words::id::ReplicaId {
-            kernel: kernel.clone(),
-            incarnation: r.incarnation,
-        };
-        ReplicaRow {
-            incarnation: r.incarnation,
-            role: self.registry.replica(&id).map(|r| r.role).unwrap_or_default(),
-            node: r.node,
-            seat: r.seat,
         }
     }
 
@@ -242,23 +228,14 @@ impl Scheduler {
         }
     }
 
-    /// The executor says that a move is done, or has failed.
-    pub(super) fn move_ended(&mut self, kernel: KernelId, incarnation: Incarnation, failed: Option<String>) {
-        let moved = failed.is_none();
-        match failed {
-            None => self.kept.has_moved(&kernel),
-            Some(reason) => {
-                let reason = access::printable(&reason, REASON);
-                info!(%kernel, %incarnation, "a move failed: {reason}");
-                self.kept
-                    .move_failed(&kernel, incarnation, reason, self.clock.now());
-            }
-        }
-        self.todo.push_back(Input::MigrationDone {
-            kernel,
-            incarnation,
-            moved,
-        });
+    /// The executor says that a move has failed.
+    pub(super) fn move_failed(&mut self, kernel: KernelId, incarnation: Incarnation, reason: &str) {
+        let reason = access::printable(reason, REASON);
+        info!(%kernel, %incarnation, "a move failed: {reason}");
+        self.kept
+            .move_failed(&kernel, incarnation, reason, self.clock.now());
+        self.todo
+            .push_back(Input::MigrationFailed { kernel, incarnation });
     }
 
     // --- asleep ---
@@ -407,6 +384,15 @@ impl Scheduler {
         info!(%kernel, by = %access.caller.user, "a kernel that hibernates is forgotten");
         self.drop_asleep(kernel);
         Ok(DONE)
+    }
+}
+
+fn executor_row(r: hop_core::ReplicaView) -> ReplicaRow {
+    ReplicaRow {
+        incarnation: r.incarnation,
+        role: ReplicaRole::Executor,
+        node: r.node,
+        seat: r.seat,
     }
 }
 

@@ -78,7 +78,7 @@ impl Scheduler {
             | Output::Revoked { .. }
             | Output::Held { .. }
             | Output::CloseKernel { .. } => self.for_kernels(output),
-            Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
+            Output::Place { kernel, seat } => self.placed(&kernel, Ok(seat)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
             Output::Park {
                 kernel,
@@ -338,8 +338,7 @@ impl Scheduler {
             kernel: view.kernel.clone(),
             incarnation: view.executor,
         };
-        let hears = self.registry.replica(&replica).filter(|r| r.kept);
-        if let Some(conn) = hears.and_then(|r| r.conn) {
+        if let Some(conn) = self.registry.replica(&replica).and_then(|r| r.conn) {
             let event = Event::Kept {
                 kernel: view.kernel,
                 lease,
@@ -381,18 +380,18 @@ impl Scheduler {
     }
 
     /// Answers the front that asked first for a placement of the kernel.
-    fn placed(&mut self, kernel: &KernelId, seats: Result<Vec<SeatPlan>, String>) {
+    fn placed(&mut self, kernel: &KernelId, seat: Result<SeatPlan, String>) {
         let Some((conn, id)) = self.registry.placed(kernel) else {
             return;
         };
-        let body = match seats {
-            Ok(seats) => {
+        let body = match seat {
+            Ok(seat) => {
                 if let Some(user) = self.core.owner(kernel).cloned() {
                     self.owned_now(kernel, &user);
                 }
                 self.awake(kernel);
                 self.connections.listen(conn, kernel);
-                Response::Placement(Placement { seats })
+                Response::Placement(Placement { seat })
             }
             Err(reason) => Response::Refused(Refusal::Unavailable { reason }),
         };
@@ -443,12 +442,9 @@ impl Scheduler {
         let incarnation = seat.incarnation;
         let executor = self.registry.executor(&kernel).filter(|(_, r)| r.captured);
         let Some(conn) = executor.and_then(|(_, r)| r.conn) else {
-            let moved = false;
-            return self.todo.push_back(Input::MigrationDone {
-                kernel,
-                incarnation,
-                moved,
-            });
+            return self
+                .todo
+                .push_back(Input::MigrationFailed { kernel, incarnation });
         };
         info!(%kernel, %victim, to = %seat.node, "a replica is asked to move: {cause}");
         let (now, to) = (self.clock.now(), seat.node.clone());

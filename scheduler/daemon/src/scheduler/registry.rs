@@ -1,7 +1,7 @@
-//! Registered kernels: their owners, their replicas, and who speaks for each.
+//! Registered kernels: their owners, their executors, and who speaks for each.
 
 use crate::caller::ConnId;
-use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, SeatStep};
+use hop_api::message::{Bound, Refusal, ReplicaRow, ReplicaUp, SeatStep};
 use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -11,13 +11,10 @@ pub(super) struct Registered {
     /// `None` means that the connection broke a moment ago.
     pub(super) conn: Option<ConnId>,
     pub(super) tenure: Tenure,
-    pub(super) role: ReplicaRole,
     pub(super) seat: SeatStep,
     pub(super) node: NodeName,
     /// `true` if the replica can be asked to park a cell.
     pub(super) parks: bool,
-    /// `true` if the replica can be told how long its lease is kept.
-    pub(super) kept: bool,
     /// `true` if the state is captured: the kernel can be asked to move and to hibernate.
     pub(super) captured: bool,
     /// What speaks against that.
@@ -32,11 +29,9 @@ impl Registered {
         Self {
             conn: Some(conn),
             tenure: up.tenure,
-            role: up.role,
             seat: up.seat.clone(),
             node: up.node.clone(),
             parks: up.parks,
-            kept: up.kept,
             captured: up.captured,
             bound: up.bound.clone(),
             wanted: up.wanted.max(1),
@@ -183,14 +178,14 @@ impl Registry {
 
     /// Disconnected executors of a kernel without a log, to be replaced by a new executor without a wait: executors in
     /// the new executor's seat, or without a lease. A cell must not start in their dead process. An executor that was
-    /// merely cut off returns as if new. Standbys replace nobody.
+    /// merely cut off returns as if new.
     pub(super) fn superseded_by(
         &self,
         new: &ReplicaId,
         up: &ReplicaUp,
         holds: impl Fn(&ReplicaId) -> bool,
     ) -> Vec<ReplicaId> {
-        if up.role != ReplicaRole::Executor || up.tenure != Tenure(0) {
+        if up.tenure != Tenure(0) {
             return Vec::new();
         }
         let before = |id: &ReplicaId, r: &Registered| r.conn.is_none() && id.incarnation < new.incarnation;
@@ -202,17 +197,13 @@ impl Registry {
     /// Executors of lower tenures than the new one's. Their log has a new executor, whatever they hold; an executor cut
     /// off from the other members alone is connected here, without knowledge of its successor.
     pub(super) fn deposed_by(&self, new: &ReplicaId, up: &ReplicaUp) -> Vec<ReplicaId> {
-        if up.role != ReplicaRole::Executor {
-            return Vec::new();
-        }
         let before = |id: &ReplicaId, r: &Registered| r.tenure < up.tenure && id != new;
         let deposed = self.executors_of(&new.kernel).filter(|(id, r)| before(id, r));
         deposed.map(|(id, _)| id.clone()).collect()
     }
 
     fn executors_of(&self, kernel: &KernelId) -> impl Iterator<Item = (&ReplicaId, &Registered)> {
-        let ours = self.replicas.iter().filter(move |(id, _)| id.kernel == *kernel);
-        ours.filter(|(_, r)| r.role == ReplicaRole::Executor)
+        self.replicas.iter().filter(move |(id, _)| id.kernel == *kernel)
     }
 
     /// Whether a replica that is connected sits in the seat.

@@ -6,9 +6,7 @@ use super::{Due, JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::admission::Applicant;
 use crate::caller::{Caller, ConnId};
-use hop_api::message::{
-    Bound, Event, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, Request, Response, WaitingCell,
-};
+use hop_api::message::{Bound, Event, Refusal, ReplicaRow, ReplicaUp, Request, Response, WaitingCell};
 use hop_core::{Input, Standby, Submit};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
 use hop_words::time::Span;
@@ -46,9 +44,7 @@ impl Scheduler {
     ) -> Result<(), Refusal> {
         self.is_in_its_seat(&up)?;
         self.within_quota(access, &up)?;
-        if up.role == ReplicaRole::Executor {
-            self.hear_tenure(&up.kernel, up.tenure)?;
-        }
+        self.hear_tenure(&up.kernel, up.tenure)?;
         let waiting = std::mem::take(&mut up.waiting);
         up.standbys.truncate(REPLICAS);
         access::cut(&mut up.bound);
@@ -127,19 +123,11 @@ impl Scheduler {
         for event in self.parks.of(&id) {
             self.connections.send(conn, 0, Response::Event(event));
         }
-        let speaks = up.role == ReplicaRole::Executor;
-        if speaks
-            && self
-                .kept
-                .moving(&up.kernel)
-                .is_some_and(|m| m.incarnation == up.incarnation)
-        {
+        let moving = self.kept.moving(&up.kernel);
+        if moving.is_some_and(|m| m.incarnation == up.incarnation) {
             self.kept.has_moved(&up.kernel);
         }
-        let fixed = match speaks {
-            true => fixed(up.captured, &up.bound),
-            false => self.registry.executor(&up.kernel).and_then(|(_, r)| r.fixed()),
-        };
+        let fixed = fixed(up.captured, &up.bound);
         let standbys = self.standbys_in_seats(user, &up);
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
@@ -159,7 +147,7 @@ impl Scheduler {
             parked: up.parked,
             fixed,
             standbys,
-            executes: speaks.then_some(up.tenure),
+            executes: Some(up.tenure),
         }));
     }
 
@@ -229,22 +217,11 @@ impl Scheduler {
 
     /// Requests to the replica come to nothing.
     fn forget_replica(&mut self, id: &ReplicaId, why: &str) {
-        let gone = self.registry.remove(id);
-        if gone.is_some_and(|r| r.role == ReplicaRole::Executor) {
+        if self.registry.remove(id).is_some() {
             self.kept.stays(&id.kernel, why.to_owned());
         }
         let (now, why) = (self.clock.now(), "the new process ended".to_owned());
         self.kept.move_failed(&id.kernel, id.incarnation, why, now);
-    }
-
-    /// The kernel's executor knows sooner than we do.
-    fn told_lost(&mut self, id: &ReplicaId) {
-        let conn = self.registry.replica(id).and_then(|r| r.conn);
-        if let Some(conn) = conn {
-            self.registry.disconnected(id, conn);
-            self.connections.replica_left(conn, id);
-        }
-        self.replica_away(id);
     }
 
     /// Ends the wait for replicas with leases under an earlier `hopd`. If a replica is back but waits for Slurm's word
@@ -393,14 +370,6 @@ impl Scheduler {
 
     fn of_kernel(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
         match body {
-            Request::ReplicaLost {
-                kernel,
-                tenure,
-                incarnation,
-            } => {
-                self.speaks_for(conn, &kernel, tenure)?;
-                self.told_lost(&ReplicaId { kernel, incarnation });
-            }
             Request::KernelBound {
                 kernel,
                 tenure,
@@ -410,14 +379,6 @@ impl Scheduler {
                 access::cut(&mut bound);
                 self.kernel_bound(kernel, bound);
             }
-            Request::MigrationDone {
-                kernel,
-                tenure,
-                incarnation,
-            } => {
-                self.speaks_for(conn, &kernel, tenure)?;
-                self.move_ended(kernel, incarnation, None);
-            }
             Request::MigrationFailed {
                 kernel,
                 tenure,
@@ -425,7 +386,7 @@ impl Scheduler {
                 reason,
             } => {
                 self.speaks_for(conn, &kernel, tenure)?;
-                self.move_ended(kernel, incarnation, Some(reason));
+                self.move_failed(kernel, incarnation, &reason);
             }
             Request::Hibernated { kernel, tenure } => {
                 self.speaks_for(conn, &kernel, tenure)?;

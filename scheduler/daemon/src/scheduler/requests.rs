@@ -469,7 +469,6 @@ impl Scheduler {
             // Slurm names the charged account once a seat is there: the asker doesn't choose the limits.
             account: None,
             pool,
-            replicas: place.replicas.clamp(1, 5),
             first: place.first,
             default_need: place.default_need,
             mem_mib: if place.mem_mib == 0 {

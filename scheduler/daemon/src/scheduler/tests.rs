@@ -11,8 +11,8 @@ use super::*;
 use crate::caller::{Caller, ConnId, Incoming, Outgoing};
 use crate::parks;
 use hop_api::message::{
-    AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, Order, QueueQuery, Refusal, ReplicaRole,
-    ReplicaUp, Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
+    AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, Order, QueueQuery, Refusal, ReplicaUp,
+    Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
 };
 use hop_store::Journal;
 use hop_words::id::{Incarnation, Tenure};
@@ -81,7 +81,6 @@ impl House {
                 gpu_type: "".into(),
                 gpu_mem_mib: 0,
                 cpus: 8,
-                rack: String::new(),
             }));
         }
         scheduler.settle();
@@ -924,21 +923,13 @@ async fn a_lease_that_stays_says_until_when_where_its_pool_fixes_that() {
         Event::Kept { lease, until, .. } => Some((lease, until)),
         _ => None,
     };
-    for (linger, knows, is_told) in [
-        ("linger_ms = 9000\n", true, true),
-        ("linger_ms = 9000\n", false, false),
-        ("", true, false),
-    ] {
+    for (linger, is_told) in [("linger_ms = 9000\n", true), ("", false)] {
         let mut house = House::with(linger);
         house.seat(7, "ada", "n0");
         let agent = house.connect("gresshopper", Role::Agent);
         house.say(agent.0, agent_up());
         let (ada, mut mailbox) = house.connect("ada", Role::Replica);
-        let mut report = up("ada", "a", 1, 7, "n0");
-        if let Request::ReplicaUp(up) = &mut report {
-            up.kept = knows;
-        }
-        house.ask(ada, &mut mailbox, report);
+        house.ask(ada, &mut mailbox, up("ada", "a", 1, 7, "n0"));
         house.say(ada, submit("a", 1));
         let lease = house.scheduler.core.leases()[0].lease;
         house.say(agent.0, started(lease));
@@ -1088,8 +1079,6 @@ fn place(kernel: &str) -> Request {
         kernel: kernel.into(),
         pool: None,
         account: None,
-        replicas: 1,
-        wanted: 0,
         first: None,
         default_need: Need::gpus(1),
         mem_mib: 0,
@@ -1113,7 +1102,6 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         kernel: kernel.into(),
         tenure: Tenure(0),
         incarnation: Incarnation(incarnation),
-        role: ReplicaRole::Executor,
         account: None,
         pool: None,
         node: node.into(),
@@ -1129,7 +1117,6 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         ended: None,
         waiting: vec![],
         parks: true,
-        kept: true,
         parked: None,
         captured: false,
         bound: Bound::default(),
@@ -1401,8 +1388,6 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
             kernel: "k".into(),
             pool: None,
             account: None,
-            replicas: u16::MAX,
-            wanted: u16::MAX,
             first: Some(Incarnation((1 << 31) - 1)),
             default_need: need,
             mem_mib,
@@ -1512,21 +1497,20 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
     ));
 }
 
-/// Ada's kernel with an executor of tenure 2 and a warm standby on another node.
+/// Ada's kernel with an executor of tenure 2, and the process of a standby on another node.
 struct Two {
     house: House,
     executor: (ConnId, Mailbox),
     standby: (ConnId, Mailbox),
 }
 
-fn replica_of(incarnation: u32, tenure: u64, role: ReplicaRole) -> Request {
+fn executor_of(incarnation: u32, tenure: u64) -> Request {
     let (job, node) = (10 + incarnation, format!("n{incarnation}"));
     let Request::ReplicaUp(report) = up("ada", "a", incarnation, job, &node) else {
         unreachable!("made above")
     };
     Request::ReplicaUp(Box::new(ReplicaUp {
         tenure: Tenure(tenure),
-        role,
         ..*report
     }))
 }
@@ -1538,13 +1522,9 @@ impl Two {
             house.seat(10 + n, "ada", &format!("n{n}"));
         }
         let mut executor = house.connect("ada", Role::Replica);
-        let mut standby = house.connect("ada", Role::Replica);
-        let is_up = |house: &mut House, at: &mut (ConnId, Mailbox), up| {
-            let answer = house.ask(at.0, &mut at.1, up);
-            assert!(done(&answer), "{answer:?}");
-        };
-        is_up(&mut house, &mut executor, replica_of(1, 2, ReplicaRole::Executor));
-        is_up(&mut house, &mut standby, replica_of(2, 2, ReplicaRole::Warm));
+        let standby = house.connect("ada", Role::Replica);
+        let answer = house.ask(executor.0, &mut executor.1, executor_of(1, 2));
+        assert!(done(&answer), "{answer:?}");
         Self {
             house,
             executor,
@@ -1595,7 +1575,7 @@ async fn only_the_highest_tenure_speaks_for_a_kernel() {
     let (old, mailbox) = &mut two.executor;
     assert!(done(&two.house.ask(*old, mailbox, submit_as(2))));
     let (new, mailbox) = &mut two.standby;
-    let elected = replica_of(2, 3, ReplicaRole::Executor);
+    let elected = executor_of(2, 3);
     assert!(done(&two.house.ask(*new, mailbox, elected)));
     let (old, mailbox) = &mut two.executor;
     superseded(two.house.ask(*old, mailbox, submit_as(2)));
@@ -1605,16 +1585,7 @@ async fn only_the_highest_tenure_speaks_for_a_kernel() {
         cell: "c1".into(),
     };
     superseded(two.house.ask(*old, mailbox, cancel));
-    // Who was deposed may come back as a standby, not as the executor.
-    superseded(
-        two.house
-            .ask(*old, mailbox, replica_of(1, 2, ReplicaRole::Executor)),
-    );
-    assert!(done(&two.house.ask(
-        *old,
-        mailbox,
-        replica_of(1, 2, ReplicaRole::Warm)
-    )));
+    superseded(two.house.ask(*old, mailbox, executor_of(1, 2)));
     assert!(done(&two.house.ask(
         two.standby.0,
         &mut two.standby.1,
@@ -1657,8 +1628,7 @@ async fn a_deposed_executor_is_lent_nothing_though_it_is_connected() {
     let lease = two.house.scheduler.core.leases()[0].lease;
     two.house.say(agents[0].0, started(lease));
 
-    two.house
-        .say(two.standby.0, replica_of(2, 3, ReplicaRole::Executor));
+    two.house.say(two.standby.0, executor_of(2, 3));
     assert_eq!(two.replicas(), [2].into());
     assert_eq!(orders(&mut agents[0].1), (vec![], vec![lease]));
     let hears = |event| matches!(event, Event::Revoked { lease: l, .. } if l == lease).then_some(());
@@ -1701,55 +1671,27 @@ async fn a_deposed_executor_is_lent_nothing_though_it_is_connected() {
 async fn a_tenure_that_is_over_stays_over_after_a_restart() {
     let mut two = Two::new();
     let (new, mailbox) = &mut two.standby;
-    two.house
-        .ask(*new, mailbox, replica_of(2, 3, ReplicaRole::Executor));
+    two.house.ask(*new, mailbox, executor_of(2, 3));
     let mut house = two.house.restarted();
     for n in 1..=3 {
         house.seat(10 + n, "ada", &format!("n{n}"));
     }
     let (old, mut mailbox) = house.connect("ada", Role::Replica);
-    let answer = house.ask(old, &mut mailbox, replica_of(1, 2, ReplicaRole::Executor));
+    let answer = house.ask(old, &mut mailbox, executor_of(1, 2));
     refused(&answer, "tenure 3 speaks for kernel a now");
 }
 
 #[tokio::test]
-async fn a_new_executor_supersedes_the_one_before_and_no_standby() {
+async fn a_new_executor_supersedes_the_one_before() {
     let mut two = Two::new();
-    // Both are cut off for a moment; a third standby comes, then an executor of the same tenure as before.
     two.house.scheduler.closed(two.executor.0);
-    two.house.scheduler.closed(two.standby.0);
+    assert_eq!(two.replicas(), [1].into(), "it may come back");
     let (third, mut mailbox) = two.house.connect("ada", Role::Replica);
-    two.house
-        .ask(third, &mut mailbox, replica_of(3, 2, ReplicaRole::Warm));
-    assert_eq!(two.replicas(), [1, 2, 3].into());
-    two.house
-        .ask(third, &mut mailbox, replica_of(3, 3, ReplicaRole::Executor));
-    assert_eq!(two.replicas(), [2, 3].into());
+    two.house.ask(third, &mut mailbox, executor_of(3, 3));
+    assert_eq!(two.replicas(), [3].into());
     // The number says nothing where there is a log: a lower one may hold the higher tenure.
     two.house.scheduler.closed(third);
     let (second, mut mailbox) = two.house.connect("ada", Role::Replica);
-    two.house
-        .ask(second, &mut mailbox, replica_of(2, 4, ReplicaRole::Executor));
+    two.house.ask(second, &mut mailbox, executor_of(2, 4));
     assert_eq!(two.replicas(), [2].into());
-}
-
-#[tokio::test]
-async fn the_executor_says_which_replica_is_lost() {
-    let mut two = Two::new();
-    let lost = |tenure| Request::ReplicaLost {
-        kernel: "a".into(),
-        tenure: Tenure(tenure),
-        incarnation: Incarnation(2),
-    };
-    let (conn, mailbox) = &mut two.executor;
-    refused(&two.house.ask(*conn, mailbox, lost(1)), "tenure 2 speaks");
-    assert!(done(&two.house.ask(*conn, mailbox, lost(2))));
-    assert_eq!(two.replicas(), [1].into());
-    assert_eq!(
-        two.house
-            .scheduler
-            .core
-            .other_replicas(&"a".into(), Incarnation(0)),
-        1
-    );
 }

@@ -6,7 +6,7 @@
 
 use super::{Event, World, node_name};
 use hop_core::{Input, ReplicaUp, SeatPlan, Standby};
-use hop_words::id::{Incarnation, JobId, KernelId, Tenure};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::Span;
 
 /// A kernel's replicas, each with its node: the executor and the others.
@@ -17,21 +17,19 @@ pub(super) struct Log {
 }
 
 impl World<'_> {
-    pub(super) fn place(&mut self, kernel: &KernelId, seats: Vec<SeatPlan>) {
+    pub(super) fn place(&mut self, kernel: &KernelId, seat: &SeatPlan) {
         let session = self.by_kernel[kernel];
-        for seat in seats {
-            let node = self.by_node[&seat.node];
-            let incarnation = seat.incarnation;
-            let takes = self.cluster.latency.replica.draw(&mut self.rng);
-            self.after(
-                takes,
-                Event::ReplicaReady {
-                    session,
-                    incarnation,
-                    node,
-                },
-            );
-        }
+        let node = self.by_node[&seat.node];
+        let incarnation = seat.incarnation;
+        let takes = self.cluster.latency.replica.draw(&mut self.rng);
+        self.after(
+            takes,
+            Event::ReplicaReady {
+                session,
+                incarnation,
+                node,
+            },
+        );
     }
 
     pub(super) fn replica(&mut self, s: usize, incarnation: Incarnation, node: usize) {
@@ -51,10 +49,20 @@ impl World<'_> {
                     standbys: Vec::new(),
                 });
                 self.report(s, incarnation, node);
-                if self.cluster.replicas > 1 {
-                    self.ask_for(s, self.cluster.replicas - 1, vec![node_name(node)]);
-                }
             }
+        }
+        self.grow(s);
+    }
+
+    /// Asks for the kernel's next replica, as a front does: one after the other, each on another node.
+    fn grow(&mut self, s: usize) {
+        let Some(log) = &self.sessions[s].log else {
+            return;
+        };
+        let standbys = log.standbys.iter().map(|(_, node)| *node);
+        let taken: Vec<NodeName> = standbys.chain([log.executor.1]).map(node_name).collect();
+        if taken.len() < usize::from(self.cluster.replicas) {
+            self.ask_for_place(s, taken);
         }
     }
 
@@ -128,11 +136,7 @@ impl World<'_> {
         if executor != Some(victim) || self.runs_on(s, victim) {
             // Another has been elected since, or the copy predates this cell: the executor stays, and the copy is
             // thrown away.
-            return self.tell(Input::MigrationDone {
-                kernel,
-                incarnation,
-                moved: false,
-            });
+            return self.tell(Input::MigrationFailed { kernel, incarnation });
         }
         self.has_moved(s, node);
         if let Some(log) = &mut self.sessions[s].log {

@@ -91,20 +91,19 @@ impl World<'_> {
             return;
         }
         // A kernel starts on its first seat, and grows.
-        self.ask_for(s, 1, Vec::new());
+        self.ask_for_place(s, Vec::new());
         let first = session.cells[0].submit;
         self.at(first.max(self.now), Event::Submit { session: s, cell: 0 });
     }
 
-    /// Asks for places for so many replicas on other nodes.
-    pub(super) fn ask_for(&mut self, s: usize, replicas: u16, avoid: Vec<NodeName>) {
+    /// Asks for a place for one more replica, on another node.
+    pub(super) fn ask_for_place(&mut self, s: usize, avoid: Vec<NodeName>) {
         let session = &self.trace.sessions[s];
         self.tell(Input::PlaceKernel(PlaceKernel {
             kernel: self.sessions[s].kernel.clone(),
             user: session.user.as_str().into(),
             account: session.account.as_deref().map(Into::into),
             pool: "main".into(),
-            replicas,
             first: None,
             // The kernelspec's default: the cells' needs are still unknown.
             default_need: Need::gpus(self.cluster.people.default_gpus),

@@ -3,7 +3,7 @@
 
 use super::*;
 use hop_api::message::{
-    AcctQuery, EndedCell, HibernateTarget, InfoReport, KernelsQuery, ParkedCell, ReplicaRow,
+    AcctQuery, EndedCell, HibernateTarget, InfoReport, KernelsQuery, ParkedCell, ReplicaRole, ReplicaRow,
 };
 use hop_words::lease::Outcome;
 use serde_json::{Value, json};
@@ -106,11 +106,6 @@ fn requests(lease: LeaseId) -> Vec<(Role, Request)> {
             lease,
             reason: "x".into(),
         },
-        Request::ReplicaLost {
-            kernel: kernel(),
-            tenure,
-            incarnation: Incarnation(1),
-        },
         Request::KernelBound {
             kernel: kernel(),
             tenure,
@@ -118,11 +113,6 @@ fn requests(lease: LeaseId) -> Vec<(Role, Request)> {
                 gpu: true,
                 holds: vec!["x".into()],
             },
-        },
-        Request::MigrationDone {
-            kernel: kernel(),
-            tenure,
-            incarnation: Incarnation(2),
         },
         Request::MigrationFailed {
             kernel: kernel(),

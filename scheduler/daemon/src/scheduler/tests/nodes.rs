@@ -14,7 +14,6 @@ fn node(name: &str) -> NodeFacts {
         gpu_type: "".into(),
         gpu_mem_mib: 0,
         cpus: 8,
-        rack: String::new(),
     }
 }
 
@@ -55,7 +54,7 @@ async fn a_node_that_no_pools_partition_has_any_more_is_gone() {
     assert_eq!(left, ["n3"], "n2 is powered down");
     let mut front = house.connect("ada", Role::Front);
     let mut on = |kernel: &str| match house.ask(front.0, &mut front.1, place(kernel)) {
-        Response::Placement(p) => p.seats[0].node.to_string(),
+        Response::Placement(p) => p.seat.node.to_string(),
         other => panic!("{other:?}"),
     };
     let nodes: BTreeSet<String> = ["a", "b", "c", "d", "e"].map(&mut on).into();
@@ -136,7 +135,7 @@ async fn a_pilot_that_comes_up_on_a_drained_node_lends_nothing_and_ends() {
     let mut front = house.connect("ada", Role::Front);
     let answer = house.ask(front.0, &mut front.1, place("b"));
     assert!(
-        matches!(&answer, Response::Placement(p) if p.seats[0].node.as_str() != "n0"),
+        matches!(&answer, Response::Placement(p) if p.seat.node.as_str() != "n0"),
         "{answer:?}"
     );
 }
@@ -168,7 +167,7 @@ async fn facts_asked_for_before_a_drain_do_not_end_it() {
     for kernel in ["a", "b", "c"] {
         let answer = house.ask(front.0, &mut front.1, place(kernel));
         assert!(
-            matches!(&answer, Response::Placement(p) if p.seats[0].node.as_str() == "n3"),
+            matches!(&answer, Response::Placement(p) if p.seat.node.as_str() == "n3"),
             "{answer:?}"
         );
     }
