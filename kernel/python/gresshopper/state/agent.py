@@ -1139,12 +1139,13 @@ def _unstored(unit: capture.Unit) -> int:
 
 def _own_module(value: Any) -> bool:
     """Whether a value is, or comes from, a module of the user's own."""
-    if isinstance(value, types.ModuleType):
+    kind: type = type(value)  # the value isn't asked for its class: it may count the questions
+    if issubclass(kind, types.ModuleType):
         module: Any = value
-    elif isinstance(value, types.FunctionType):
+    elif kind is types.FunctionType:
         module = sys.modules.get(str(value.__module__))
     else:
-        kind = value if isinstance(value, type) else type(value)
+        kind = value if issubclass(kind, type) else kind
         module = sys.modules.get(str(type.__getattribute__(kind, "__module__")))
     return own_module(module)
 

@@ -173,16 +173,17 @@ def see(stored: Iterable[str]) -> None:
 
 def held_by(base: Any) -> Any:
     """The members of a module or a class itself."""
-    if isinstance(base, types.ModuleType):
+    kind = type(base)  # the notebook's object isn't asked for its class
+    if issubclass(kind, types.ModuleType):
         return vars(base)
-    return type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else {}
+    return type.__dict__["__dict__"].__get__(base) if issubclass(kind, type) else {}
 
 
 def _where(base: Any) -> tuple[str, str] | None:
-    if isinstance(base, types.ModuleType):
+    if issubclass(type(base), types.ModuleType):
         name = vars(base).get("__name__")
         return (name, "") if isinstance(name, str) and name != MAIN and sys.modules.get(name) is base else None
-    if isinstance(base, type):
+    if issubclass(type(base), type):
         return (base.__module__, base.__qualname__) if importable(base) else None
     return library_object(base)
 

@@ -88,7 +88,7 @@ class Writing:
         self.linked: set[int] = set()
         #: Objects that link no groups, though several hold them: nothing of them is the notebook's.
         self.unlinked: set[int] = set()
-        self.made: dict[type, tuple[bool, bool]] = {}  # of a type: plain attributes, a `__new__` of its own
+        self.made: dict[type, Any] = {}  # how pickle makes instances of a type
         self.suspects: list[Any] = []
 
     def holding(self) -> list[Any]:
