@@ -154,6 +154,17 @@ def test_what_hangs_in_the_shell_and_is_not_kept_is_told(tmp_path: Path, cell: s
     assert heard.count("run its cell again") == 1, heard
 
 
+def test_what_pyplot_hangs_in_the_shell_is_not_told(tmp_path: Path) -> None:
+    """Its function is not the notebook's: of other globals."""
+    cell = (
+        "import types\ndef _draw_all_if_interactive(): pass\nf = types.FunctionType(_draw_all_if_interactive.__code__, {})\n"
+        "get_ipython().events.register('post_execute', f)\ndel f"
+    )
+    child.answer(SCRIPT, str(tmp_path), json.dumps([cell]), "out = 1", base=tmp_path)
+    _, heard = child.answer(SCRIPT, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert "run its cell again" not in heard
+
+
 EXTENSION = """
 from IPython.core.magic import Magics, line_magic, magics_class
 @magics_class

@@ -159,7 +159,7 @@ def _hung_in(shell: Any) -> list[_Hung]:
             if not _is_shells(f) and id(getattr(f, "__self__", None)) not in classes
         ]
     for event, functions in shell.events.callbacks.items():
-        found += [("event", (event,), f) for f in functions if not _is_shells(f)]
+        found += [("event", (event,), f) for f in functions if not _is_shells(f) and _called(f) not in _OF_PYPLOT]
     for name in _TRANSFORMERS:
         found += [("transformer", (name,), f) for f in getattr(shell, name) if not _is_shells(f)]
     return [(*one, _kept(one[2]) if settings.is_mine(one[2]) else None) for one in found]
@@ -167,6 +167,8 @@ def _hung_in(shell: Any) -> list[_Hung]:
 
 #: Libraries whose own parts of the shell are there in each.
 _SHELLS = ("IPython", "ipykernel", "matplotlib_inline", "gresshopper")
+#: What pyplot calls after each cell, from its first figure on.
+_OF_PYPLOT = ("_draw_all_if_interactive", "install_repl_displayhook.<locals>.post_execute")
 
 
 def _is_shells(f: Any) -> bool:
