@@ -899,7 +899,7 @@ class Agent:
         told, loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
-        pending = {uid: names for uid, names in pending.items() if uid not in loader.failed}
+        pending = {uid: names for uid, names in pending.items() if uid not in {*loader.failed, *loader.sooner}}
         if pending:
             self.later = later.Later(loader, pending, self.shell, self._set_later, self.tell)
             self.later.begin()

@@ -16,7 +16,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -131,13 +131,28 @@ def name_of(value: Any) -> str | None:
     return next((name for name, held in list(scope().items()) if held is value and name[:1] != "_"), None)
 
 
+#: Variables and code of functions that settings were made of: what they reach may run beside the cells' own code.
+read_names: set[str] = set()
+read_codes: set[types.CodeType] = set()
+
+
+class Unread:
+    """Variables that a restore has put off."""
+
+    #: Reads one.
+    read: Callable[[str], Any] | None = None
+
+
 def named(name: str) -> Any:
     """What a variable holds."""
-    return scope()[name]
+    read_names.add(name)
+    space = scope()
+    return space[name] if name in space or Unread.read is None else Unread.read(name)
 
 
 def function(code: types.CodeType, name: str, defaults: Any, closure: Any) -> types.FunctionType:
     """A function of the notebook that no variable holds."""
+    read_codes.add(code)
     return types.FunctionType(code, scope(), name, defaults, closure)
 
 
