@@ -338,7 +338,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         try:
             section = known[name]
             if section.soon or not _is_so(name, section, sections[name]):
-                state = pickle.loads(sections[name])
+                state = settings.load(sections[name])
                 if isinstance(state, Unwritten):
                     raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
                 section.set(state)

@@ -150,6 +150,23 @@ def named(name: str) -> Any:
     return space[name] if name in space or Unread.read is None else Unread.read(name)
 
 
+def load(content: bytes) -> Any:
+    """What `dump` or plain pickle wrote of settings.
+
+    # Errors
+    Whatever unpickling raises.
+    """
+    return _Unpickler(io.BytesIO(content)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module != MAIN:
+            return super().find_class(module, name)
+        first, *parts = name.split(".")
+        return functools.reduce(getattr, parts, named(first))
+
+
 def function(code: types.CodeType, name: str, defaults: Any, closure: Any) -> types.FunctionType:
     """A function of the notebook that no variable holds."""
     read_codes.add(code)
@@ -268,7 +285,7 @@ def set_assigned(state: dict[str, Any]) -> list[str]:
         try:
             __import__(module)
             base = base_of(module, path)
-            value = named(what) if how == "named" else pickle.loads(what) if how == "pickled" else what
+            value = named(what) if how == "named" else load(what) if how == "pickled" else what
             if isinstance(value, Lost):
                 raise LostError(attr)
             if getattr(base, attr, _places) is not value:
@@ -376,7 +393,7 @@ def set_last(state: dict[str, Any]) -> str | None:
         return None
     if "why" in state:
         return f"the exception couldn't be saved: {state['why']}"
-    error = pickle.loads(state["value"])
+    error = load(state["value"])
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
     if sys.version_info >= (3, 12):
         sys.last_exc = error

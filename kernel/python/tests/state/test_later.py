@@ -286,6 +286,11 @@ CALLED = [
 ]
 HUNG = {
     "a callback": ("ip.events.register('post_run_cell', lambda result: seen.append(size(1)))", "b", "[300001]"),
+    "a callback that is a variable": (
+        "def late(result): seen.append(len(f))\nip.events.register('post_run_cell', late)",
+        "f",
+        "[300000]",
+    ),
     "a callback before the cell": (
         "ip.events.register('pre_execute', lambda: seen.append(size(2)))",
         "b",
