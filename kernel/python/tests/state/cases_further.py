@@ -1299,3 +1299,28 @@ case(
     "class Im:\n    __slots__=('a','b')\n    def __init__(self, a): object.__setattr__(self,'a',a)\n    def __setattr__(self, *a): raise AttributeError('immutable')\nx=Im([3])\ny=Im(x)",
     check="out=x.a,y.a is x,hasattr(x,'b')",
 )
+case(
+    "rebuilt/a writer of csv and what it writes into",
+    "import csv, io\nbuf=io.StringIO()\nw=csv.writer(buf)\nw.writerow([1,2])",
+    check="w.writerow([5,6])\nout=buf.getvalue()",
+)
+case(
+    "rebuilt/two writers of csv in later cells",
+    "import csv, io\nbuf=io.StringIO()\nhold={'b':io.StringIO()}",
+    "w=csv.DictWriter(buf,['a','b'])\nw.writeheader()",
+    "v=csv.writer(hold['b'])",
+    "w.writerow({'a':1,'b':2})",
+    check="w.writerow({'a':3,'b':4})\nv.writerow([7])\nout=buf.getvalue(),hold['b'].getvalue()",
+)
+case(
+    "rebuilt/a flat iterator and its array",
+    "import numpy as np\na=np.arange(6.0).reshape(2,3)\nmore={'f':a.flat}\nnext(more['f'])",
+    check="more['f'][:]=7\nout=a.tolist()",
+    needs=NP,
+)
+case(
+    "rebuilt/an iterator that writes into its array",
+    "import numpy as np\na=np.arange(3.0)\nit=np.nditer(a,op_flags=['readwrite'])",
+    check="for x in it: x[...]=2*x\nout=a.tolist()",
+    needs=NP,
+)
