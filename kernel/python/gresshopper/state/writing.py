@@ -61,7 +61,7 @@ class Roots:
 
 
 #: Attributes that hold what an object of a library works on, unknown to the collector of cycles, by the types' names.
-_WORKS_ON = {"numpy.flatiter": "base", "numpy.nditer": "operands"}
+_WORKS_ON = {"numpy.flatiter": "base", "numpy.nditer": "operands", "numpy.broadcast": "iters"}
 
 
 def _referents(obj: Any) -> list[Any]:

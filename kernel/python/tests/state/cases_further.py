@@ -1324,3 +1324,10 @@ case(
     check="for x in it: x[...]=2*x\nout=a.tolist()",
     needs=NP,
 )
+case(
+    "rebuilt/a broadcast of arrays",
+    "import numpy as np\na,b=np.arange(3.0),np.arange(3.0)",
+    "both=np.broadcast(a,b)",
+    check="a[:]=b[:]=7\nout=list(both)",
+    needs=NP,
+)
