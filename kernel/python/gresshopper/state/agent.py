@@ -912,7 +912,7 @@ class Agent:
         told, loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
-        pending = {uid: names for uid, names in pending.items() if uid not in loader.failed}
+        pending = {uid: names for uid, names in pending.items() if uid not in {*loader.failed, *loader.sooner}}
         if pending:
             self.later = later.Later(loader, pending, self.shell, self._set_later, self.tell)
             self.later.begin()
@@ -1152,16 +1152,17 @@ def _unstored(unit: capture.Unit) -> int:
 
 def _own_module(value: Any) -> bool:
     """Whether a value is, or comes from, a module of the user's own."""
-    return own_module(value if isinstance(value, types.ModuleType) else sys.modules.get(_home(value)))
+    return own_module(value if issubclass(type(value), types.ModuleType) else sys.modules.get(_home(value)))
 
 
 def _home(value: Any) -> str:
-    """The name of the module that a value is or comes from."""
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    if isinstance(value, types.FunctionType):
+    """The name of the module that a value is or comes from. The value isn't asked for its class: it may count that."""
+    kind: type = type(value)
+    if issubclass(kind, types.ModuleType):
+        return str(value.__name__)
+    if kind is types.FunctionType:
         return str(value.__module__)
-    kind = value if isinstance(value, type) else type(value)
+    kind = value if issubclass(kind, type) else kind
     return str(type.__getattribute__(kind, "__module__"))
 
 

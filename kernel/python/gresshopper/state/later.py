@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from . import effects, names, restore, unswept
+from . import effects, names, restore, settings, unswept
 from .lost import Lost, Pending, is_read
 
 #: Groups from so many bytes on are read later.
@@ -78,18 +78,24 @@ class Later:
         self._gate = _Gate(self)
 
     def begin(self) -> None:
-        """Put placeholders, and look at each cell before it runs."""
+        """Put placeholders, read what callbacks and other settings reach, and look at each cell before it runs."""
         for uid, waiting in self._waiting.items():
             self._stands[uid] = {name: Pending(name) for name in waiting}
             self._set(dict(self._stands[uid]))
         self._shell.ast_transformers.append(self._gate)
+        # Callbacks and transformers of input run before the cell is looked at.
+        codes = map(names.names_of_code, settings.read_codes)
+        self._reach([*settings.read_names, *(name for found in codes for name in self._named(found))])
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def need(self, found: names.Names) -> None:
         """Read the groups within reach of code with these names, also through functions and classes."""
-        stack, seen, shown = list(self._named(found)), set[int](), self._shown
+        self._reach(self._named(found))
+
+    def _reach(self, first: Iterable[str]) -> None:
+        stack, seen, shown = list(first), set[int](), self._shown
         while stack:
             name = stack.pop()
             if name in SHOWN:

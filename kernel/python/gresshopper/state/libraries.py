@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import pickle
 import sys
 import types
 from typing import Any, NamedTuple
@@ -280,7 +279,7 @@ def set_tables(state: dict[str, Any]) -> None:
         place = _Place(module, path)
         try:
             __import__(module)
-            table, entry = _table(place, attr), pickle.loads(content)
+            table, entry = _table(place, attr), settings.load(content)
             _enter(table, entry)
             _entered.append((table, entry))
         except Exception:

@@ -273,10 +273,10 @@ def _python_ids(pickler: Any, harmless: AbstractSet[type]) -> list[int]:
     for at, entry in table.items():
         obj = entry[1]
         t = type(obj)
-        if t in harmless or isinstance(obj, type):
+        if t in harmless or issubclass(t, type):
             continue
         # Only the memo, the memo's copy and this loop hold the object: a product of the dump.
-        if sys.getrefcount(obj) <= MADE_FOR_DUMP or isinstance(obj, enum.Enum):
+        if sys.getrefcount(obj) <= MADE_FOR_DUMP or issubclass(t, enum.Enum):
             continue
         ids.append(at)
     return ids

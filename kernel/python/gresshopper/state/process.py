@@ -349,7 +349,7 @@ def _put(name: str, section: Section, saved: bytes) -> None:
     `NotHereError` names what isn't there; and whatever setting raises.
     """
     if section.soon or not _is_so(name, section, saved):
-        state = pickle.loads(saved)
+        state = settings.load(saved)
         if isinstance(state, Unwritten):
             raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
         section.set(state)

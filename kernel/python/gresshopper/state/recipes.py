@@ -123,6 +123,17 @@ def set_shared(made: Any, state: tuple[dict[str, Any], dict[str, Any] | None]) -
         object.__setattr__(made, name, value)
 
 
+def set_directly(made: Any, state: tuple[dict[str, Any] | None, dict[str, Any]]) -> None:
+    """Sets an instance's attributes and slots without a question to it: it may answer by what isn't there yet."""
+    attrs, slots = state
+    if attrs:
+        object.__getattribute__(made, "__dict__").update(
+            {sys.intern(name) if type(name) is str else name: value for name, value in attrs.items()}
+        )
+    for name, value in slots.items():
+        object.__setattr__(made, name, value)
+
+
 def bare(cls: Any, *args: Any) -> Any:
     """An instance, made by its first base not written in Python."""
     base = next(
@@ -143,7 +154,7 @@ def set_left_out(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
     """Sets an instance's state as its class does, then the attributes that the class leaves out."""
     own, left = state
     held = object.__getattribute__(made, "__dict__")
-    if own is not None and hasattr(made, "__setstate__"):
+    if own is not None and hasattr(type(made), "__setstate__"):
         made.__setstate__(own)
     elif own is not None:
         attrs, slots = own if isinstance(own, tuple) else (own, None)

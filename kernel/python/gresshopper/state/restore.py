@@ -14,11 +14,11 @@ import platform
 import sys
 import time
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
-from . import form, pickling, process, recipes, unswept
+from . import form, pickling, process, recipes, settings, unswept
 from .lost import Lost, LostError
 from .session import MAIN, reason
 from .store import Store, StoreError
@@ -243,6 +243,8 @@ class Loader:
         #: The code of each group's functions, which may name any variable.
         self.codes: dict[int, list[types.CodeType]] = {}
         self.failed: dict[int, str] = {}
+        #: Groups that were to be read later, and were read at once.
+        self.sooner: set[int] = set()
 
     # --- asked by recipes ---
 
@@ -495,6 +497,30 @@ def arrange(namespace: dict[str, Any], order: Sequence[str]) -> None:
             namespace[name] = namespace.pop(name)
 
 
+@contextlib.contextmanager
+def _put_off(
+    loader: Loader,
+    later: Mapping[int, Collection[str]],
+    staged: dict[str, Any],
+    set_names: Callable[[dict[str, Any]], None],
+) -> Iterator[None]:
+    """Variables of these groups are read sooner, where the process's settings are made of them."""
+    owner = {name: uid for uid, names in later.items() for name in names}
+
+    def read(name: str) -> Any:
+        found = loader.values(owner[name])
+        loader.sooner.add(owner[name])
+        staged.update(found)
+        set_names(found)
+        return found[name]
+
+    settings.Unread.read = read
+    try:
+        yield
+    finally:
+        settings.Unread.read = None
+
+
 def restore(
     snapshot: Snapshot,
     store: Store,
@@ -524,8 +550,9 @@ def restore(
         with unswept.Unswept():
             staged.update(loader.again())
         set_names({name: staged[name] for name in gone})
+    with _put_off(loader, later, staged, set_names):
+        process.apply_late(sections, loader.notice)
     loader.forget()
-    process.apply_late(sections, loader.notice)
     lost = lost_in(snapshot, staged)
     lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})
     for entry in snapshot.units.values():

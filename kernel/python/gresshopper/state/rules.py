@@ -27,11 +27,11 @@ import types
 import typing
 import weakref
 from collections.abc import Iterable
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
 
-from . import adapters, contexts, iterators, names, native, places, recipes, settings, shapes, singles
+from . import adapters, answering, contexts, iterators, names, native, places, recipes, settings, shapes, singles
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
@@ -54,6 +54,19 @@ _CArrayType: type = type(ctypes.c_int * 1)
 _FunctionType = types.FunctionType
 
 
+class _Made(NamedTuple):
+    """How pickle writes and makes instances of a type."""
+
+    #: With their `__dict__` as it is.
+    plain: bool
+    #: By a `__new__` of the notebook's, without its arguments.
+    itself: bool
+    #: They answer for their attributes themselves.
+    answers: bool
+    #: The same, and they can be written without a question to them.
+    unasked: bool
+
+
 class Rules(Writing):
     """Recipes, mixed into cloudpickle's C pickler, and into Python's pickler for nesting that C's stack can't hold."""
 
@@ -63,6 +76,7 @@ class Rules(Writing):
         self.ordinary = _ordinary()
         self.endless = frozenset(session.endless)
         self.shapes: list[tuple[Any, shapes.Shape]] = []  # of suspects, before their own pickling ran
+        self.suspected: set[type] = set()  # their types
         self.plainly: set[type] = set()  # ordinary types whose instances need no other look in this dump
 
     # The order matters: cheap and frequent kinds first.
@@ -77,6 +91,8 @@ class Rules(Writing):
             self.seen.add(t)
             if t in _ATTRIBUTED:
                 return self._attributes(obj)
+            if t in _UNASKED:
+                return self._unasked(obj)
             if t in _LEAVING:
                 return self.with_left_out(obj, t)
             if not self.bad and t not in _SINGLE_TYPES:
@@ -86,7 +102,7 @@ class Rules(Writing):
             return self.lose(obj, self.bad[id(obj)])
         if t is _FunctionType:
             return self._function(obj)
-        if isinstance(obj, type):
+        if issubclass(t, type):
             return self._class(obj)
         held = _SINGLETONS.get(id(obj)) if t in _SINGLE_TYPES else None
         if held is not None and held[0] is obj:
@@ -101,20 +117,20 @@ class Rules(Writing):
             return recipes.namespace, ()
         if t is TypeVar and getattr(obj, "__infer_variance__", False):
             return recipes.type_variable, (obj.__name__, obj.__constraints__, obj.__bound__)
-        if isinstance(obj, enum.Enum):
+        if issubclass(t, enum.Enum):
             return recipes.enum_member, (t, obj.name) if obj.name is not None and obj.name in t.__members__ else (
                 t,
                 obj.value,
             )
         self.seen.add(t)
-        ruled = False
+        ruled, own = False, self.session.by_value(t)
         for base, later in library_rules():
-            if isinstance(obj, base):
+            if issubclass(t, base) if own else isinstance(obj, base):  # the notebook's aren't asked for a class
                 ruled = True
                 reduced = later(self, obj)
                 if reduced is not NotImplemented:
                     return reduced
-        if isinstance(obj, BaseException):
+        if issubclass(t, BaseException):
             return self._exception(obj)
         named = _by_name.get(t.__name__)
         if named is not None and t.__module__.startswith(named[0]):
@@ -122,25 +138,33 @@ class Rules(Writing):
         why = bound_kind(t)
         if why is not None:
             return self.lose(obj, why)
-        if not self.session.by_value(t):
+        if not own:
             if _may_be_single(t):
                 _find_singles(t)
                 if id(obj) in _SINGLETONS:
                     return self._by_place(obj)
             if not ruled and not issubclass(t, (dict, TypeVar)):
                 self.ordinary.add(t)
-                if _has_plain_state(t):
+                if self._made(t).unasked:
+                    _UNASKED.add(t)
+                elif _has_plain_state(t):
                     _ATTRIBUTED.add(t)
                 elif t.__dictoffset__ != 0:
                     _LEAVING.add(t)
         elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self._suspect(obj)
-        plain, itself = self._made(t)
-        reduced = self._attributes(obj) if plain else self.with_left_out(obj, t)
-        if reduced is NotImplemented and itself:
+        return self._instance(obj, self._made(t))
+
+    def _instance(self, obj: Any, made: _Made) -> Any:
+        if made.unasked:
+            return self._unasked(obj)
+        reduced = self._attributes(obj) if made.plain else self.with_left_out(obj, type(obj))
+        if reduced is NotImplemented and made.itself:
             reduced = obj.__reduce_ex__(5)
         if reduced is not NotImplemented:
-            return _bare(reduced) if itself else reduced
+            return _bare(reduced) if made.itself else reduced
+        if made.answers and self.session.by_value(type(obj)) and (not self.suspects or self.suspects[-1] is not obj):
+            self._suspect(obj)
         return cloudpickle.CloudPickler.reducer_override(self, obj)
 
     def _suspect(self, obj: Any) -> None:
@@ -148,6 +172,9 @@ class Rules(Writing):
         self.suspects.append(obj)
         if len(self.shapes) < MANY:
             self.shapes.append((obj, shapes.of(obj)))
+            if type(obj) not in self.suspected:
+                self.suspected.add(type(obj))
+                self.shapes.append((type(obj), shapes.of(type(obj))))
 
     def _by_place(self, obj: Any) -> Any:
         where = _SINGLETONS[id(obj)][1]
@@ -159,21 +186,27 @@ class Rules(Writing):
             return recipes.module_value, where
         return recipes.module_value, where, singles.state_of(obj), None, None, recipes.set_single
 
-    def _made(self, t: type) -> tuple[bool, bool]:
+    def _made(self, t: type) -> _Made:
         found = self.made.get(t)
         if found is None:
-            found = self.made[t] = _has_plain_state(t), _makes_itself(t)
+            answers = answering.answers(t)
+            unasked = answers and answering.is_plain(t)
+            found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked)
         return found
+
+    def _unasked(self, obj: Any) -> Any:
+        shared = self._attributes(obj) if type(obj).__dictoffset__ else NotImplemented
+        return answering.written(obj) if shared is NotImplemented else shared
 
     def _attributes(self, obj: Any) -> Any:
         """Writes an instance with its very `__dict__`, if others hold that too: by `vars(obj)`, or as their own."""
         others = _dict_refs(obj) - _ALONE
         if others <= 0 or others <= self.session.holding(obj):
             return NotImplemented
-        if isinstance(obj, types.SimpleNamespace):
+        if issubclass(type(obj), types.SimpleNamespace):
             self.notes.append("what vars() gives of a SimpleNamespace isn't its attributes any more")
             return NotImplemented
-        return _sharing(obj)
+        return _sharing(obj, self._made(type(obj)).unasked)
 
     def with_left_out(self, obj: Any, t: Any) -> Any:
         """As `Writing.with_left_out`: `frame.note`, or the attributes of a notebook's subclass of `Counter`."""
@@ -198,7 +231,7 @@ class Rules(Writing):
         if own and make is t and (own_hook(t, "__init__") or own_hook(t, "__new__")):
             base = next(b for b in t.__mro__ if not self.session.by_value(b))
             make, args = recipes.based, (base, t, *args)
-        if not left:
+        if not left and (state is None or not self._made(t).answers):
             return (make, args, state, *items)
         return (make, args, (state, left), *items, recipes.set_left_out)
 
@@ -579,6 +612,8 @@ def own_hook(cls: type, hook: str) -> bool:
 _NO_STATE = getattr(object, "__getstate__", None)
 #: Libraries' types whose instances are pickled with their `__dict__` as it is.
 _ATTRIBUTED: set[type] = set()
+#: Libraries' types whose instances are written without a question to them.
+_UNASKED: set[type] = set()
 #: Libraries' types with pickling of their own, which may leave out attributes.
 _LEAVING: set[type] = set()
 
@@ -608,9 +643,9 @@ class _Probe:
 _ALONE = _dict_refs(_Probe())
 
 
-def _sharing(obj: Any) -> Any:
+def _sharing(obj: Any, unasked: bool) -> Any:
     """Writes an instance with the very dictionary of its attributes."""
-    reduced: Any = obj.__reduce_ex__(5)
+    reduced: Any = answering.written(obj) if unasked else obj.__reduce_ex__(5)
     attrs = object.__getattribute__(obj, "__dict__")
     state = reduced[2] if len(reduced) > 2 else None
     slots = state[1] if isinstance(state, tuple) else None

@@ -16,7 +16,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -131,13 +131,45 @@ def name_of(value: Any) -> str | None:
     return next((name for name, held in list(scope().items()) if held is value and name[:1] != "_"), None)
 
 
+#: Variables and code of functions that settings were made of: what they reach may run beside the cells' own code.
+read_names: set[str] = set()
+read_codes: set[types.CodeType] = set()
+
+
+class Unread:
+    """Variables that a restore has put off."""
+
+    #: Reads one.
+    read: Callable[[str], Any] | None = None
+
+
 def named(name: str) -> Any:
     """What a variable holds."""
-    return scope()[name]
+    read_names.add(name)
+    space = scope()
+    return space[name] if name in space or Unread.read is None else Unread.read(name)
+
+
+def load(content: bytes) -> Any:
+    """What `dump` or plain pickle wrote of settings.
+
+    # Errors
+    Whatever unpickling raises.
+    """
+    return _Unpickler(io.BytesIO(content)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module != MAIN:
+            return super().find_class(module, name)
+        first, *parts = name.split(".")
+        return functools.reduce(getattr, parts, named(first))
 
 
 def function(code: types.CodeType, name: str, defaults: Any, closure: Any) -> types.FunctionType:
     """A function of the notebook that no variable holds."""
+    read_codes.add(code)
     return types.FunctionType(code, scope(), name, defaults, closure)
 
 
@@ -173,16 +205,17 @@ def see(stored: Iterable[str]) -> None:
 
 def held_by(base: Any) -> Any:
     """The members of a module or a class itself."""
-    if isinstance(base, types.ModuleType):
+    kind = type(base)  # the notebook's object isn't asked for its class
+    if issubclass(kind, types.ModuleType):
         return vars(base)
-    return type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else {}
+    return type.__dict__["__dict__"].__get__(base) if issubclass(kind, type) else {}
 
 
 def _where(base: Any) -> tuple[str, str] | None:
-    if isinstance(base, types.ModuleType):
+    if issubclass(type(base), types.ModuleType):
         name = vars(base).get("__name__")
         return (name, "") if isinstance(name, str) and name != MAIN and sys.modules.get(name) is base else None
-    if isinstance(base, type):
+    if issubclass(type(base), type):
         return (base.__module__, base.__qualname__) if importable(base) else None
     return library_object(base)
 
@@ -252,7 +285,7 @@ def set_assigned(state: dict[str, Any]) -> list[str]:
         try:
             __import__(module)
             base = base_of(module, path)
-            value = named(what) if how == "named" else pickle.loads(what) if how == "pickled" else what
+            value = named(what) if how == "named" else load(what) if how == "pickled" else what
             if isinstance(value, Lost):
                 raise LostError(attr)
             if getattr(base, attr, _places) is not value:
@@ -360,7 +393,7 @@ def set_last(state: dict[str, Any]) -> str | None:
         return None
     if "why" in state:
         return f"the exception couldn't be saved: {state['why']}"
-    error = pickle.loads(state["value"])
+    error = load(state["value"])
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
     if sys.version_info >= (3, 12):
         sys.last_exc = error

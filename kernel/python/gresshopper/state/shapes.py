@@ -12,7 +12,11 @@ _WORD = 64
 
 
 def of(obj: Any) -> Shape:
-    """The shape of an instance: its attributes, with plain values, lengths, or types."""
+    """The shape of an instance, or of a class: its attributes, with plain values, lengths, or types."""
+    if issubclass(type(obj), type):
+        # Python notes there, too: names of slots, documentation, what an abstract class knows.
+        own = (item for item in vars(obj).items() if item[0][:2] != "__" and item[0] != "_abc_impl")
+        return sorted((name, _print(value)) for name, value in own)
     attrs = object.__getattribute__(obj, "__dict__") if type(obj).__dictoffset__ else {}
     return sorted((str(name), _print(value)) for name, value in attrs.items())
 
@@ -22,7 +26,8 @@ def changed(before: Iterable[tuple[Any, Shape]]) -> list[str]:
     found: dict[str, set[str]] = {}
     for obj, shape in before:
         if which := {name for name, _ in set(shape) ^ set(of(obj))}:
-            found.setdefault(type(obj).__qualname__, set()).update(which)
+            kind = obj if issubclass(type(obj), type) else type(obj)
+            found.setdefault(kind.__qualname__, set()).update(which)
     return [f"{kind}'s own pickling changes it at each capture: {', '.join(sorted(w))}" for kind, w in found.items()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import gc
 import pickle
 import types
@@ -59,6 +60,22 @@ class Roots:
         return iter(sorted(found, key=lambda one: one[0] - one[1])) if len(found) > 1 else iter(found)
 
 
+#: Attributes that hold what an object of a library works on, unknown to the collector of cycles, by the types' names.
+_WORKS_ON = {"numpy.flatiter": "base", "numpy.nditer": "operands", "numpy.broadcast": "iters"}
+
+
+def _referents(obj: Any) -> list[Any]:
+    """What an object holds, and what the bound built-in methods among this belong to: a `csv.writer` has `buf.write`."""
+    found = gc.get_referents(obj)
+    found += [r.__self__ for r in found if type(r) is types.BuiltinFunctionType]
+    attr = _WORKS_ON.get(kind_of(obj))
+    if attr is not None:
+        with contextlib.suppress(Exception):  # an iterator that was closed
+            held = getattr(obj, attr)
+            found += held if type(held) is tuple else [held]
+    return found
+
+
 class Writing:
     """One dump."""
 
@@ -88,7 +105,7 @@ class Writing:
         self.linked: set[int] = set()
         #: Objects that link no groups, though several hold them: nothing of them is the notebook's.
         self.unlinked: set[int] = set()
-        self.made: dict[type, tuple[bool, bool]] = {}  # of a type: plain attributes, a `__new__` of its own
+        self.made: dict[type, Any] = {}  # how pickle makes instances of a type
         self.suspects: list[Any] = []
 
     def holding(self) -> list[Any]:
@@ -120,7 +137,7 @@ class Writing:
             level = [
                 r
                 for o in level
-                for r in gc.get_referents(o)
+                for r in _referents(o)
                 if type(r) not in passed_over
                 and not isinstance(r, type)
                 and r is not self.session.namespace

@@ -1260,3 +1260,74 @@ case(
     check="out=list(x.getdata()),x.mode",
     needs="PIL",
 )
+case(
+    "answering/what hands on to what it wraps",
+    "class Wrapper:\n    def __init__(self, env): self.env=env\n    def __getattr__(self, name): return getattr(self.env, name)\nclass Env:\n    def __init__(self): self.n=3\n    def step(self):\n        self.n+=1\n        return self.n\nenv=Wrapper(Env())\nhist=[env.step()]\nenv.more=hist",
+    "inner=env.env",
+    check="out=env.step(),inner.n,hist,env.more is hist",
+)
+case(
+    "answering/what looks into a dictionary of its own",
+    "class Lazy:\n    def __init__(self): self._data={'a':1}\n    def __getattr__(self, name):\n        if name in self._data: return self._data[name]\n        raise AttributeError(name)\nz=Lazy()\ny=Lazy()\nd=vars(y)",
+    check="d['_data']['b']=5\nout=z.a,y.b",
+)
+case(
+    "answering/by slots, by a base, and as a number",
+    "class S:\n    __slots__=('env','rest')\n    def __init__(self, env): self.env=env\n    def __getattr__(self, name): return getattr(self.env, name)\nclass T(S):\n    def __new__(cls, *a): return super().__new__(cls)\nclass U(int):\n    def __getattr__(self, name): return getattr(self.what, name)\ns,t,u=S('abc'),T([1,2]),U(7)\nt.rest=s\nu.what=s",
+    check="out=s.upper(),t.count(1),type(t) is T,t.rest is s,u+1,u.lower(),u.what is s",
+)
+case(
+    "answering/dictionaries whose keys are attributes",
+    "import collections\nclass A(dict):\n    __getattr__=dict.__getitem__\nclass B(collections.OrderedDict):\n    def __getattr__(self, name): return self[name]\nclass L(list):\n    def __getattr__(self, name): return [getattr(x, name) for x in self]\na,b,l=A(x=1),B(y=[2]),L([1,2j])\nfor o in a,b,l: o.__dict__['_own']=b",
+    check="b['z']=1\nout=a.x,b.y,list(b),l.real,a._own is b,b._own is b,l._own is b,a,len(l)",
+)
+case(
+    "answering/of a module of one's own",
+    "open('wrapping.py','w').write('class Wrapper:\\n    def __init__(self, env): self.env=env\\n    def __getattr__(self, name): return getattr(self.env, name)\\nclass Slots:\\n    __slots__=(\"env\",)\\n    def __init__(self, env): self.env=env\\n    def __getattr__(self, name): return getattr(self.env, name)\\n')\nimport sys\nsys.path.insert(0,'.')\nimport wrapping",
+    "import time\nnow=time.time()\nw,s,parts=wrapping.Wrapper('ab'),wrapping.Slots('cd'),[wrapping.Wrapper('ef')]*2",
+    check="import sys\nout=w.upper(),s.upper(),parts[0].upper(),parts[0] is parts[1]\ndel sys.modules['wrapping']",
+)
+case(
+    "answering/every question is counted",
+    "class Count:\n    hits=0\n    def __init__(self, x): object.__setattr__(self,'x',x)\n    def __getattribute__(self, name):\n        Count.hits+=1\n        return object.__getattribute__(self, name)\nclass Slots(Count):\n    __slots__=('y',)\nclass Miss:\n    asked=[]\n    def __getattr__(self, name):\n        Miss.asked.append(name)\n        raise AttributeError(name)\nc,s,m=Count(1),Slots(2),Miss()\ns.y=[c]\nc.me=m",
+    "c.x",
+    "many=[c,s,m]",
+    check="out=Count.hits,Miss.asked,c.x,s.y[0] is c,many[1].x,c.me is m",
+)
+case(
+    "answering/slots that can't be set from outside",
+    "class Im:\n    __slots__=('a','b')\n    def __init__(self, a): object.__setattr__(self,'a',a)\n    def __setattr__(self, *a): raise AttributeError('immutable')\nx=Im([3])\ny=Im(x)",
+    check="out=x.a,y.a is x,hasattr(x,'b')",
+)
+case(
+    "rebuilt/a writer of csv and what it writes into",
+    "import csv, io\nbuf=io.StringIO()\nw=csv.writer(buf)\nw.writerow([1,2])",
+    check="w.writerow([5,6])\nout=buf.getvalue()",
+)
+case(
+    "rebuilt/two writers of csv in later cells",
+    "import csv, io\nbuf=io.StringIO()\nhold={'b':io.StringIO()}",
+    "w=csv.DictWriter(buf,['a','b'])\nw.writeheader()",
+    "v=csv.writer(hold['b'])",
+    "w.writerow({'a':1,'b':2})",
+    check="w.writerow({'a':3,'b':4})\nv.writerow([7])\nout=buf.getvalue(),hold['b'].getvalue()",
+)
+case(
+    "rebuilt/a flat iterator and its array",
+    "import numpy as np\na=np.arange(6.0).reshape(2,3)\nmore={'f':a.flat}\nnext(more['f'])",
+    check="more['f'][:]=7\nout=a.tolist()",
+    needs=NP,
+)
+case(
+    "rebuilt/an iterator that writes into its array",
+    "import numpy as np\na=np.arange(3.0)\nit=np.nditer(a,op_flags=['readwrite'])",
+    check="for x in it: x[...]=2*x\nout=a.tolist()",
+    needs=NP,
+)
+case(
+    "rebuilt/a broadcast of arrays",
+    "import numpy as np\na,b=np.arange(3.0),np.arange(3.0)",
+    "both=np.broadcast(a,b)",
+    check="a[:]=b[:]=7\nout=list(both)",
+    needs=NP,
+)

@@ -276,3 +276,49 @@ def test_variables_follow_one_another_as_they_did(tmp_path: Path) -> None:
     run(tmp_path, cells=cells)
     said, _ = run(tmp_path, then=["out = [n for n in globals() if len(n) == 1 and n.isalpha()]"])
     assert said[0] == ["c"] and said[1][0] == "['C', 'b', 'f', 'c', 'a', 'd']"
+
+
+CALLED = [
+    "import numpy as np, fractions\nip, seen = get_ipython(), []",
+    "a, b, c, d, e, f = (np.full(300_000, n) for n in range(6))",
+    "def size(x): return len(b) + x\nclass P: pass\nclass W:\n    def __init__(self): self.held = np.full(300_000, 6)\n"
+    "    def ran(self): seen.append(int(self.held[0]))\np, w = P(), W()",
+]
+HUNG = {
+    "a callback": ("ip.events.register('post_run_cell', lambda result: seen.append(size(1)))", "b", "[300001]"),
+    "a callback that is a variable": (
+        "def late(result): seen.append(len(f))\nip.events.register('post_run_cell', late)",
+        "f",
+        "[300000]",
+    ),
+    "a callback before the cell": (
+        "ip.events.register('pre_execute', lambda: seen.append(size(2)))",
+        "b",
+        "[300002]",
+    ),
+    "a transformer": (
+        "ip.input_transformers_cleanup.append(lambda lines: seen.append(len(c)) or lines)",
+        "c",
+        "[300000]",
+    ),
+    "a formatter": (
+        "ip.display_formatter.formatters['text/plain'].for_type(P, lambda o, q, _: q.text(str(seen.append(len(d)))))",
+        "d",
+        "[300000]",
+    ),
+    "a library's attribute": ("fractions.SIZE = lambda: seen.append(int(e[0]))", "e", "[4]"),
+    "a method of what is read later": ("ip.events.register('pre_execute', w.ran)", "w", "[6]"),
+}
+
+
+@pytest.mark.parametrize("kind", HUNG)
+def test_what_callbacks_and_other_settings_reach_is_read_at_once(tmp_path: Path, kind: str) -> None:
+    cell, reached, out = HUNG[kind]
+    run(tmp_path, cells=[*CALLED, cell, "seen.clear()"])
+    use = "fractions.__dict__.get('SIZE', int)()\nip.display_formatter.format(p)"
+    ours = SCRIPT.replace(
+        "said.append(waiting())\n    for", "said.append(waiting())\n    ip.user_ns['seen'].clear()\n    for"
+    )
+    said, told = run(tmp_path, then=[use, "out = seen[:1]"], script=ours, names="abcdefw")
+    assert said[0] == sorted(set("abcdefw") - set(reached)), told
+    assert said[2][0] == out and "LostError" not in told, told

@@ -9,6 +9,8 @@ import pytest
 from harness import Kernel
 
 CACHED = "import functools\n@functools.lru_cache\ndef f(x): return x\n"
+COUNTS = "class A:\n    asked = 0\n"
+CHANGES = "A's own pickling changes it at each capture: asked"
 LOCK = "import threading\nlock = threading.Lock()\n"
 
 
@@ -37,6 +39,9 @@ def test_what_shares_with_a_lost_value_is_not_lost(tmp_path: Path) -> None:
         (CACHED, []),
         (LOCK + "lock.acquire()", ["a lock that was held is free after a restore"]),
         (LOCK, []),
+        (COUNTS + "    def __reduce__(self):\n        A.asked += 1\n        return A, ()\na = A()", [CHANGES]),
+        (COUNTS + "    def __reduce__(self): return A, ()\na = A()", []),
+        (COUNTS + "    def __getattribute__(self, name):\n        A.asked += 1\n        return 1\na = A()", []),
     ],
 )
 def test_told_only_where_it_is_so(tmp_path: Path, cell: str, told: list[str]) -> None:

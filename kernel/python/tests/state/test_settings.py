@@ -82,6 +82,89 @@ def test_pandas_finds_a_kernel_where_a_restore_imports_it(tmp_path: Path) -> Non
         assert "defaults" not in told
 
 
+HUNG_IN = [
+    "import functools\nip = get_ipython()\nseen, text = [], ip.display_formatter.formatters['text/plain']",
+    """
+class Watch:
+    n = 0
+    def before(self): self.n += 1
+    @classmethod
+    def after(cls, result): cls.n += 100
+class Money:
+    def __call__(self, lines): return [line.replace('EURO', '1.5') for line in lines]
+class A: pass
+class B: pass
+class Magic:
+    def mag(self, line): return 'mag ' + line
+watch, money, magic = Watch(), Money(), Magic()
+def shown(letter, o, p, c, ends='!'): p.text(letter + ends)
+""",
+    """
+ip.events.register('pre_execute', watch.before)
+ip.events.register('post_run_cell', Watch.after)
+ip.input_transformers_cleanup.append(money)
+text.for_type(A, functools.partial(shown, 'P', ends='?'))
+text.for_type(B, functools.partial(text_of := shown, watch.__class__.__name__))
+text.for_type_by_name('fractions', 'Fraction', lambda o, p, c: p.text('half'))
+ip.register_magic_function(magic.mag, 'line', 'mag')
+""",
+    "1",
+]
+ASKED_HUNG_IN = """
+import fractions
+was, show = watch.n, ip.display_formatter.format
+ip.events.trigger('pre_execute')
+out = [
+    watch.n - was, Watch.n >= 100, EURO * 2, sum(f is money for f in ip.input_transformers_cleanup),
+    [show(o)[0]['text/plain'] for o in (A(), B(), fractions.Fraction(1, 2))], ip.run_line_magic('mag', 'x'),
+    magic.mag('y'), sum(f == Watch.after for f in ip.events.callbacks['post_run_cell']),
+]
+"""
+
+
+def test_methods_and_objects_of_the_notebook_hang_in_the_shell_again(tmp_path: Path) -> None:
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(HUNG_IN), ASKED_HUNG_IN, base=tmp_path)
+    shown = ["P?", "Watch!", "half"]
+    assert before == [1, True, 3.0, 1, shown, "mag x", "mag y", 1]
+    after, said = child.answer(SCRIPT, str(tmp_path), "[]", ASKED_HUNG_IN, base=tmp_path)
+    assert after == before, said
+    assert "run its cell again" not in said
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("ip.events.register('pre_run_cell', [W()][0].seen)", "the callback of pre_run_cell W.seen"),
+        ("ip.input_transformers_post.append(textwrap.wrap)", "the transformer of input wrap"),
+        ("import operator\nip.register_magic_function(operator.itemgetter(0), 'line', 'a')", "the magic a"),
+        ("text.for_type(W, string.Formatter().format)", "a formatter of string"),
+        ("text.for_type(W, functools.partial(W.shown, [1]))", "a formatter of __main__"),
+        ("%logstart log.py", "the log of %logstart"),
+    ],
+)
+def test_what_hangs_in_the_shell_and_is_not_kept_is_told(tmp_path: Path, cell: str, said: str) -> None:
+    start = (
+        "import functools, string, textwrap\nip = get_ipython()\ntext = ip.display_formatter.formatters['text/plain']"
+    )
+    of_notebook = "class W:\n    def seen(self, info): pass\n    def shown(self, o, p, c): p.text('w')"
+    cells = [start, of_notebook, cell]
+    child.answer(SCRIPT, str(tmp_path), json.dumps(cells), "out = 1", base=tmp_path)
+    _, heard = child.answer(SCRIPT, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert f"{said}: the notebook " in heard, heard
+    assert heard.count("run its cell again") == 1, heard
+
+
+def test_what_pyplot_hangs_in_the_shell_is_not_told(tmp_path: Path) -> None:
+    """Its function is not the notebook's: of other globals."""
+    cell = (
+        "import types\ndef _draw_all_if_interactive(): pass\nf = types.FunctionType(_draw_all_if_interactive.__code__, {})\n"
+        "get_ipython().events.register('post_execute', f)\ndel f"
+    )
+    child.answer(SCRIPT, str(tmp_path), json.dumps([cell]), "out = 1", base=tmp_path)
+    _, heard = child.answer(SCRIPT, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert "run its cell again" not in heard
+
+
 EXTENSION = """
 from IPython.core.magic import Magics, line_magic, magics_class
 @magics_class

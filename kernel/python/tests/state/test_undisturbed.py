@@ -3,6 +3,7 @@ cycles), and warns of nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from gresshopper.state import pickling
 
+import child
 from harness import Kernel
 
 HERE = Path(__file__).parent
@@ -72,3 +74,41 @@ def test_looking_at_a_figure_takes_nothing_from_it(tmp_path: Path) -> None:
 def test_no_warning_is_for_a_broadcast_array() -> None:
     numpy = pytest.importorskip("numpy")
     assert not pickling.dump(pickling.Session({}), [numpy.broadcast_arrays([1, 2], [[1], [2]])]).gone
+
+
+COUNTED = """
+class Counted:
+    asked = []
+    def __init__(self): object.__setattr__(self, "x", 1)
+    def __getattribute__(self, name):
+        Counted.asked.append(name)
+        return object.__getattribute__(self, name)
+class Missing:
+    asked = []
+    def __getattr__(self, name):
+        Missing.asked.append(name)
+        raise AttributeError(name)
+a, b, c = Counted(), [Counted()], Missing()
+"""
+IN_A_SHELL = """
+import json, sys
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+from gresshopper.state.agent import Agent
+base, cells = Path(sys.argv[1]), json.loads(sys.argv[2])
+ip = InteractiveShell.instance()
+agent = Agent(ip, base / "store")
+agent.watch()
+for cell in cells:
+    assert ip.run_cell(cell, store_history=True).success, cell
+agent.save(base / "state", durable=False)
+asked = [ip.user_ns["Counted"].asked, ip.user_ns["Missing"].asked]
+print("\\x1e" + json.dumps(asked))
+"""
+
+
+def test_an_instance_that_notes_each_question_is_asked_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    cells = [COUNTED, "a.x", "a.y = b\na.z = c", "d = [a, c]"]
+    asked, errors = child.answer(IN_A_SHELL, str(tmp_path), json.dumps(cells), base=tmp_path)
+    assert asked == [["x"], []], errors

@@ -3,12 +3,15 @@
 from __future__ import annotations
 import __future__
 
+import functools
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
-from .. import recipes, singles
-from ..session import MAIN, NotHereError, own_module
+from .. import recipes, settings, singles
+from ..lost import Lost, LostError
+from ..session import MAIN, NotHereError, own_module, reason
 from . import Adapter, Rule, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
@@ -25,34 +28,30 @@ def ipython() -> dict[str, Any]:
     manager = shell.magics_manager
     magics = [(kind, name, f) for kind, by_name in manager.magics.items() for name, f in by_name.items()]
     reloader = _reloader(manager)
+    hung = _hung_in(shell)
     return {
         "shown": shell.ast_node_interactivity,
         "automagic": shell.automagic,
         "errors": shell.InteractiveTB.mode,
         "text": {} if text is None else {name: getattr(text, name) for name in _TEXT},
-        "types": [
-            (mime, cls, how)
-            for mime, formatter in formatters.items()
-            for cls, how in formatter.type_printers.items()
-            if type(how) is types.FunctionType and how.__globals__ is shell.user_ns
-        ],
-        "magics": [magic for magic in magics if _by_notebook(magic[2], shell)],
+        "types": [(*key, kept) for what, key, _, kept in hung if what == "type" and kept is not None],
+        "magics": [(*key, kept) for what, key, _, kept in hung if what == "magic" and kept is not None],
         "aliases": [
             (kind, name, f.magic_name, f.magic_kind, f.magic_params)
             for kind, name, f in magics
             if type(f).__name__ == "MagicAlias" and (name, f.magic_name) not in _ALIASES
         ],
-        "called": [
-            (event, f)
-            for event, functions in shell.events.callbacks.items()
-            for f in functions
-            if _by_notebook(f, shell)
-        ],
-        "transformers": {name: [f for f in getattr(shell, name) if _by_notebook(f, shell)] for name in _TRANSFORMERS},
+        "called": [(*key, kept) for what, key, _, kept in hung if what == "event" and kept is not None],
+        "transformers": {
+            name: [kept for what, key, _, kept in hung if key == (name,) and kept is not None]
+            for name in _TRANSFORMERS
+        },
+        "others": _others(hung),
         "commands": _commands(shell.alias_manager),
         "extensions": sorted(_extensions(shell)),
         "held": _held(manager),
         "registered": _registered(manager),
+        "logged": bool(shell.logger.log_active),
         "handled": [error.__name__ for error in shell.custom_exceptions],
         "pdb": bool(shell.call_pdb),
         "directories": list(shell.dir_stack),
@@ -140,8 +139,108 @@ def _set_configured(shell: Any, state: dict[str, Any]) -> None:
             _set.append((kind, name))
 
 
-def _by_notebook(f: Any, shell: Any) -> bool:
-    return type(f) is types.FunctionType and f.__globals__ is shell.user_ns
+#: What hangs in the shell: its kind, its place, itself, and how it is written.
+_Hung = tuple[str, "tuple[Any, ...]", Any, Any]
+
+
+def _hung_in(shell: Any) -> list[_Hung]:
+    """What hangs in the shell and isn't the shell's own, nor of a class of magics, which is told as a whole."""
+    manager = shell.magics_manager
+    found: list[tuple[str, tuple[Any, ...], Any]] = []
+    for mime, formatter in shell.display_formatter._trait_values.get("formatters", {}).items():
+        # The class is a module's name and its own, if it isn't loaded yet.
+        for printers in (formatter.type_printers, formatter.deferred_printers):
+            found += [("type", (mime, cls), how) for cls, how in printers.items() if not _is_shells(how)]
+    classes = {id(held) for held in manager.registry.values()}
+    for kind, by_name in manager.magics.items():
+        found += [
+            ("magic", (kind, name), f)
+            for name, f in by_name.items()
+            if not _is_shells(f) and id(getattr(f, "__self__", None)) not in classes
+        ]
+    for event, functions in shell.events.callbacks.items():
+        found += [("event", (event,), f) for f in functions if not _is_shells(f) and _called(f) not in _OF_PYPLOT]
+    for name in _TRANSFORMERS:
+        found += [("transformer", (name,), f) for f in getattr(shell, name) if not _is_shells(f)]
+    return [(*one, _kept(one[2]) if settings.is_mine(one[2]) else None) for one in found]
+
+
+#: Libraries whose own parts of the shell are there in each.
+_SHELLS = ("IPython", "ipykernel", "matplotlib_inline", "gresshopper")
+#: What pyplot calls after each cell, from its first figure on.
+_OF_PYPLOT = ("_draw_all_if_interactive", "install_repl_displayhook.<locals>.post_execute")
+
+
+def _is_shells(f: Any) -> bool:
+    kind = type(f)
+    if kind is types.MethodType:
+        return type(f.__self__).__module__.startswith(_SHELLS)
+    if kind is functools.partial:
+        return _is_shells(f.func)
+    return str((f if kind is types.FunctionType else kind).__module__).startswith(_SHELLS)
+
+
+def _kept(f: Any) -> Any | None:
+    """How a function or a callable object of the notebook is written: an object by the variable that holds it, so that
+    it stays one. None if it can't be."""
+    kind = type(f)
+    if kind in settings.ATOMS or kind is types.FunctionType or issubclass(kind, type):
+        return f
+    if kind is functools.partial:
+        parts = [_kept(part) for part in (f.func, *f.args, *f.keywords.values())]
+        wanted = [f.func, *f.args, *f.keywords.values()]
+        if any(kept is None and part is not None for kept, part in zip(parts, wanted)):
+            return None
+        return "partial", tuple(parts), tuple(f.keywords)
+    name = settings.name_of(f.__self__ if kind is types.MethodType else f)
+    return None if name is None else ("held", name, f.__func__.__name__ if kind is types.MethodType else "")
+
+
+def _made(kept: Any) -> Any:
+    """What `_kept` wrote.
+
+    # Errors
+    `LostError`, `KeyError` or `AttributeError`, if what holds it isn't there.
+    """
+    if type(kept) is not tuple:
+        return kept
+    if kept[0] == "partial":
+        (call, *given), names = map(_made, kept[1]), kept[2]
+        split = len(given) - len(names)
+        return functools.partial(call, *given[:split], **dict(zip(names, given[split:])))
+    held = settings.named(kept[1])
+    if isinstance(held, Lost):
+        raise LostError(kept[1])
+    return getattr(held, kept[2]) if kept[2] else held
+
+
+def _others(hung: list[_Hung]) -> list[str]:
+    """What is written nowhere, in words."""
+    words = {
+        "event": "the callback of {0} {1}",
+        "transformer": "the transformer of input {1}",
+        "magic": "the magic {0}",
+    }
+    found = set()
+    for what, key, f, kept in hung:
+        if kept is None:
+            found.add(words.get(what, "a formatter of {2}").format(key[-1], _called(f), _origin(f)))
+    return sorted(found)
+
+
+def _origin(f: Any) -> str:
+    kind = type(f)
+    if kind is types.MethodType:
+        return str(type(f.__self__).__module__)
+    if kind is functools.partial:
+        return _origin(f.func)
+    return str((f if kind is types.FunctionType or issubclass(kind, type) else kind).__module__)
+
+
+def _called(f: Any) -> str:
+    if type(f) is functools.partial:
+        return _called(f.func)
+    return str(f.__qualname__ if type(f) in (types.FunctionType, types.MethodType) else type(f).__qualname__)
 
 
 _TRANSFORMERS = ("input_transformers_cleanup", "input_transformers_post")
@@ -239,15 +338,7 @@ def set_ipython(state: dict[str, Any]) -> None:
     for name in state["extensions"]:
         if name not in shell.extension_manager.loaded:
             shell.extension_manager.load_extension(name)
-    for mime, cls, how in state["types"]:
-        shell.display_formatter.formatters[mime].for_type(cls, how)
-    for kind, name, f in state["magics"]:
-        shell.magics_manager.register_function(f, kind, name)
-    for event, f in state.get("called", ()):
-        shell.events.register(event, f)
-    for name, functions in state.get("transformers", {}).items():
-        there = getattr(shell, name)
-        there.extend(f for f in functions if f not in there)
+    told = _hang_in(shell, state)
     for kind, name, target, _, params in state["aliases"]:
         shell.magics_manager.register_alias(name, target, kind, params)
     for name, command in state["commands"]:
@@ -258,7 +349,8 @@ def set_ipython(state: dict[str, Any]) -> None:
     here = _held(shell.magics_manager)
     missing = sorted(name for name, what in state.get("held", {}).items() if here.get(name) != what)
     missing += [name for name in state.get("registered", ()) if name not in _registered(shell.magics_manager)]
-    told = [f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again"] if missing else []
+    if missing:
+        told.append(f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again")
     trees = [
         name for name in state.get("trees", ()) if name not in [type(t).__qualname__ for t in shell.ast_transformers]
     ]
@@ -266,8 +358,46 @@ def set_ipython(state: dict[str, Any]) -> None:
         told.append(f"the transformer of trees {', '.join(trees)}: the notebook set this, run its cell again")
     if state.get("handled") and not shell.custom_exceptions:
         told.append(f"the handler of {', '.join(state['handled'])}: the notebook set this, run its cell again")
+    if state.get("logged") and not shell.logger.log_active:
+        told.append("the log of %logstart: the notebook began it, run its cell again")
+    others = set(state.get("others", ()))
+    if others := others and others.difference(_others(_hung_in(shell))):
+        told.append(f"{', '.join(sorted(others))}: the notebook set this, run its cell again")
     if told:
         raise NotHereError("; ".join(told))
+
+
+def _hang_in(shell: Any, state: dict[str, Any]) -> list[str]:
+    """Hang the notebook's functions and objects into the shell; says which couldn't be."""
+    told = []
+
+    def put(kept: Any, where: str, into: Callable[[Any], Any]) -> None:
+        try:
+            into(_made(kept))
+        except Exception as e:
+            told.append(f"{where}: the notebook set this, run its cell again ({reason(e)})")
+
+    for mime, cls, how in state["types"]:
+        formatter = shell.display_formatter.formatters[mime]
+        if isinstance(cls, tuple):
+            put(how, f"the formatter of {'.'.join(cls)}", functools.partial(formatter.for_type_by_name, *cls))
+        else:
+            put(how, f"the formatter of {cls.__qualname__}", functools.partial(formatter.for_type, cls))
+    for kind, name, f in state["magics"]:
+        add = functools.partial(shell.magics_manager.register_function, magic_kind=kind, magic_name=name)
+        put(f, f"the magic {name}", add)
+    for event, f in state.get("called", ()):
+        put(f, f"the callback of {event}", functools.partial(shell.events.register, event))
+    for name, functions in state.get("transformers", {}).items():
+        there = getattr(shell, name)
+        for f in functions:
+            put(f, "the transformer of input", functools.partial(_append, there))
+    return told
+
+
+def _append(there: list[Any], made: Any) -> None:
+    if made not in there:
+        there.append(made)
 
 
 def _formatter(dump: Any, made: Any) -> Any:

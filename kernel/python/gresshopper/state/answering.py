@@ -1,0 +1,63 @@
+"""Instances of classes that answer for their attributes themselves: by `__getattr__` or `__getattribute__`, or that refuse
+to have their slots set.
+
+Pickle asks an instance for its methods, when it writes one and when it reads one, then without any attribute yet: a
+`__getattr__` that looks into an attribute never ends. Such instances are written and read without a question to them.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import types
+from typing import Any
+
+from . import recipes
+from .session import MAIN
+
+
+def answers(t: Any) -> bool:
+    """Whether pickle would run the instances' own code as it asks for a missing `__setstate__`, or sets their slots."""
+    if hasattr(t, "__setstate__"):
+        return False
+    sets = isinstance(t.__setattr__, types.FunctionType) and bool(_slotnames(t))
+    asked = isinstance(t.__getattribute__, types.FunctionType)
+    return sets or asked or any("__getattr__" in vars(base) for base in t.__mro__)
+
+
+def is_plain(t: Any) -> bool:
+    """Whether pickle takes the instances' attributes, slots and items as they are, and makes them with nothing else."""
+    return bool(
+        t.__reduce_ex__ is object.__reduce_ex__
+        and t.__reduce__ is object.__reduce__
+        and getattr(t, "__getstate__", None) is _NO_STATE
+        and not hasattr(t, "__getnewargs_ex__")
+        and not isinstance(getattr(t, "__getnewargs__", None), types.FunctionType)
+        and t not in copyreg.dispatch_table
+        and not issubclass(t, (type, BaseException, types.ModuleType))
+    )
+
+
+_NO_STATE = getattr(object, "__getstate__", None)
+
+
+def written(obj: Any) -> Any:
+    """As `object.__reduce_ex__`, without a question to the instance."""
+    t: Any = type(obj)
+    attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ else None
+    slots = {}
+    for name in _slotnames(t):
+        try:
+            slots[name] = object.__getattribute__(obj, name)
+        except AttributeError:  # it has no value
+            continue
+    given = t.__getnewargs__(obj) if hasattr(t, "__getnewargs__") else ()
+    items = list.__iter__(obj) if issubclass(t, list) else None
+    pairs = iter(dict.items(obj)) if issubclass(t, dict) else None
+    state = (attrs, slots) if attrs or slots else None
+    # A library's own `__new__` may do what the others need.
+    make = recipes.bare if getattr(t.__new__, "__module__", MAIN) in (MAIN, None) else _NEWOBJ
+    return make, (t, *given), state, items, pairs, recipes.set_directly
+
+
+_slotnames: Any = copyreg._slotnames  # type: ignore[attr-defined]
+_NEWOBJ: Any = copyreg.__newobj__  # type: ignore[attr-defined]
