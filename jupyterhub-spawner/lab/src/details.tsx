@@ -101,9 +101,16 @@ function useNow(watcher: Watcher): number {
   return now;
 }
 
+interface Told {
+  wait: string;
+  /** The notice after which the sentences were asked for. */
+  heard: number;
+  sentences: readonly string[];
+}
+
 /** The sentences of `hop explain` of the wait of now; none while they come, or where nobody gives them. */
 function useExplanation(watcher: Watcher, api: Api): readonly string[] {
-  const [told, setTold] = React.useState<{ wait: string; sentences: readonly string[] } | null>(null);
+  const [told, setTold] = React.useState<Told | null>(null);
   const kernel = watcher.kernel?.id as JupyterId | undefined;
   const wait = waitOf(watcher.state);
   const { heard } = watcher.state;
@@ -111,8 +118,9 @@ function useExplanation(watcher: Watcher, api: Api): readonly string[] {
   React.useEffect(() => {
     if (kernel && wait) {
       api.explain(kernel).then(
-        (sentences) => setTold({ wait, sentences }),
-        () => setTold(null),
+        // An answer may come after the answer to a later question.
+        (sentences) => setTold((now) => (now && now.heard > heard ? now : { wait, heard, sentences })),
+        () => setTold((now) => (now && now.heard > heard ? now : null)),
       );
     }
   }, [kernel, wait, heard, api]);

@@ -266,20 +266,6 @@ mod tests {
         assert!(whole.len() < 1150, "{}", whole.len());
     }
 
-    /// Until 2026-11-28 the JSON held the bytes once more, number by number.
-    #[test]
-    fn an_entry_written_with_its_bytes_in_the_json_is_read() {
-        let now = entry(5, EntryPayload::Normal(Command(Bytes::from_static(b"five")))).pack();
-        let json = std::str::from_utf8(&now[HEAD..now.len() - 8]).unwrap();
-        let json = json.replace("[]", "[102,105,118,101]");
-        let mut old = BytesMut::from(&[VERSION][..]);
-        old.put_u32_le(length(json.len()));
-        old.put_slice(json.as_bytes());
-        old.put_slice(&now[now.len() - 8..]);
-        assert!(old.len() > now.len());
-        assert_eq!(Entry::unpack(old.freeze()).unwrap(), Entry::unpack(now).unwrap());
-    }
-
     proptest! {
         #[test]
         fn damaged_bytes_are_refused(cut in 0usize..60, flip in 0usize..60) {

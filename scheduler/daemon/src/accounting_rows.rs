@@ -20,17 +20,19 @@ pub(crate) struct AccountingRows {
     parked: HashSet<LeaseId>,
     /// Users who withdraw cells, each with the time until which the rows of these would take, were they [`APART`].
     withdrawing: HashMap<UserName, Timestamp>,
+    /// The site's `quota.cells`: so many cells of a user may go together, each with its row.
+    quota: u64,
 }
 
 /// Rows of a user's withdrawn cells: so many at once, and in the long run one in this time. A program that submits and
-/// withdraws would fill the disk. More than the default of `quota.cells`: cells that wait together may go together.
+/// withdraws would fill the disk. A quota above it counts instead.
 const AT_ONCE: u64 = 600;
 const APART: Span = Span::from_secs(2);
 
 impl AccountingRows {
     /// Takes over an earlier `hopd`'s records of leases that go on, and of the cells on these leases. A later row of
     /// the same lease or cell replaces an earlier one.
-    pub(crate) fn restore(rows: impl IntoIterator<Item = AcctRow>) -> Self {
+    pub(crate) fn restore(rows: impl IntoIterator<Item = AcctRow>, quota: usize) -> Self {
         let rows = rows.into_iter().map(|row| ((row.lease, row.cell.clone()), row));
         let mut rows: BTreeMap<_, AcctRow> = rows.collect();
         let cells: Vec<AcctRow> = rows
@@ -46,6 +48,7 @@ impl AccountingRows {
         }
         Self {
             open,
+            quota: quota as u64,
             ..Self::default()
         }
     }
@@ -294,7 +297,7 @@ impl AccountingRows {
 
     /// What is to be said in the row of a cell withdrawn now; `None`: it has no row, as the last row before says.
     fn room(&mut self, user: &UserName, now: Timestamp) -> Option<&'static str> {
-        let all = Span(APART.0 * AT_ONCE);
+        let all = Span(APART.0.saturating_mul(AT_ONCE.max(self.quota)));
         let taken = self.withdrawing.entry(user.clone()).or_insert(now);
         let after = (*taken).max(now) + APART;
         if after.since(now) > all {
@@ -538,6 +541,13 @@ mod tests {
     }
 
     #[test]
+    fn all_cells_within_a_large_quota_may_be_withdrawn_at_once() {
+        let mut rows = AccountingRows::restore([], 5000);
+        let room = |rows: &mut AccountingRows| rows.room(&"ada".into(), Timestamp(1_000_000));
+        assert!((0..4999).all(|_| room(&mut rows) == Some("")));
+    }
+
+    #[test]
     fn a_lease_whose_cell_was_parked_is_preempted() {
         let mut rows = AccountingRows::default();
         rows.enter(opened());
@@ -593,7 +603,7 @@ mod tests {
     fn rows_that_go_on_survive_a_restart_and_a_blocked_device_is_told() {
         let mut rows = AccountingRows::default();
         let row = rows.enter(opened()).unwrap();
-        let mut rows = AccountingRows::restore([row]);
+        let mut rows = AccountingRows::restore([row], 0);
         let closed = Record::LeaseClosed {
             lease: LeaseId(7),
             cause: EndCause::StepLost,

@@ -44,7 +44,7 @@ const LIMITS_PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, Parser)]
 #[command(name = "hopd", version, about = "The scheduler daemon of Gresshopper")]
 struct Arguments {
-    /// The configuration file [default: $GRESSHOPPER_CONF or /etc/gresshopper/gresshopper.toml]
+    /// The configuration file, on the pools' nodes too [default: $GRESSHOPPER_CONF or /etc/gresshopper/gresshopper.toml]
     #[arg(long)]
     config: Option<PathBuf>,
     /// Check the configuration and exit

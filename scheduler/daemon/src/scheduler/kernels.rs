@@ -12,6 +12,7 @@ use hop_api::message::{
 };
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
 use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
+use std::collections::HashSet;
 use tracing::info;
 
 /// The longest reason of a kernel's that is kept, in characters.
@@ -43,9 +44,9 @@ impl Scheduler {
         let mut rows: Vec<KernelRow> = open.map(|k| self.kernel_row(k)).filter(on).collect();
         let asleep = self.kept.all_asleep().filter(|(_, a)| wanted(&a.user));
         // A kernel that hibernated a moment ago may still have a lease.
-        let there = |id: &KernelId| rows.iter().any(|r| r.kernel == *id);
+        let there: HashSet<KernelId> = rows.iter().map(|r| r.kernel.clone()).collect();
         let asleep: Vec<_> = asleep
-            .filter(|(id, _)| !there(id))
+            .filter(|(id, _)| !there.contains(*id))
             .map(|(id, a)| asleep_row(id, a))
             .filter(on)
             .collect();

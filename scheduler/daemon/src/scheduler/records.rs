@@ -89,6 +89,7 @@ impl Records {
         journal: HopJournal,
         accounting: Accounting,
         unsettled: Vec<AcctRow>,
+        quota_cells: usize,
         reports: mpsc::UnboundedSender<Report>,
         now: Timestamp,
     ) -> Result<Self, AccountingError> {
@@ -102,7 +103,7 @@ impl Records {
         let mut records = Self {
             journal: Arc::new(journal),
             accounting: Arc::new(accounting),
-            rows: AccountingRows::restore(known.into_iter().chain(unsettled.iter().cloned())),
+            rows: AccountingRows::restore(known.into_iter().chain(unsettled.iter().cloned()), quota_cells),
             unsettled: HashMap::new(),
             versions: 0,
             reports,

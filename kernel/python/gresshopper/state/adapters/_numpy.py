@@ -146,9 +146,7 @@ def _np_objects(dump: Writing, a: Any) -> Any:
     items: Any
     if a.size >= ATOMS:
         dump.session.expect(a.size * ELEMENT)
-    if a.size >= ATOMS and (
-        dump.session.unchanged(data_of(a), a.nbytes) or native.all_atoms(data_of(a), a.size)
-    ):
+    if a.size >= ATOMS and (dump.session.unchanged(data_of(a), a.nbytes) or native.all_atoms(data_of(a), a.size)):
         items = dump.add_buffer(data_of(a), a.nbytes, a, flat)
     else:
         items = flat.tolist()
