@@ -133,12 +133,21 @@ struct Main {
     close: bool,
 }
 
+/// An order of the replica's for more replicas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Growth {
+    count: usize,
+    first: Incarnation,
+    nodes: Vec<NodeName>,
+    last: Vec<NodeName>,
+}
+
 /// The searches for seats under way.
 struct Searches {
     /// Of replicas that are being started.
     starting: JoinSet<()>,
     /// Of more replicas of the kernel's group.
-    growing: Option<tokio::task::JoinHandle<()>>,
+    growing: Option<(Growth, tokio::task::JoinHandle<()>)>,
     submissions: Submissions,
     /// Takes the seats found for more replicas.
     grown: mpsc::UnboundedSender<Note>,
@@ -155,6 +164,12 @@ impl Searches {
             grown,
             seat_waits,
         }
+    }
+
+    /// Whether such a search goes on already. Its seat may wait in Slurm's queue, and would lose its place there.
+    fn grows_by(&self, growth: &Growth) -> bool {
+        let search = self.growing.as_ref();
+        search.is_some_and(|(before, search)| before == growth && !search.is_finished())
     }
 }
 
@@ -540,7 +555,7 @@ impl Main {
     /// Ends the searches for seats. Their seats that wait in Slurm's queue are withdrawn.
     async fn leave_queue(&mut self) {
         self.searches.starting.shutdown().await;
-        if let Some(growing) = self.searches.growing.take() {
+        if let Some((_, growing)) = self.searches.growing.take() {
             growing.abort();
             // Either way it is over.
             let _ = growing.await;
@@ -779,10 +794,19 @@ impl Main {
             && hello.tenure > self.front.tenure()
     }
 
-    fn grow(&mut self, count: usize, first: Incarnation, nodes: Vec<NodeName>, last: Vec<NodeName>) {
+    fn grow(&mut self, growth: Growth) {
+        if self.searches.grows_by(&growth) {
+            return;
+        }
+        let Growth {
+            count,
+            first,
+            nodes,
+            last,
+        } = growth.clone();
         let told = self.searches.grown.clone();
-        let growth = launch::grow(self.order(), count, first, nodes, last, told);
-        if let Some(before) = self.searches.growing.replace(tokio::spawn(growth)) {
+        let search = tokio::spawn(launch::grow(self.order(), count, first, nodes, last, told));
+        if let Some((_, before)) = self.searches.growing.replace((growth, search)) {
             before.abort();
         }
     }
@@ -885,7 +909,9 @@ impl Main {
                     Asked::Shutdown(asked) => self.shut_down(asked),
                 }
             }
-            Event::Subscribed(_, topic) => self.front.subscribed(&topic, now(), &mut self.sockets),
+            Event::Subscribed(_, topic) => {
+                self.front.subscribed(&topic, self.clock.now(), &mut self.sockets);
+            }
             Event::Connected(peer) if channel != Channel::Iopub => {
                 self.away.remove(&peer.identity);
                 self.front.connected(channel, &peer.identity, &mut self.sockets);
@@ -1045,7 +1071,12 @@ impl Main {
                         first,
                         nodes,
                         last,
-                    }) => self.grow(*count, *first, nodes.clone(), last.clone()),
+                    }) => self.grow(Growth {
+                        count: *count,
+                        first: *first,
+                        nodes: nodes.clone(),
+                        last: last.clone(),
+                    }),
                     Item::Note(Note::Members { count }) => self.life.has_members(*count),
                     Item::Note(Note::KernelUp { .. }) => self.hello.iter().for_each(say_up),
                     Item::Note(Note::Begins { cell }) => {
@@ -1392,6 +1423,31 @@ mod tests {
         fn send(&mut self, _: Item) {}
 
         fn done(&mut self, _: u64) {}
+    }
+
+    #[tokio::test]
+    async fn a_search_for_seats_goes_on_when_it_is_asked_for_again() {
+        let growth = Growth {
+            count: 1,
+            first: Incarnation(4),
+            nodes: vec!["n1".into()],
+            last: Vec::new(),
+        };
+        let (grown, _) = mpsc::unbounded_channel();
+        let (seat_waits, _) = mpsc::unbounded_channel();
+        let mut searches = Searches::new(grown, seat_waits);
+        assert!(!searches.grows_by(&growth));
+        searches.growing = Some((growth.clone(), tokio::spawn(std::future::pending())));
+        assert!(searches.grows_by(&growth));
+        let other = Growth {
+            first: Incarnation(5),
+            ..growth.clone()
+        };
+        assert!(!searches.grows_by(&other));
+        let (_, search) = searches.growing.as_mut().unwrap();
+        search.abort();
+        assert!(search.await.is_err());
+        assert!(!searches.grows_by(&growth), "it is over");
     }
 
     #[test]

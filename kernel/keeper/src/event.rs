@@ -4,7 +4,7 @@ use crate::visit::Visitor;
 use hop_words::id::Incarnation;
 use std::collections::BTreeSet;
 
-/// A group's lack of replicas, reported once for each change by its leader.
+/// A group's lack of replicas, reported once for each change by its leader. None at all withdraws the report before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     pub group: String,

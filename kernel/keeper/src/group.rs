@@ -217,7 +217,7 @@ impl Group {
         }
         memory.doing = None;
         // Another leader has the executor's ear meanwhile. Once this member leads again, it tells again.
-        memory.told = None;
+        self.withdraw_need(memory);
         memory.lagging.clear();
         memory.parted.clear();
         if new {
@@ -291,7 +291,10 @@ impl Group {
         }
         let state = memory.state.as_ref()?;
         let late = memory.late(self.patience.lags);
-        let deed = self.deed(state, standing, heard, &late)?;
+        let Some(deed) = self.deed(state, standing, heard, &late) else {
+            self.withdraw_need(memory);
+            return None;
+        };
         match deed {
             Deed::Propose(entry) => Some(Box::pin(
                 async move { pause_after(member.propose(entry).await).await },
@@ -328,6 +331,19 @@ impl Group {
                 }
                 None
             }
+        }
+    }
+
+    /// Takes back what was told of missing replicas: a lost member may have recovered.
+    fn withdraw_need(&self, memory: &mut Memory) {
+        if memory.told.take().is_some() {
+            // As for the need itself.
+            let _ = self.events.send(Event::Need(Need {
+                group: self.name.clone(),
+                replicas: 0,
+                gone: BTreeSet::new(),
+                failed: BTreeSet::new(),
+            }));
         }
     }
 

@@ -124,10 +124,11 @@ impl Host {
         timeout(LONG, all).await.unwrap();
     }
 
-    /// The next need that the keeper tells, with these members gone.
+    /// The next need that the keeper tells and doesn't withdraw, with these members gone.
     async fn need(&mut self, gone: &[u32]) -> Need {
         loop {
             if let Event::Need(need) = timeout(LONG, self.events.recv()).await.unwrap().unwrap()
+                && need.replicas > 0
                 && need.gone.iter().map(|m| m.0).eq(gone.iter().copied())
             {
                 return need;
@@ -287,6 +288,9 @@ async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     first.wait_voters(3).await;
     assert!(first.member.standing().voters.into_iter().eq(now));
     first.cell("after").await;
+    first
+        .told(|event| matches!(event, Event::Need(need) if need.replicas == 0))
+        .await;
     drop(fourth);
 }
 

@@ -282,9 +282,7 @@ impl Cells {
                 Stage::Seeking(request, need) => Stage::Held(request, Ok(need)),
                 other => other,
             };
-            if matches!(cell.permit, Permit::Asked | Permit::Given) {
-                cell.permit = Permit::Needed;
-            }
+            cell.needs_word_anew();
         }
     }
 
@@ -313,15 +311,21 @@ impl Cells {
     }
 
     /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of
-    /// them.
-    pub(super) fn not_begun(&self) -> Vec<CellId> {
-        let waits = |c: &&Cell| match c.stage {
+    /// them. The front hears that they have not begun, so one that runs here after all needs its word anew.
+    pub(super) fn not_begun(&mut self) -> Vec<CellId> {
+        let waits = |c: &&mut Cell| match c.stage {
             Stage::Held(..) | Stage::Seeking(..) => c.announced && !c.ran,
             // The front isn't asked for it.
             Stage::Early(_) => true,
             Stage::Running(..) | Stage::Free => false,
         };
-        self.cells.iter().filter(waits).map(|c| c.id.clone()).collect()
+        let waiting = self.cells.iter_mut().filter(waits);
+        waiting
+            .map(|cell| {
+                cell.needs_word_anew();
+                cell.id.clone()
+            })
+            .collect()
     }
 
     /// Gives the cell to the kernel. Returns the request, with its client; `None` means that the kernel already has the
@@ -500,6 +504,13 @@ impl Cell {
             Stage::Running(..) => StageName::Running,
             Stage::Free => StageName::Free,
             Stage::Early(_) => StageName::Early,
+        }
+    }
+
+    /// What the front was asked before, or has said, doesn't count any more.
+    fn needs_word_anew(&mut self) {
+        if matches!(self.permit, Permit::Asked | Permit::Given) {
+            self.permit = Permit::Needed;
         }
     }
 

@@ -191,7 +191,8 @@ pub(super) enum Grouped {
     GivenUp,
 }
 
-/// The group lacks so many members. The seats of `gone` are gone; those of `failed` live, and keep no log any more.
+/// The group lacks so many members; 0 withdraws the last report. The seats of `gone` are gone; those of `failed` live,
+/// and keep no log any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lack {
     pub replicas: usize,

@@ -261,7 +261,7 @@ impl Core {
                 self.write_state();
                 self.open_store_if_ready();
             }
-            Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.deposed(),
+            Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.succeeded(),
             Effect::Opened { lost, .. } => {
                 // The tenure before may have had no time to tell its own.
                 durable.lost.extend(lost);

@@ -162,11 +162,16 @@ impl Core {
     }
 
     /// The group lacks members: the front finds seats for them, also on the nodes of members that are gone. The nodes of
-    /// failed members are its last choice: their seats live, and another disk is better.
+    /// failed members are its last choice: their seats live, and another disk is better. A lack of none withdraws the
+    /// report before.
     pub(super) fn lacks_members(&mut self, lack: Lack) {
         let Some(durable) = &mut self.durable else {
             return;
         };
+        if lack.replicas == 0 {
+            durable.lack = None;
+            return;
+        }
         let lack = durable.lack.insert(lack);
         let state = durable.journal.state();
         let here = state

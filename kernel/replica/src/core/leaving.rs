@@ -219,6 +219,16 @@ impl Core {
         }
     }
 
+    /// The group has elected another executor. If this one asked for that, for a move, the lease that lingers goes back
+    /// before the end of the process.
+    pub(super) fn succeeded(&mut self) {
+        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
+        if leaving.is_some_and(|l| l.handed_over && matches!(l.farewell, Farewell::Move(_))) {
+            self.leave_devices();
+        }
+        self.deposed();
+    }
+
     /// Whether the log says that the kernel hibernates.
     pub(super) fn is_asleep(&self) -> bool {
         let state = self.durable.as_ref().map(|d| d.journal.state());
@@ -243,9 +253,7 @@ impl Core {
         if let Some(to) = heir
             && !leaving.handed_over
         {
-            if matches!(leaving.farewell, Farewell::Move(_)) {
-                self.leave_devices();
-            }
+            // The log may refuse, and then the process lives on: it keeps its GPUs until the other is elected.
             self.act(Act::Moved { to });
             leaving.handed_over = true;
             if let Some(durable) = &mut self.durable {

@@ -178,10 +178,11 @@ impl Core {
     }
 
     /// Whether no cell goes to the kernel now. Before a move cells go one by one, because queued cells would end with
-    /// ipykernel.
+    /// ipykernel. Once the log is asked for another executor, the cells are that executor's.
     pub(super) fn holds_back(&self) -> bool {
         let queues = self.moving().is_some() && self.cells.running().is_some();
-        queues || (self.is_leaving() && !self.runs_first())
+        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
+        queues || leaving.is_some_and(|l| l.handed_over || !self.runs_first())
     }
 
     /// A cell with a lease runs before the kernel moves.

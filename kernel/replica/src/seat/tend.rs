@@ -398,7 +398,7 @@ impl Desk {
 
     /// The group lacks members: its executor has the front look for seats, now or at the executor's arrival.
     fn need(&mut self, lack: Lack) {
-        self.need = Some(lack.clone());
+        self.need = Some(lack.clone()).filter(|lack| lack.replicas > 0);
         self.tell(FromSeat::Need(lack));
     }
 
@@ -576,6 +576,13 @@ mod tests {
         assert_eq!(needs(&mut desk, 1), [lack.clone()]);
         desk.replica = None;
         assert_eq!(needs(&mut desk, 2), [lack.clone()], "the first may not have told");
+        desk.need(Lack {
+            replicas: 0,
+            ..lack.clone()
+        });
+        desk.replica = None;
+        assert_eq!(needs(&mut desk, 3), [], "the members are back");
+        desk.need(lack);
         for (missing, joins) in [(1, 3), (0, 4)] {
             let state = desk.state.as_mut().unwrap();
             let join = Entry::Join {

@@ -22,6 +22,21 @@ fn joins(world: &mut World, id: u32) {
 }
 
 #[test]
+fn a_member_that_has_recovered_is_looked_for_no_more() {
+    let mut world = grown();
+    let lacks = |replicas| {
+        Input::Lacks(Lack {
+            replicas,
+            gone: [].into(),
+            failed: [].into(),
+        })
+    };
+    world.input(lacks(1));
+    assert_eq!(world.input(lacks(0)), [""; 0]);
+    assert_eq!(world.input(Input::FrontChanged), [""; 0]);
+}
+
+#[test]
 fn a_new_front_looks_for_the_members_that_are_still_missing() {
     let mut world = grown();
     let changed = |world: &mut World| {

@@ -148,14 +148,67 @@ fn a_kernel_whose_log_refuses_the_move_stays() {
     let mut world = grown();
     world.asked_to_move(2, MoveCause::Waiting);
     assert_eq!(world.answer(2, json!({})), ["sync"]);
-    // The member has left before the order is in the log.
-    let incarnation = Incarnation(2);
-    world.proposed.push_front(Entry::Left { incarnation });
-    let out = world.commit();
+    let out = refused(&mut world);
     let stays = "hopd: not moved 2 its state could not be saved: replica 2 is no member";
     assert_eq!(out, ["front: note move-off", stays]);
     assert_eq!(world.run("a", Value::Null), ["kernel: execute_request a"]);
     assert_eq!(world.after(Span::from_secs(10)), [""; 0]);
+}
+
+/// The member has left before the order for its election is in the log.
+fn refused(world: &mut World) -> Vec<String> {
+    let incarnation = Incarnation(2);
+    world.proposed.push_front(Entry::Left { incarnation });
+    world.commit()
+}
+
+/// The front has heard that the cell has not begun.
+#[test]
+fn a_cell_that_was_handed_over_asks_again_where_it_runs_after_all() {
+    for answered in [true, false] {
+        let mut world = grown();
+        world.permits = false;
+        assert_eq!(world.run("a", Value::Null), ["front: note begins a"]);
+        world.asked_to_move(2, MoveCause::Waiting);
+        let may_begin = || Input::MayBegin { cell: "a".into() };
+        if answered {
+            assert_eq!(world.input(may_begin()), [""; 0]);
+        }
+        assert_eq!(world.answer(2, json!({})), ["sync", "front: note not-begun a"]);
+        if !answered {
+            assert_eq!(world.input(may_begin()), [""; 0], "it is too late");
+        }
+        let out = refused(&mut world);
+        assert_eq!(out[0], "front: note move-off");
+        assert_eq!(out[2..], ["front: note begins a"]);
+        assert_eq!(world.input(may_begin()), ["kernel: execute_request a"]);
+    }
+}
+
+/// A kernel with a lease that lingers; the group is asked to elect member 2.
+fn lingering() -> World {
+    let mut world = grown();
+    world.run("g", gpu());
+    world.grant("g", 7, 1);
+    world.whole("g");
+    world.reply("g", "ok");
+    world.commit();
+    world.synced(1);
+    world.commit();
+    world.input(Input::Rested);
+    world.asked_to_move(2, MoveCause::Waiting);
+    let out = world.answer(2, json!({}));
+    assert!(!out.contains(&"hopd: release 7".into()), "{out:?}");
+    world
+}
+
+#[test]
+fn a_lease_that_lingers_goes_back_once_another_executor_is_elected() {
+    let mut world = lingering();
+    let out = refused(&mut world);
+    assert!(!out.contains(&"hopd: release 7".into()), "{out:?}");
+    let mut world = lingering();
+    assert_eq!(world.commit(), ["hopd: release 7", "kill", "leave"]);
 }
 
 #[test]
