@@ -402,7 +402,8 @@ async fn a_leader_whose_disk_syncs_no_more_is_followed_by_another() {
         return;
     };
     let [mut first, mut second, mut third] = grown(dir.path()).await;
-    let entry = first.end_of("lost", 1000).await;
+    // Large enough to need room that the disk hasn't kept.
+    let entry = first.end_of("lost", 1 << 20).await;
     disk.fail();
     // Once: the WAL would refuse the next one, which openraft hears of.
     assert!(
