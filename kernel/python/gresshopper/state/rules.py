@@ -13,7 +13,6 @@ import ctypes
 import enum
 import functools
 import gc
-import importlib.util
 import io
 import operator
 import os
@@ -495,8 +494,6 @@ class Rules(Writing):
 
     def _module(self, module: Any) -> Any:
         if not of_notebook(module):
-            if module.__name__ not in sys.modules and not _is_findable(module.__name__):
-                return self.lose(module, "no import finds it again")
             parts = _named_parts(module, self.session.namespace.get("In", ()))
             return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
         if any(held is vars(module) for held in self.session.namespace.values()):
@@ -596,16 +593,12 @@ def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str,
     return tuple(sorted(part for part in parts if part in sys.modules))
 
 
-def _is_findable(name: str) -> bool:
-    """Whether an import would find a module that isn't loaded under its name."""
-    parent = name.rpartition(".")[0]
-    return (not parent or parent in sys.modules) and importlib.util.find_spec(name) is not None
-
-
 def of_notebook(module: types.ModuleType) -> bool:
-    """Whether a module was made in the notebook rather than imported."""
+    """Whether a module was made in the notebook, or of a file beside it, and isn't there under its name."""
     name = vars(module).get("__name__")
-    return sys.modules.get(str(name)) is not module and vars(module).get("__spec__") is None
+    if sys.modules.get(str(name)) is module:
+        return False
+    return vars(module).get("__spec__") is None or own_module(module)
 
 
 #: Most instances with a hash of their own that are looked at more closely.

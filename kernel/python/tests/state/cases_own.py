@@ -264,11 +264,35 @@ case(
     f"{WRITE}write('data/hop_plugin.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_by_file','data/hop_plugin.py')\nplugin=sys.modules['hop_by_file']=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nm=plugin.Model().fit()",
     check="out=m.w,type(m) is plugin.Model",
 )
+BY_FILE = "import importlib.util\nspec=importlib.util.spec_from_file_location('hop_no_name','data/hop_nameless.py')\nplugin=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\n"
 case(
     "own place/by its file alone, under no name",
-    f"{WRITE}write('data/hop_nameless.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_no_name','data/hop_nameless.py')\nplugin=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nx=1",
-    check="out=x,plugin.Model().fit().w",
+    f"{WRITE}write('data/hop_nameless.py')\n{BY_FILE}x=1",
+    check="out=x,plugin.Model().fit().w,plugin.__file__[-15:],plugin.__spec__.name",
+)
+case(
+    "own place/by its file alone, under no name, with what its functions set",
+    f"{WRITE}open('data/hop_nameless.py','w').write('n=1\\ndef add():\\n    global n\\n    n+=1\\n    return n\\n')\n{BY_FILE}add=plugin.add",
+    "plugin.add()",
+    check="out=plugin.add(),add(),plugin.n,plugin.add is add\nplugin.n=2",
+)
+case(
+    "own place/by its file alone, under no name, with an object of its class",
+    f"{WRITE}write('data/hop_nameless.py')\n{BY_FILE}m=plugin.Model()",
+    "m.fit()",
+    check="out=m.w,type(m) is plugin.Model",
+)
+case(
+    "own place/by its file alone, under no name, with a part that can't be kept",
+    f"{WRITE}open('data/hop_nameless.py','w').write('import sqlite3\\nn,db=[1],sqlite3.connect(\\':memory:\\')')\n{BY_FILE}n=plugin.n",
+    check="out=n,plugin.n is n,plugin.db.execute('select 1').fetchone()",
     reported=True,
+)
+hidden(
+    "own place/by its file alone, under no name, changed out of sight",
+    f"{WRITE}open('data/hop_nameless.py','w').write('n=[1]')\n{BY_FILE}",
+    change="plugin.n.append(2)",
+    check="out=plugin.n",
 )
 
 # --- what the interpreter and the notebook both hold ------------------------------------------------------------------
