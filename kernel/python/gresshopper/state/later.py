@@ -36,12 +36,16 @@ def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, l
         said = entry.said
         if said["gone"] or said.get("redo") or any(m.startswith("c:") for m in said["m"]):
             continue
-        if any(kind.startswith("matplotlib.figure.") for kind in said["types"]):
-            continue  # pyplot gives it out without a name
+        if any(kind.startswith(_UNNAMED) for kind in said["types"]):
+            continue
         names = entry.names if large and _size(said) >= LARGE else _shown(entry) if shown else []
         if names:
             found[int(said["u"])] = names
     return found
+
+
+#: Beginnings of the names of types whose objects are reached without a variable: through pyplot, and an own module.
+_UNNAMED = ("matplotlib.figure.", "gresshopper.state.singles.")
 
 
 def _shown(entry: restore.Entry) -> list[str]:

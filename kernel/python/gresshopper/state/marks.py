@@ -227,24 +227,84 @@ class _Pickler(pickle.Pickler):
         super().__init__(out, protocol=5, buffer_callback=buffers.append)
         self.fast = True  # which strings are one object differs from process to process
         self._ways, self._singles = _of_libraries()
+        self._known: dict[type, Callable[[Any], Any] | None] = {}
+        self._names: dict[tuple[Any, ...], tuple[str, ...] | None] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        if kind not in self._known:
+            self._known[kind] = self._way_of(obj)
+        way = self._known[kind]
+        return NotImplemented if way is None else way(obj)
+
+    def _way_of(self, obj: Any) -> Callable[[Any], Any] | None:
+        """How objects of a type count. None: as pickle writes them."""
         if isinstance(obj, _APART):
-            return NotImplemented
-        single = self._singles.get(id(obj))
-        if single is not None:
-            return str, single  # its content is the process's
-        for kind, way in self._ways:
-            if isinstance(obj, kind):
+            return None
+        if any(type(held) is type(obj) for held, _ in self._singles.values()):
+            return self._reduced
+        way = next((way for kind, way in self._ways if isinstance(obj, kind)), None)
+        return way or (None if _has_no_cache(type(obj)) else self._reduced)
+
+    def _reduced(self, obj: Any) -> Any:
+        held = self._singles.get(id(obj))
+        if held is not None:
+            return str, held[1]  # its content is the process's
+        kind: Any = type(obj)
+        for base, way in self._ways:
+            if isinstance(obj, base):
                 return way(obj)
-        how = copyreg.dispatch_table.get(type(obj))
+        how = copyreg.dispatch_table.get(kind)
         reduced: Any = obj.__reduce_ex__(5) if how is None else how(obj)
-        if not isinstance(reduced, tuple):
+        if not isinstance(reduced, tuple) or len(reduced) < 2:
             return reduced
-        return (reduced[0], *(_lasting(type(obj), part) for part in reduced[1:3]), *reduced[3:])
+        args = self._lasting(kind, reduced[1])
+        return (reduced[0], args, *(self._lasting(kind, part) for part in reduced[2:3]), *reduced[3:])
+
+    def _lasting(self, kind: type, part: Any) -> Any:
+        """An object's attributes without its caches. Their order may differ from process to process."""
+        if type(part) is tuple:
+            apart = _NESTED.isdisjoint(map(type, part))
+            return part if apart else tuple([self._lasting(kind, one) for one in part])
+        if type(part) is not dict or not _STR.issuperset(map(type, part)):
+            return part
+        if len(part) > _NAMES:
+            names = _lasting_names(kind, part)
+        else:
+            key = (kind, *part)
+            if key not in self._names:
+                self._names[key] = _lasting_names(kind, part)
+            names = self._names[key]
+        return part if names is None else {name: part[name] for name in names}
 
 
-_Ways = tuple["list[tuple[Any, Callable[[Any], Any]]]", "dict[int, tuple[str, str]]"]
+#: Most names that are remembered together.
+_NAMES = 64
+_NESTED, _STR = frozenset({tuple, dict}), frozenset({str})
+
+
+def _lasting_names(kind: type, part: dict[str, Any]) -> tuple[str, ...] | None:
+    """The names that count, in their order. None: all as they are."""
+    names = tuple(name for name in sorted(part) if not _is_cache(kind, name))
+    return None if names == tuple(part) else names
+
+
+def _has_no_cache(kind: Any) -> bool:
+    """Whether instances have no attributes but slots in their order, or are of a kind written without any."""
+    if kind.__dictoffset__ != 0:
+        return False
+    if not kind.__flags__ & _HEAP:
+        return kind.__module__ in _WITHOUT
+    slots: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    told = getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
+    return plain and not told and slots == sorted(slots) and not any(_is_cache(kind, name) for name in slots)
+
+
+#: The flag of types that are made at run time, and modules whose others are written without a dictionary.
+_HEAP, _WITHOUT = 1 << 9, frozenset({"array", "datetime", "decimal"})
+
+_Ways = tuple["list[tuple[Any, Callable[[Any], Any]]]", "dict[int, tuple[Any, tuple[str, str]]]"]
 _ways: tuple[int, _Ways] = (-1, ([], {}))
 
 
@@ -254,7 +314,7 @@ def _of_libraries() -> _Ways:
     if _ways[0] != len(sys.modules):
         known = list(adapters.loaded())
         places = [("random", "_inst"), *(place for adapter in known for place in adapter.singles)]
-        held = {id(value): place for place in places if (value := _at(*place)) is not None}
+        held = {id(value): (value, place) for place in places if (value := _at(*place)) is not None}
         _ways = len(sys.modules), ([way for adapter in known for way in adapter.marks()], held)
     return _ways[1]
 
@@ -264,15 +324,6 @@ def _at(module: str, path: str) -> Any:
     for part in path.split("."):
         found = getattr(found, part, None)
     return found
-
-
-def _lasting(kind: type, part: Any) -> Any:
-    """An object's attributes without its caches. Their order may differ from process to process."""
-    if type(part) is tuple:
-        return tuple(_lasting(kind, one) for one in part)
-    if type(part) is not dict or not all(type(name) is str for name in part):
-        return part
-    return {name: part[name] for name in sorted(part) if not _is_cache(kind, name)}
 
 
 def _is_cache(kind: type, name: str) -> bool:

@@ -31,6 +31,8 @@ class Source(Protocol):
 
     @property
     def namespace(self) -> dict[str, Any]: ...
+    @property
+    def apart(self) -> bool: ...
     def nbytes(self, index: int) -> int: ...
     def fill(self, index: int, into: memoryview) -> None: ...
     def mapped(self, index: int) -> Any | None: ...
@@ -260,6 +262,17 @@ def module_value(module: str, path: str) -> Any:
     for part in path.split("."):
         value = getattr(value, part)
     return value
+
+
+def own_single(module: str, path: str, cls: Any) -> Any:
+    """An object that a module of the user's own holds, or another one where it doesn't, or where cells are run again."""
+    value = vars(importlib.import_module(module)).get(path)
+    return value if type(value) is cls and not current().apart else bare(cls)
+
+
+def set_own_single(made: Any, content: tuple[Any, Any, Any, Any]) -> None:
+    """The whole content of such an object."""
+    singles.Content(*content).put(made)
 
 
 def held(name: str) -> Any:

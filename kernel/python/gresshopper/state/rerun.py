@@ -110,7 +110,7 @@ def _chain(
             raise _Barred("its cell also made a class, which must stay the same")
     stood: Sequence[Any] = ()
     with contextlib.suppress(Exception):  # a placeholder may be where its holder can't be loaded around it
-        stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
+        stood = restore.Loader(snapshot, store, session, lazy=False, live={}).load(uid)
     state: dict[str, Any] = {}
     live = dict(session.namespace)
     aside = process.Aside()

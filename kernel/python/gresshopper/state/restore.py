@@ -253,6 +253,11 @@ class Loader:
         """The live namespace."""
         return self.session.namespace
 
+    @property
+    def apart(self) -> bool:
+        """Whether values are read beside those that the variables have."""
+        return self._live is not None
+
     def _blob(self, index: int) -> Sequence[Any]:
         found: Sequence[Any] = self._stack[-1].said["b"][index]
         return found

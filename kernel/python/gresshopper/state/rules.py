@@ -13,7 +13,6 @@ import ctypes
 import enum
 import functools
 import gc
-import importlib.util
 import io
 import operator
 import os
@@ -178,13 +177,23 @@ class Rules(Writing):
 
     def _by_place(self, obj: Any) -> Any:
         where = _SINGLETONS[id(obj)][1]
-        if not _is_marker(obj, where[0]):  # not any more
-            del _SINGLETONS[id(obj)]
-            return self.reducer_override(obj)
+        if not _is_marker(obj, where[0]):
+            return self._own_single(obj, where)
         if id(obj) not in _STATEFUL:
             self.unlinked.add(id(obj))  # each group finds the very object again
             return recipes.module_value, where
         return recipes.module_value, where, singles.state_of(obj), None, None, recipes.set_single
+
+    def _own_single(self, obj: Any, where: singles.Place) -> Any:
+        """Writes an object that a module of the user's own holds as the module's, with its content."""
+        if vars(sys.modules[where[0]]).get(where[1]) is not obj:  # not any more
+            del _SINGLETONS[id(obj)]
+            return self.reducer_override(obj)
+        self.seen.add(singles.Content)
+        content = singles.Content.of(obj)
+        if content.attrs is not None and any(held is content.attrs for held in self.session.namespace.values()):
+            self.notes.append("what vars() gives of a module's object isn't its attributes any more")
+        return recipes.own_single, (*where, type(obj)), tuple(content), None, None, recipes.set_own_single
 
     def _made(self, t: type) -> _Made:
         found = self.made.get(t)
@@ -485,8 +494,6 @@ class Rules(Writing):
 
     def _module(self, module: Any) -> Any:
         if not of_notebook(module):
-            if module.__name__ not in sys.modules and not _is_findable(module.__name__):
-                return self.lose(module, "no import finds it again")
             parts = _named_parts(module, self.session.namespace.get("In", ()))
             return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
         if any(held is vars(module) for held in self.session.namespace.values()):
@@ -586,16 +593,12 @@ def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str,
     return tuple(sorted(part for part in parts if part in sys.modules))
 
 
-def _is_findable(name: str) -> bool:
-    """Whether an import would find a module that isn't loaded under its name."""
-    parent = name.rpartition(".")[0]
-    return (not parent or parent in sys.modules) and importlib.util.find_spec(name) is not None
-
-
 def of_notebook(module: types.ModuleType) -> bool:
-    """Whether a module was made in the notebook rather than imported."""
+    """Whether a module was made in the notebook, or of a file beside it, and isn't there under its name."""
     name = vars(module).get("__name__")
-    return sys.modules.get(str(name)) is not module and vars(module).get("__spec__") is None
+    if sys.modules.get(str(name)) is module:
+        return False
+    return vars(module).get("__spec__") is None or own_module(module)
 
 
 #: Most instances with a hash of their own that are looked at more closely.
@@ -690,8 +693,7 @@ def _is_marker(value: Any, home: str) -> bool:
     """Whether a variable leaves an object to its module. Of the user's own module, only one without content."""
     if not own_module(sys.modules.get(home)):
         return True
-    reduced: Any = value.__reduce_ex__(5)
-    return len(reduced[1]) == 1 and not any(reduced[2:])
+    return singles.is_ordinary(type(value)) and not any(singles.Content.of(value))
 
 
 def _find_singles(t: type) -> None:

@@ -1,18 +1,22 @@
 """Objects of which a library has one, held by a variable of its module: `mpmath.mp`.
 
 The library itself uses the object, so that a variable of the notebook which holds it is written as the object's place. Plain
-attributes are set again; of the others a fingerprint is compared, and a difference is told.
+attributes are set again; of the others a fingerprint is compared, and a difference is told. An object of a module of the
+user's own gets its whole content again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import hashlib
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import marks, settings
+from .lost import Lost
 from .session import own_module
 
 #: An object's place: its module, and the path in it.
@@ -27,15 +31,82 @@ _missing = object()
 
 
 def find(t: type) -> Iterator[tuple[Any, Place]]:
-    """The instances of a library's class with attributes that the class's module holds, or the library's first."""
+    """The instances of a class with content that the class's module holds, or the library's first."""
     home: Any = t.__module__
-    if not isinstance(home, str) or own_module(sys.modules.get(home)):
-        return  # of an object of the user's own module, the variable's content counts
+    own = isinstance(home, str) and own_module(sys.modules.get(home))
+    if not isinstance(home, str) or (own and not is_ordinary(t)):
+        return
     for _, _, value in settings.home_variables(home):
-        if type(value) is t and getattr(value, "__dict__", None):
+        if type(value) is t and (any(Content.of(value)) if own else getattr(value, "__dict__", None)):
             where = settings.library_object(value)
             if where is not None:
                 yield value, where
+
+
+#: Bases of classes whose instances `Content` tells whole.
+_BASES = (object, list, dict, types.SimpleNamespace)
+
+
+def is_ordinary(t: Any) -> bool:
+    """Whether a class leaves the content of its instances to pickle, without a word of its own."""
+    base: Any = next(b for b in t.__mro__ if not b.__flags__ & _HEAP)
+    fields = len(_slots(t)) + bool(t.__dictoffset__) + bool(t.__weakrefoffset__)
+    return (
+        base in _BASES
+        and t.__basicsize__ <= base.__basicsize__ + _POINTER * fields  # of C otherwise
+        and t.__reduce_ex__ is object.__reduce_ex__
+        and t.__reduce__ is base.__reduce__
+        and getattr(t, "__getstate__", None) is getattr(object, "__getstate__", None)
+        and not any(hasattr(t, hook) for hook in ("__getnewargs__", "__getnewargs_ex__"))
+        and t not in copyreg.dispatch_table
+        and not issubclass(t, (type, BaseException, types.ModuleType))
+    )
+
+
+#: The flag of types that are made at run time, and bytes of a pointer.
+_HEAP, _POINTER = 1 << 9, 8
+
+
+def _slots(t: type) -> list[str]:
+    return copyreg._slotnames(t)  # type: ignore[attr-defined, no-any-return]
+
+
+class Content(NamedTuple):
+    """The content of an instance of an ordinary class."""
+
+    attrs: dict[str, Any] | None
+    slots: dict[str, Any]
+    items: list[Any] | None
+    pairs: dict[Any, Any] | None
+
+    @staticmethod
+    def of(made: Any) -> Content:
+        """Read without a question to the instance."""
+        attrs = object.__getattribute__(made, "__dict__") if type(made).__dictoffset__ else None
+        slots = {}
+        for name in _slots(type(made)):
+            with contextlib.suppress(AttributeError):
+                slots[name] = object.__getattribute__(made, name)
+        items = list(list.__iter__(made)) if isinstance(made, list) else None
+        return Content(attrs, slots, items, dict(dict.items(made)) if isinstance(made, dict) else None)
+
+    def put(self, made: Any) -> None:
+        """Make this the instance's content. What is lost stays the instance's own."""
+        held = {} if self.attrs is None else object.__getattribute__(made, "__dict__")
+        attrs = {k: held.get(k, v) if type(v) is Lost else v for k, v in (self.attrs or {}).items()}
+        held.clear()
+        held.update(attrs)
+        for name in _slots(type(made)):
+            if name in self.slots:
+                object.__setattr__(made, name, self.slots[name])
+            else:
+                with contextlib.suppress(AttributeError):
+                    object.__delattr__(made, name)
+        if self.items is not None:
+            list.__setitem__(made, slice(None), self.items)
+        if self.pairs is not None:
+            dict.clear(made)
+            dict.update(made, self.pairs)
 
 
 def state_of(single: Any) -> State:

@@ -24,6 +24,8 @@ LIMIT = 5.0
 class _Source:
     """Gives a stream its own buffers back."""
 
+    apart = True
+
     def __init__(self, session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> None:
         self.namespace = session.namespace
         self._session, self._dump, self._blobs, self._store = session, dump, blobs, store

@@ -163,11 +163,13 @@ module("a net", "m.NET.weight.data[0,0]=5", "out=m.NET.weight[0,0].item()", "NET
 
 
 def shared(name: str, source: str, change: str, check: str, needs: str = "") -> None:
-    """An object `one` of a module: the variable's content comes back, and the module's is told."""
+    """An object `one` of a module: it stays the module's, and its content comes back."""
     path = "hop_" + "".join(ch for ch in name if ch.isalpha())
-    NAMED[f"own object/{name}"] = f"{path}.one"
+    check += f"\nout=out,one is sys.modules['{path}'].one"
+    NAMED[f"own object/{name}"] = ""
     begin = f"import sys,os\nopen('{path}.py','w').write({source!r})\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())"
-    hidden(f"own object/{name}", f"{begin}\nfrom {path} import one", change=change, check=check, needs=needs)
+    cells = [f"{begin}\nimport {path} as m\nfrom {path} import one"] + (["del m"] if "m." not in check else [])
+    hidden(f"own object/{name}", *cells, change=change, check=check, needs=needs)
 
 
 shared(
@@ -178,6 +180,48 @@ shared(
 )
 shared("without content at first", "class A: pass\none=A()", "one.x=[1]", "out=getattr(one,'x',None)")
 shared("of a list's class", "class A(list): pass\none=A()", "one.append(3)", "out=list(one)")
+shared(
+    "of a dictionary's class", "class A(dict): pass\none=A(a=1)", "one['b']=one.pop('a'); one.n=1", "out=one,one.n"
+)
+shared(
+    "which its module's functions use",
+    "class A:\n    lr=1\n    __slots__=('rate','__dict__')\none=A()\none.lr,one.old=2,3\ndef get(): return one.lr",
+    "one.lr=5; one.rate=[7]; del one.old",
+    "before=m.get()\none.lr+=1\nout=before,m.get(),hasattr(one,'old'),one.rate\none.lr-=1",
+)
+shared(
+    "which answers for whatever it is asked",
+    "class A:\n    def __init__(s): s.d={}\n    def __getattr__(s,n): return s.__dict__.get('d',{}).get(n)\none=A()",
+    "one.d['lr']=5",
+    "out=m.one.lr",
+)
+shared(
+    "with attributes that all of its class share",
+    "class A:\n    held={'lr':1}\n    def __init__(s): s.__dict__=s.held\none=A()",
+    "one.lr=5",
+    "out=m.A().lr",
+)
+shared(
+    "with a part that can't be kept",
+    "import sqlite3\nclass A:\n    def __init__(s): s.n,s.db=1,sqlite3.connect(':memory:')\none=A()",
+    "one.n=2",
+    "out=m.one.n,m.one.db.execute('select 1').fetchone()",
+)
+SET_UP = "class A: pass\nclass B: pass\none=None\ndef setup():\n    global one\n    one=A(); one.x=[1]\n"
+hidden(
+    "own object/which its module doesn't hold at first",
+    f"import sys,os\nopen('hop_set_up.py','w').write({SET_UP!r})\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())\nimport hop_set_up\nhop_set_up.setup(); from hop_set_up import one",
+    change="one.x.append(2)",
+    check="out=one.x",
+)
+NAMED["own object/which its module doesn't hold at first"] = "hop_set_up.one"
+hidden(
+    "own object/in whose place its module holds another",
+    f"import sys,os\nopen('hop_other.py','w').write({SET_UP!r}+'setup()\\n')\nsys.dont_write_bytecode=True\nsys.path.insert(0,os.getcwd())\nimport hop_other\nfrom hop_other import one\none.x.append(2)",
+    change="hop_other.setup()",
+    check="out=one.x,hop_other.one.x",
+)
+NAMED["own object/in whose place its module holds another"] = ""
 shared(
     "a net, with its optimiser's parameters",
     "import torch\ntorch.manual_seed(0)\nclass Net(torch.nn.Module):\n    def __init__(s):\n        super().__init__(); s.l=torch.nn.Linear(2,1)\none=Net()",
@@ -220,11 +264,35 @@ case(
     f"{WRITE}write('data/hop_plugin.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_by_file','data/hop_plugin.py')\nplugin=sys.modules['hop_by_file']=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nm=plugin.Model().fit()",
     check="out=m.w,type(m) is plugin.Model",
 )
+BY_FILE = "import importlib.util\nspec=importlib.util.spec_from_file_location('hop_no_name','data/hop_nameless.py')\nplugin=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\n"
 case(
     "own place/by its file alone, under no name",
-    f"{WRITE}write('data/hop_nameless.py')\nimport importlib.util\nspec=importlib.util.spec_from_file_location('hop_no_name','data/hop_nameless.py')\nplugin=importlib.util.module_from_spec(spec)\nspec.loader.exec_module(plugin)\nx=1",
-    check="out=x,plugin.Model().fit().w",
+    f"{WRITE}write('data/hop_nameless.py')\n{BY_FILE}x=1",
+    check="out=x,plugin.Model().fit().w,plugin.__file__[-15:],plugin.__spec__.name",
+)
+case(
+    "own place/by its file alone, under no name, with what its functions set",
+    f"{WRITE}open('data/hop_nameless.py','w').write('n=1\\ndef add():\\n    global n\\n    n+=1\\n    return n\\n')\n{BY_FILE}add=plugin.add",
+    "plugin.add()",
+    check="out=plugin.add(),add(),plugin.n,plugin.add is add\nplugin.n=2",
+)
+case(
+    "own place/by its file alone, under no name, with an object of its class",
+    f"{WRITE}write('data/hop_nameless.py')\n{BY_FILE}m=plugin.Model()",
+    "m.fit()",
+    check="out=m.w,type(m) is plugin.Model",
+)
+case(
+    "own place/by its file alone, under no name, with a part that can't be kept",
+    f"{WRITE}open('data/hop_nameless.py','w').write('import sqlite3\\nn,db=[1],sqlite3.connect(\\':memory:\\')')\n{BY_FILE}n=plugin.n",
+    check="out=n,plugin.n is n,plugin.db.execute('select 1').fetchone()",
     reported=True,
+)
+hidden(
+    "own place/by its file alone, under no name, changed out of sight",
+    f"{WRITE}open('data/hop_nameless.py','w').write('n=[1]')\n{BY_FILE}",
+    change="plugin.n.append(2)",
+    check="out=plugin.n",
 )
 
 # --- what the interpreter and the notebook both hold ------------------------------------------------------------------

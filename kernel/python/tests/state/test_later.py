@@ -83,6 +83,16 @@ def test_each_is_there_when_a_cell_needs_it(tmp_path: Path) -> None:
     ]
 
 
+def test_what_an_own_module_holds_too_is_read_at_once(tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text("class A: big = ()\none = A()\none.big = ()\ndef size(): return len(one.big)\n")
+    cells = ["import sys; sys.path.insert(0, '.')\nfrom held import one, size", "import numpy as np"]
+    cells += ["one.big = np.ones(300_000)", "f = np.zeros(300_000)"]
+    names = ["f", "one"]
+    run(tmp_path, cells=cells, names=names)
+    said, _ = run(tmp_path, then=["out = size()"], names=names)
+    assert said[:2] == [["f"], ["300000", ["f"]]]
+
+
 REACHED = [
     "import functools, numpy as np, pandas as pd",
     "def evaluated(): return eval('float(d.sum())')\ndef asked(): return len(df.query('x >= @least'))",
