@@ -31,9 +31,12 @@ def _of_modules() -> list[tuple[_Place, Any]]:
 
 
 def _held() -> Iterator[tuple[_Place, Any]]:
-    variables = dict(settings.scope())
-    if contextvars.ContextVar in map(type, variables.values()):  # seldom, and asked for after each cell
-        for name, value in variables.items():
+    try:  # without a copy: they are seldom, and asked for after each cell
+        there = contextvars.ContextVar in map(type, settings.scope().values())
+    except RuntimeError:  # another thread has set a variable meanwhile
+        there = True
+    if there:
+        for name, value in list(settings.scope().items()):
             if type(value) is contextvars.ContextVar:
                 yield ("", name), value
     yield from _of_modules()
