@@ -1068,7 +1068,8 @@ class Agent:
     def _in_cell(self) -> None:
         if in_main_thread():
             self.shell.events.unregister("pre_execute", self._in_cell)
-            process.cell_begins()
+            if told := process.cell_begins():
+                self.tell({}, told)
 
     def _history(self, snapshot: restoring.Snapshot) -> None:
         inputs = self.shell.user_ns.get("_ih")

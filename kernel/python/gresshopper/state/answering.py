@@ -8,6 +8,7 @@ Pickle asks an instance for its methods, when it writes one and when it reads on
 from __future__ import annotations
 
 import copyreg
+import struct
 import types
 from typing import Any
 
@@ -34,9 +35,19 @@ def is_plain(t: Any) -> bool:
         and not isinstance(getattr(t, "__getnewargs__", None), types.FunctionType)
         and t not in copyreg.dispatch_table
         and not issubclass(t, (type, BaseException, types.ModuleType))
+        and (issubclass(t, (list, dict)) or hasattr(t, "__getnewargs__") or not _holds_more(t))
     )
 
 
+def _holds_more(t: Any) -> bool:
+    """Whether C code keeps something in the instances: pickle refuses these by the same sizes."""
+    managed = t.__flags__ & _MANAGED_DICT
+    words = len(_slotnames(t)) + bool(t.__dictoffset__ and not managed) + (t.__weakrefoffset__ > 0)
+    return bool(t.__itemsize__ or t.__basicsize__ > object.__basicsize__ + words * _WORD)
+
+
+#: Python's flag of types whose instances' `__dict__` lies before them, and the bytes of a pointer.
+_MANAGED_DICT, _WORD = 1 << 4, struct.calcsize("P")
 _NO_STATE = getattr(object, "__getstate__", None)
 
 

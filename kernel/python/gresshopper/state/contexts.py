@@ -6,10 +6,11 @@ begins.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from .session import NotHereError
 
 #: The context at the last cell's end.
 _last: contextvars.Context | None = None
@@ -38,12 +39,18 @@ def wait_for_cell(settings: Mapping[str, Any]) -> None:
     _waiting.update(settings)
 
 
-def cell_begins(make: Callable[[str, Any], None]) -> None:
-    """Make the waiting values, in the context of the cell that begins here."""
+def cell_begins(make: Callable[[str, Any], None]) -> list[str]:
+    """Make the waiting values, in the context of the cell that begins here. Returns what is missing."""
+    told: list[str] = []
     while _waiting:
         name, setting = _waiting.popitem()
-        with contextlib.suppress(Exception):  # it was told when it was restored
+        try:
             make(name, setting)
+        except NotHereError as e:
+            told.append(str(e))
+        except Exception:  # it was told when it was restored
+            continue
+    return told
 
 
 def read(name: str, reader: Callable[[], Any]) -> Any:

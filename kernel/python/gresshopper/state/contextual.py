@@ -5,14 +5,14 @@ A value that can't be written is told.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import importlib
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
 from . import own, settings
-from .lost import Lost
+from .lost import Lost, LostError
 from .session import NotHereError
 
 #: A module of the user's own, or nothing for the notebook, and the variable's name there.
@@ -31,9 +31,12 @@ def _of_modules() -> list[tuple[_Place, Any]]:
 
 
 def _held() -> Iterator[tuple[_Place, Any]]:
-    variables = dict(settings.scope())
-    if contextvars.ContextVar in map(type, variables.values()):  # seldom, and asked for after each cell
-        for name, value in variables.items():
+    try:  # without a copy: they are seldom, and asked for after each cell
+        there = contextvars.ContextVar in map(type, settings.scope().values())
+    except RuntimeError:  # another thread has set a variable meanwhile
+        there = True
+    if there:
+        for name, value in list(settings.scope().items()):
             if type(value) is contextvars.ContextVar:
                 yield ("", name), value
     yield from _of_modules()
@@ -57,18 +60,42 @@ def read() -> dict[str, Any]:
 
 
 def set_(state: dict[str, Any]) -> None:
-    """
+    """Read what the values are made of: they are set where the next cell begins.
+
     # Errors
-    `NotHereError` names what wasn't written. The rest is set where the next cell begins.
+    `NotHereError` names what wasn't written.
     """
-    if state["told"]:
-        raise NotHereError(f"{', '.join(state['told'])}: the value of a context variable isn't saved, set it again")
+    for how, what in state["kept"].values():
+        with contextlib.suppress(Exception):  # told where the next cell begins
+            _value(how, what)
+    _tell(state["told"])
 
 
 def set_in_context(state: dict[str, Any]) -> None:
-    """Set the values, in the present context."""
+    """Set the values, in the present context.
+
+    # Errors
+    `NotHereError` names what couldn't be set.
+    """
+    missing = []
     for (module, name), (how, what) in state["kept"].items():
-        held = vars(importlib.import_module(module)) if module else settings.scope()
-        value = settings.named(what) if how == "named" else pickle.loads(what)
-        if type(held.get(name)) is contextvars.ContextVar and type(value) is not Lost:
+        try:
+            held = vars(importlib.import_module(module)) if module else settings.scope()
+            if not module and type(held.get(name)) is not contextvars.ContextVar:
+                continue  # lost itself, and told
+            value = _value(how, what)
+            if isinstance(value, Lost):
+                raise LostError(name)
             held[name].set(value)
+        except Exception:
+            missing.append(".".join(filter(None, (module, name))))
+    _tell(missing)
+
+
+def _value(how: str, what: Any) -> Any:
+    return settings.named(what) if how == "named" else settings.load(what)
+
+
+def _tell(missing: list[str]) -> None:
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the value of a context variable isn't saved, set it again")

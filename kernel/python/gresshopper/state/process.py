@@ -446,10 +446,10 @@ def for_cells(sections: dict[str, bytes]) -> None:
     contexts.wait_for_cell(waiting)
 
 
-def cell_begins() -> None:
-    """Set the value, in the context of the cell that begins here."""
+def cell_begins() -> list[str]:
+    """Set the value, in the context of the cell that begins here. Returns what is missing."""
     known = of_context()
-    contexts.cell_begins(lambda name, state: _set_in_context(known[name], state))
+    return contexts.cell_begins(lambda name, state: _set_in_context(known[name], state))
 
 
 def _set_in_context(section: Section, state: Any) -> None:

@@ -1300,6 +1300,12 @@ case(
     check="out=x.a,y.a is x,hasattr(x,'b')",
 )
 case(
+    "answering/what C code keeps in an instance is told",
+    "import struct\nclass Fmt(struct.Struct):\n    def __getattr__(self, name): raise AttributeError(name)\nclass Slots(struct.Struct):\n    __slots__=('a',)\n    def __getattr__(self, name): raise AttributeError(name)\nx,y=Fmt('ii'),[Slots('d')]",
+    check="out=x.pack(1,2),y[0].size",
+    reported=True,
+)
+case(
     "rebuilt/a writer of csv and what it writes into",
     "import csv, io\nbuf=io.StringIO()\nw=csv.writer(buf)\nw.writerow([1,2])",
     check="w.writerow([5,6])\nout=buf.getvalue()",

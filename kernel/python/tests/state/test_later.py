@@ -332,3 +332,27 @@ def test_what_callbacks_and_other_settings_reach_is_read_at_once(tmp_path: Path,
     said, told = run(tmp_path, then=[use, "out = seen[:1]"], script=ours, names="abcdefw")
     assert said[0] == sorted(set("abcdefw") - set(reached)), told
     assert said[2][0] == out and "LostError" not in told, told
+
+
+OF_CONTEXT = "import contextvars\na, b, c, d = (contextvars.ContextVar(name, default=None) for name in 'abcd')\n"
+
+
+def test_what_context_variables_hold_is_read_at_once_or_told(tmp_path: Path) -> None:
+    (tmp_path / "of_context.py").write_text(OF_CONTEXT)
+    (tmp_path / "gone.py").write_text(OF_CONTEXT)
+    cells = [
+        "import sys; sys.path.insert(0, '.')",
+        "import numpy as np, of_context as of, gone",
+        "x, y, z = (np.full(300_000, n) for n in range(3))",
+        "class M: pass\nm = M()\nm.w = np.ones(300_000)\ndef total(): return float(x.sum())",
+        "t = of.b.set(m), of.c.set([total]), of.d.set(y), gone.a.set(1), of.a.set(2)",
+        "del t, gone",
+        "z",
+    ]
+    run(tmp_path, cells=cells)
+    (tmp_path / "gone.py").write_text("raise ImportError")
+    check = "out = of.a.get(), of.b.get() is m, float(m.w[0]), of.d.get() is y, of.c.get()[0]()"
+    said, told = run(tmp_path, then=["out = 0", check], names="mxyz")
+    assert said[0] == ["z"], told
+    assert said[2][0] == "(2, True, 1.0, True, 0.0)", told
+    assert "of_context" not in told and "gone.a: the value of a context variable isn't saved, set it again" in told
