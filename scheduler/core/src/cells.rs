@@ -20,6 +20,10 @@ const REPORT_MOST: Span = Span::from_secs(300);
 /// A wait told to people holds for a quarter of its length, at least for this long.
 const FORESEE_LEAST: Span = Span::from_secs(5);
 
+/// Cells that waited before the driver's restart are asked for again within this time. One that isn't was withdrawn
+/// meanwhile, and its id may come again.
+const RETURNS_WITHIN: Span = Span::from_secs(600);
+
 /// Reason for the record if a kernel withdraws its own cell.
 const WITHDRAWN: &str = "it was interrupted while it waited, or its kernel was restarted";
 
@@ -117,7 +121,11 @@ impl Core {
 
     /// The time of the cell's submission: before the driver's restart, if the cell waited then.
     pub(crate) fn waits_since(&mut self, kernel: Idx<Kernel>, id: &CellId) -> Timestamp {
+        let old = self.now.since(self.origin) > RETURNS_WITHIN;
         let waited = &mut self.work.kernels[kernel].waited;
+        if old {
+            waited.clear();
+        }
         let since = waited
             .iter()
             .find(|(cell, _)| cell == id)

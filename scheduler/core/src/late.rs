@@ -43,6 +43,7 @@ impl Core {
         if let Some(i) = self.find_node(name) {
             let node = &mut self.supply.nodes[i];
             let pool = (room.taken != node.room.taken).then_some(node.pool);
+            let crowded = room.taken > node.room.taken;
             // The pause is over; the next one is longer all the same.
             if room.taken < node.room.taken
                 && let Some(shunned) = &mut node.shunned
@@ -50,7 +51,9 @@ impl Core {
                 shunned.until = shunned.until.min(self.now);
             }
             node.room = room;
-            self.lose_hold_in_vain(i);
+            if crowded {
+                self.lose_hold_in_vain(i);
+            }
             self.work.unheld.extend(pool);
         }
     }

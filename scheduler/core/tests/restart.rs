@@ -168,6 +168,18 @@ fn a_cell_withdrawn_during_a_restart_keeps_nothing() {
     assert_eq!(waits.map(|c| c.submitted), Some(w.now));
 }
 
+/// A client that counts its cells from the beginning uses the id of a cell that was withdrawn while no driver listened.
+#[test]
+fn a_withdrawn_cells_age_is_forgotten_some_time_after_a_restart() {
+    let (mut w, [_, (old, first), _]) = two_wait();
+    restart(&mut w);
+    comes_back(&mut w, &old, &[]);
+    w.pass(Span::from_secs(601));
+    w.ask_again(&old, &first);
+    let waits = w.core.waiting().into_iter().find(|c| c.cell == first);
+    assert_eq!(waits.map(|c| c.submitted), Some(w.now));
+}
+
 /// Use by ended leases counts, faded since, and so does use by a lease that still runs.
 #[test]
 fn a_kernels_own_use_outlives_a_restart() {

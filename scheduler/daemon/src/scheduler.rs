@@ -166,7 +166,14 @@ impl Scheduler {
         let now = clock.now();
         let legacy = Legacy::read(entries, term)?;
         let (reports, inbox) = mpsc::unbounded_channel();
-        let records = Records::open(journal, accounting, legacy.rows, config.quota.cells, reports.clone(), now)?;
+        let records = Records::open(
+            journal,
+            accounting,
+            legacy.rows,
+            config.quota.cells,
+            reports.clone(),
+            now,
+        )?;
         let mut out = Vec::new();
         let core_config = hop_core::Config {
             journal: true,

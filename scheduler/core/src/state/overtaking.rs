@@ -37,7 +37,7 @@ pub(crate) struct SizeClass {
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub cell: Idx<Cell>,
-    /// Cells of its size in the queue at its submission: their starts don't count.
+    /// Earlier cells of its size that were in the queue, or came there later: their starts don't count.
     pub ahead: u64,
     /// Starts after which the cell is due, the starts of the cells ahead not counted. `None` means due by age alone.
     pub due_at: Option<u64>,
@@ -111,6 +111,11 @@ impl SizeClass {
         if due_at.is_some() {
             self.pending.insert(place);
         }
+        if !newest {
+            // After a restart of `hopd` cells return in any order.
+            let later = self.waiting.range_mut(place..);
+            later.for_each(|(_, w)| w.ahead += 1);
+        }
         let ahead = before as u64;
         let waiter = Waiter {
             cell,
@@ -175,5 +180,26 @@ impl Waiter {
     /// The same, given the number `before` of earlier cells of its size still in wait. `None` means not due by number.
     fn overtaken_since_due(&self, passed: u64, before: u64) -> Option<u64> {
         (passed + before + self.by_others).checked_sub(self.due_at? + self.ahead)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_words::need::Need;
+
+    /// After a restart of `hopd` the replicas report their cells in any order.
+    #[test]
+    fn cells_that_start_in_the_order_of_their_submission_overtake_nobody() {
+        let size = Size::of(&Need::gpus(1), 1);
+        let places: Vec<(Timestamp, u64)> = (0..40).map(|i| (Timestamp(i), i)).collect();
+        let mut overtaking = Overtaking::default();
+        for i in 0..40 {
+            overtaking.enter(Idx::FIRST, size.clone(), places[(i * 17 + 39) % 40], Some(12));
+        }
+        for (i, &place) in places.iter().enumerate() {
+            overtaking.leave(&size, place);
+            assert_eq!(overtaking.started(&size, place, &|_| false), [], "at start {i}");
+        }
     }
 }
