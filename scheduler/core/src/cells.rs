@@ -711,7 +711,15 @@ impl Core {
             let node = self.supply.nodes[self.supply.pilots[p].node].name.clone();
             return Reason::Parking { node };
         }
-        self.reason_on_nodes(cell)
+        let reason = self.reason_on_nodes(cell);
+        if matches!(reason, Reason::NoPilot { coming: false, .. })
+            && c.limited.is_some()
+            && let Some(over) = self.over_limit_soon(cell)
+        {
+            // No pilot is asked for: the limit leaves none beside those on their way.
+            return self.limit_reason(&over, c);
+        }
+        reason
     }
 
     /// Reason to try the cell again after a pause, on a node where nothing else holds it up.

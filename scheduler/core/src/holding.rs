@@ -150,8 +150,15 @@ impl Core {
         let p = &self.supply.pilots[lease.pilot];
         let node = &self.supply.nodes[p.node];
         let limited = self.freed_from_limits(lease.user, lease.account, lease.pool);
+        // A cell that has no GPU to start on gains nothing by room under its limit.
+        let has_place = |c: Idx<Cell>| {
+            let k = &self.work.kernels[self.work.cells[c].kernel];
+            k.staying().any(|r| r.node == p.node) || self.spot(c).is_some() || self.home_can_start(c)
+        };
         let limits = |c: &Idx<Cell>| {
-            self.work.cells[*c].kernel != lease.kernel && self.helps_within_limits(id, *c, goes)
+            self.work.cells[*c].kernel != lease.kernel
+                && has_place(*c)
+                && self.helps_within_limits(id, *c, goes)
         };
         let queue = node.queue.iter().map(|&(_, c)| c);
         limited.iter().any(limits)

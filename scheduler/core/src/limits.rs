@@ -320,7 +320,7 @@ impl Core {
     }
 
     /// The limit against this cell's start, after the starts of all cells whose pilots are on their way.
-    fn over_limit_soon(&self, cell: Idx<Cell>) -> Option<Over> {
+    pub(crate) fn over_limit_soon(&self, cell: Idx<Cell>) -> Option<Over> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         if c.need.gpus == 0 || self.people.limits.values().next().is_none() {

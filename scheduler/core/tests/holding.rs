@@ -283,6 +283,63 @@ fn who_waits_at_a_limit_is_waited_for_as_well() {
     assert_eq!(words(&w.hold_on(&k, LeaseId(1))), ["warned: waited"]);
 }
 
+/// Ada may have so many GPUs.
+fn ada_is_limited(w: &mut World, gpus: u32) {
+    w.tell(Input::Limits(Limits {
+        limits: vec![Limit {
+            name: "MaxTRESPerUser".into(),
+            of: LimitOf::User("ada".into()),
+            gpus: Some(gpus),
+            gpu_minutes: None,
+        }],
+        ..Limits::default()
+    }));
+}
+
+#[test]
+fn who_waits_at_a_limit_for_the_held_gpu_itself_is_waited_for_as_well() {
+    let (mut w, _, k) = holding(2);
+    ada_is_limited(&mut w, 2);
+    let second = w.kernel("l", "ada", &["n0"], 1);
+    let (_, out) = w.submit(&second, Need::gpus(1));
+    assert_eq!(words(&out), ["revoked", "queued"]);
+    assert_eq!(words(&w.hold_on(&k, LeaseId(1))), ["warned: waited"]);
+}
+
+#[test]
+fn nobody_loses_variables_for_a_cell_at_a_limit_that_has_no_gpu_to_start_on() {
+    let (mut w, _, k) = holding(1);
+    ada_is_limited(&mut w, 1);
+    let job = w.pilot("n1", 2, 8);
+    let busy = w.kernel("busy", "bob", &["n1"], 2);
+    let (cell, _) = w.submit(&busy, Need::gpus(2));
+    w.confirm(job, LeaseId(2));
+    let second = w.kernel("l", "ada", &["n1"], 1);
+    w.submit(&second, Need::gpus(1));
+    let asked = |w: &mut World, seconds| {
+        let mut answers = Vec::new();
+        for _ in 0..seconds {
+            w.pass(Span::from_secs(1));
+            if state(w, 1) == "ENDING" {
+                answers.extend(words(&w.hold_on(&k, LeaseId(1))));
+            }
+        }
+        answers
+    };
+    let answers = asked(&mut w, 120);
+    assert!(answers.contains(&"stays"), "{answers:?}");
+    assert!(!answers.contains(&"warned: waited"), "{answers:?}");
+    // Now the cell lacks nothing else.
+    w.end_cell(&busy, &cell);
+    w.tell(Input::ReleaseLease {
+        kernel: busy,
+        lease: LeaseId(2),
+    });
+    w.confirm_end(job, LeaseId(2), true);
+    let answers = asked(&mut w, 120);
+    assert!(answers.contains(&"warned: waited"), "{answers:?}");
+}
+
 #[test]
 fn a_cell_elsewhere_gets_the_pilot_of_who_only_holds_on() {
     let mut pool = pool();
