@@ -32,10 +32,15 @@ fn world(gpus: u16) -> World {
 
 /// Another core in the place of the last one, from the journal alone. The agents report themselves.
 fn restart(w: &mut World) {
-    let lines = w.journal.iter().map(|e| serde_json::to_string(e).unwrap());
-    let journal: Vec<_> = lines.map(|l| serde_json::from_str(&l).unwrap()).collect();
+    let lines = w
+        .journal
+        .iter()
+        .map(|e| serde_json::to_string(e).expect("an entry is written"));
+    let journal: Vec<_> = lines
+        .map(|l| serde_json::from_str(&l).expect("what was written is read"))
+        .collect();
     w.core = Core::restore(config(), vec![pool()], journal, w.now, &mut Vec::new());
-    w.core.sanity_check().unwrap();
+    w.core.sanity_check().expect("a sane state");
     for job in w.agents.keys().copied().collect::<Vec<_>>() {
         w.announce(job);
     }

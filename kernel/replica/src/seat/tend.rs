@@ -573,9 +573,13 @@ mod tests {
             failed: [].into(),
         };
         desk.need(lack.clone());
-        assert_eq!(needs(&mut desk, 1), [lack.clone()]);
+        assert_eq!(needs(&mut desk, 1), std::slice::from_ref(&lack));
         desk.replica = None;
-        assert_eq!(needs(&mut desk, 2), [lack.clone()], "the first may not have told");
+        assert_eq!(
+            needs(&mut desk, 2),
+            std::slice::from_ref(&lack),
+            "the first may not have told"
+        );
         desk.need(Lack {
             replicas: 0,
             ..lack.clone()
