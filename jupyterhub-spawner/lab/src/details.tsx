@@ -114,7 +114,7 @@ function useExplanation(watcher: Watcher, api: Api): readonly string[] {
   const kernel = watcher.kernel?.id as JupyterId | undefined;
   const wait = waitOf(watcher.state);
   const { heard } = watcher.state;
-  // biome-ignore lint/correctness/useExhaustiveDependencies: each notice may have another place or reason.
+  // Each notice may have another place or reason.
   React.useEffect(() => {
     if (kernel && wait) {
       api.explain(kernel).then(

@@ -145,8 +145,11 @@ class Kernel:
     # --- the client ---
 
     def run(self, source: str, timeout: float = 60, **how: Any) -> tuple[str, str]:
-        """Run a cell; its request's id and its status. The events are those that came until the reply."""
-        number = self.client.execute(source, **how)
+        """Run a cell; its request's id and its status. The events are those that came until the reply.
+
+        An error doesn't stop what follows: on a busy machine ipykernel would abort the next cell, sent after the reply.
+        """
+        number = self.client.execute(source, **{"stop_on_error": False, **how})
         return number, self.reply(number, timeout)
 
     def reply(self, number: str, timeout: float = 60) -> str:
@@ -166,6 +169,7 @@ class Kernel:
             source,
             timeout=60,
             store_history=False,
+            stop_on_error=False,
             output_hook=lambda m: out.append(
                 m["content"].get("text") or "\n".join(m["content"].get("traceback", []))
             ),
