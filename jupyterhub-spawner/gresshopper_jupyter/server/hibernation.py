@@ -28,6 +28,7 @@ def save_at_the_end(serverapp: Any) -> None:
 
 async def save_all(manager: Any) -> None:
     """Saves all kernels of ours at once."""
-    await asyncio.gather(
-        *(kernel.provisioner.hibernate() for kernel in ours(manager).values()), return_exceptions=True
-    )
+    kernels = ours(manager).values()
+    for kernel in kernels:
+        kernel.stop_restarter()  # it would take a saved kernel for a dead one, and start it again
+    await asyncio.gather(*(kernel.provisioner.hibernate() for kernel in kernels), return_exceptions=True)
