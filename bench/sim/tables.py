@@ -50,7 +50,7 @@ def run(example: str, *arguments: str, **environment: str) -> str:
 
 
 def study(trace: str, nodes: str, seeds: str, *policies: str, columns: tuple = SHIPPED, **environment: str) -> None:
-    """One table: a row for each number of GPUs and policy."""
+    """Print a table with a row for each number of GPUs and policy."""
     heading = ["GPUs", "policy", *(name for name, *_ in columns)]
     print(f"| {' | '.join(heading)} |\n{'|---' * len(heading)}|")
     for line in run("study", trace, nodes, seeds, *policies, **environment).splitlines():
@@ -200,7 +200,7 @@ def deadlines() -> None:
 
 
 def causes() -> None:
-    """Who still waits on the whole cluster, seed 1, by what came before the cell."""
+    """Cells that still wait on the whole cluster, seed 1, by what came before the cell."""
     with tempfile.TemporaryDirectory() as folder:
         rows = f"{folder}/rows.csv"
         run("run", TRACE, "ours", CSV=rows)

@@ -1,5 +1,4 @@
-//! Several addresses of one peer, dialled beside each other. What a dial is, and which address comes first, is the
-//! caller's.
+//! Several addresses of one peer, dialled beside each other. The caller defines a dial, and the addresses' order.
 
 use std::time::Duration;
 use tokio::task::JoinSet;

@@ -20,8 +20,8 @@ const REPORT_MOST: Span = Span::from_secs(300);
 /// A wait told to people holds for a quarter of its length, at least for this long.
 const FORESEE_LEAST: Span = Span::from_secs(5);
 
-/// Cells that waited before the driver's restart are asked for again within this time. One that isn't was withdrawn
-/// meanwhile, and its id may come again.
+/// Cells that waited before the driver's restart are asked for again within this time. Other cells were withdrawn
+/// meanwhile, and their ids may come again.
 const RETURNS_WITHIN: Span = Span::from_secs(600);
 
 /// Reason for the record if a kernel withdraws its own cell.

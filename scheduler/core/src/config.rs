@@ -104,7 +104,7 @@ pub struct PoolConfig {
     /// Runs the cells of a kernel where its last cell ran, if possible.
     #[serde(default = "yes")]
     pub affinity: bool,
-    /// Where pilots follow demand, new kernels are packed onto few nodes, as far as they are unlikely to get in each
+    /// If pilots follow demand, new kernels are packed onto few nodes, as far as they are unlikely to get in each
     /// other's way; else they are spread by subscription alone.
     #[serde(default = "yes")]
     pub pack: bool,

@@ -24,8 +24,7 @@ pub struct Core {
     /// Usage is inflated relative to this time.
     pub(crate) origin: Timestamp,
     pub(crate) now: Timestamp,
-    /// An input is being handled. What is reckoned is noted only then, so that a question between two inputs decides
-    /// nothing.
+    /// An input is being handled. Only then are forecasts noted: a question between two inputs decides nothing.
     pub(crate) decides: bool,
     pub(crate) timers: BTreeSet<(Timestamp, Timer)>,
     pub(crate) supply: Supply,

@@ -295,7 +295,7 @@ impl AccountingRows {
         })
     }
 
-    /// What is to be said in the row of a cell withdrawn now; `None`: it has no row, as the last row before says.
+    /// The remark for the row of a cell withdrawn now. `None` means that the cell has no row, as the last row before says.
     fn room(&mut self, user: &UserName, now: Timestamp) -> Option<&'static str> {
         let all = Span(APART.0.saturating_mul(AT_ONCE.max(self.quota)));
         let taken = self.withdrawing.entry(user.clone()).or_insert(now);

@@ -449,7 +449,7 @@ fn select(
     Ok(out)
 }
 
-/// Asks for so many rows and one more, which tells that there are more.
+/// Asks for this many rows and one more: if the last comes, the answer isn't whole.
 fn statement(table: Table, query: &AcctQuery, rows: usize) -> (String, Vec<Value>) {
     let (own, values) = conditions(query);
     let limit = i64::try_from(rows).map_or(-1, |rows| rows.saturating_add(1));

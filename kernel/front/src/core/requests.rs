@@ -310,7 +310,7 @@ impl Open {
         true
     }
 
-    /// Whether it is a cell that its user sees.
+    /// Whether the request is a cell that its user sees.
     pub(super) fn is_shown(&self) -> bool {
         let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
         self.is_cell && !envelope.is_some_and(|e| e.is_hidden())

@@ -25,7 +25,7 @@ impl Told {
         self.at.as_ref().is_some_and(|(at, _)| at == cell)
     }
 
-    /// Whether this message of an executor empties the cell before it runs. A cell that runs may clear what it likes.
+    /// Whether this message of an executor empties the cell before it runs. A running cell may clear its own outputs.
     pub(super) fn are_cleared_by(&mut self, message: &Message) -> bool {
         if self.at.is_none() {
             return false;

@@ -127,7 +127,7 @@ class Agent:
         #: How the last capture failed, until one doesn't.
         self._failed: Outcome | None = None
         self.effects = effects.Effects()
-        #: What no cells can make again, and what that was found from.
+        #: Variables that no cells can make again, and the findings behind this.
         self._bound: tuple[Any, set[str]] = None, set()
         #: Findings of each capture, for the plan of a save.
         self.notes: list[dict[str, Any]] = []

@@ -111,7 +111,7 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
         )
 
 
-#: By which Python, and in which manner, marks were made.
+#: The Python that made the marks, and the manner of marking.
 _PYTHON = f"{sys.implementation.cache_tag} 2"
 #: Most names in a sentence.
 _NAMED = 8

@@ -356,7 +356,7 @@ def _put(name: str, section: Section, saved: bytes) -> None:
 
 
 class Aside:
-    """The process's settings, put aside while cells run again in those that they ran in."""
+    """The process's settings, put aside while cells run again in the settings of their first run."""
 
     def __init__(self) -> None:
         self._kept = read()
@@ -364,7 +364,7 @@ class Aside:
         self._handlers = _handlers()
 
     def set(self, sections: dict[str, bytes]) -> str | None:
-        """Set what was read before a cell. Returns why it can't be so, if it can't."""
+        """Set the settings that were read before a cell. Returns the reason if they can't be set."""
         known = _sections(adapters.known())
         for name in (name for name in known if name in AGAIN and name in sections):
             try:

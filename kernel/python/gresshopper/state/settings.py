@@ -151,7 +151,7 @@ def named(name: str) -> Any:
 
 
 def load(content: bytes) -> Any:
-    """What `dump` or plain pickle wrote of settings.
+    """Settings as `dump` or plain pickle wrote them.
 
     # Errors
     Whatever unpickling raises.

@@ -65,7 +65,7 @@ _WORKS_ON = {"numpy.flatiter": "base", "numpy.nditer": "operands", "numpy.broadc
 
 
 def _referents(obj: Any) -> list[Any]:
-    """What an object holds, and what the bound built-in methods among this belong to: a `csv.writer` has `buf.write`."""
+    """The objects that an object holds, and the owners of bound built-in methods: a `csv.writer` holds `buf.write`."""
     found = gc.get_referents(obj)
     found += [r.__self__ for r in found if type(r) is types.BuiltinFunctionType]
     attr = _WORKS_ON.get(kind_of(obj))

@@ -311,7 +311,8 @@ impl Cells {
     }
 
     /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of
-    /// them. The front hears that they have not begun, so one that runs here after all needs its word anew.
+    /// them. The front hears that these cells have not begun, so a cell that runs here after all
+    /// needs the front's word anew.
     pub(super) fn not_begun(&mut self) -> Vec<CellId> {
         let waits = |c: &&mut Cell| match c.stage {
             Stage::Held(..) | Stage::Seeking(..) => c.announced && !c.ran,
@@ -507,7 +508,7 @@ impl Cell {
         }
     }
 
-    /// What the front was asked before, or has said, doesn't count any more.
+    /// Earlier questions to the front, and its answers, don't count any more.
     fn needs_word_anew(&mut self) {
         if matches!(self.permit, Permit::Asked | Permit::Given) {
             self.permit = Permit::Needed;

@@ -202,7 +202,8 @@ pub struct Lack {
 }
 
 impl Lack {
-    /// What of it is left: members may have joined since it was told. `wanted` is how many the group should have.
+    /// The part that is still lacking: members may have joined since the lack was told. `wanted` is the group's full
+    /// number.
     pub(crate) fn left(&self, state: &State, wanted: usize) -> Option<Self> {
         let lost = |member: &Incarnation| self.gone.contains(member) || self.failed.contains(member);
         let here = state.members().keys().filter(|m| !lost(m)).count();

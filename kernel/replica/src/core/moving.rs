@@ -88,7 +88,7 @@ impl Core {
         self.bound_here(cause)
     }
 
-    /// What keeps the kernel from a move that isn't the user's own.
+    /// The reason that keeps the kernel from a move that isn't the user's own.
     fn bound_here(&self, cause: MoveCause) -> Option<String> {
         let reasons = self.durable.as_ref()?.bound().reasons();
         let by_policy = cause != MoveCause::Asked;

@@ -551,7 +551,7 @@ mod tests {
         assert_eq!(desk.next(tenure, me, now), None, "once");
     }
 
-    /// What a process that attaches hears of missing members.
+    /// The missing members that a process hears of as it attaches.
     fn needs(desk: &mut Desk, visit: u64) -> Vec<Lack> {
         let (out, mut words) = mpsc::unbounded_channel();
         desk.attach(visit, out, false, Incarnation(1));

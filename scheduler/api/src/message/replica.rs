@@ -9,13 +9,13 @@ use hop_words::replica::{Bound, MoveCause, SeatPlan, SeatStep};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// What is asked before a replica is started.
+/// A front's question before it starts a replica.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlaceKernel {
     pub kernel: KernelId,
     pub account: Option<AccountName>,
     pub pool: Option<PoolName>,
-    /// The lowest number that the new replica may have, by the kernel's own log. `hopd` gives this one or a higher one.
+    /// The lowest number that the new replica may have, by the kernel's own log. `hopd` gives this number or a higher one.
     #[serde(default)]
     pub first: Option<Incarnation>,
     /// Usual need of the kernel's cells: a hint for the placement.

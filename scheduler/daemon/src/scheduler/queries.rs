@@ -19,8 +19,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::info;
 
-/// Bounds of an answer from the accounting. What is left of a message is for the words round the rows, and for the times
-/// of leases that go on.
+/// Bounds of an answer from the accounting. The rest of a message is for the words round the rows, and for the times of
+/// leases that go on.
 const MOST: Most = Most {
     rows: ACCT_ROWS,
     bytes: FROM_HOPD_LIMIT - (4 << 20),

@@ -139,12 +139,12 @@ def _set_configured(shell: Any, state: dict[str, Any]) -> None:
             _set.append((kind, name))
 
 
-#: What hangs in the shell: its kind, its place, itself, and how it is written.
+#: Something that hangs in the shell: its kind, its place, the object, and the way in which it is written.
 _Hung = tuple[str, "tuple[Any, ...]", Any, Any]
 
 
 def _hung_in(shell: Any) -> list[_Hung]:
-    """What hangs in the shell and isn't the shell's own, nor of a class of magics, which is told as a whole."""
+    """Objects that hang in the shell and aren't the shell's own. Magics of a class are left out: the class is told."""
     manager = shell.magics_manager
     found: list[tuple[str, tuple[Any, ...], Any]] = []
     for mime, formatter in shell.display_formatter._trait_values.get("formatters", {}).items():
@@ -167,7 +167,7 @@ def _hung_in(shell: Any) -> list[_Hung]:
 
 #: Libraries whose own parts of the shell are there in each.
 _SHELLS = ("IPython", "ipykernel", "matplotlib_inline", "gresshopper")
-#: What pyplot calls after each cell, from its first figure on.
+#: Functions that pyplot calls after each cell, from its first figure on.
 _OF_PYPLOT = ("_draw_all_if_interactive", "install_repl_displayhook.<locals>.post_execute")
 
 
@@ -181,8 +181,8 @@ def _is_shells(f: Any) -> bool:
 
 
 def _kept(f: Any) -> Any | None:
-    """How a function or a callable object of the notebook is written: an object by the variable that holds it, so that
-    it stays one. None if it can't be."""
+    """The written form of a notebook's function or callable object. An object is written by the variable that holds it,
+    and so stays one object. None if it can't be written."""
     kind = type(f)
     if kind in settings.ATOMS or kind is types.FunctionType or issubclass(kind, type):
         return f

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 /// The most bytes of a reply that goes into the log as it is.
 const WHOLE: usize = 1 << 20;
 
-/// What a shortened error keeps: so many lines of its traceback, and characters of each and of the error's text.
+/// The lines that a shortened error keeps of its traceback; below, the characters of each line and of the error's text.
 const LINES: usize = 100;
 const CHARACTERS: usize = 2000;
 
