@@ -16,6 +16,9 @@ export default defineConfig({
   expect: { timeout: 60_000 },
   reporter: [["list"]],
   use: {
+    // A click or a page that never comes is named by the failure; otherwise the whole test just takes too long.
+    actionTimeout: 60_000,
+    navigationTimeout: 180_000,
     viewport: { width: 1280, height: 800 },
     screenshot: "only-on-failure",
     launchOptions: {

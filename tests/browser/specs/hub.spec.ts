@@ -637,13 +637,15 @@ test.describe("a kernel that outlives its server", () => {
     const page = await signIn(hub.site, browser, "carol");
     const carol = Person.of(hub.site, "carol", page);
     await carol.serverIsUp();
-    await begin(carol, "cancelled.ipynb");
+    // The kernel of a try that failed is kept under its notebook's name.
+    const name = `cancelled-${test.info().retry}.ipynb`;
+    await begin(carol, name);
     hub.site.as("root", "scancel", ...hub.jobs("carol").map((job) => job.id));
     await expect.poll(() => hub.server("carol"), { timeout: 120_000 }).toBeUndefined();
     await page.goto(`${hub.site.url}/hub/spawn`);
-    await goesOn(carol, "cancelled.ipynb");
+    await goesOn(carol, name);
     await shows(carol);
-    await isWithinReach(carol, "cancelled.ipynb");
+    await isWithinReach(carol, name);
     await carol.endKernels();
     await page.context().close();
   });
