@@ -137,17 +137,24 @@ impl Most {
         bytes: usize::MAX,
     };
 
-    /// Whether the row fits; it then takes its room.
-    fn takes(&mut self, row: &AcctRow) -> bool {
-        let mut size = Size(1);
-        let counted = serde_json::to_writer(&mut size, row).is_ok();
-        match (self.rows.checked_sub(1), self.bytes.checked_sub(size.0)) {
-            (Some(rows), Some(bytes)) if counted => {
+    /// Whether a row of this size fits; it then takes its room.
+    fn takes(&mut self, size: usize) -> bool {
+        match (self.rows.checked_sub(1), self.bytes.checked_sub(size)) {
+            (Some(rows), Some(bytes)) => {
                 *self = Self { rows, bytes };
                 true
             }
             _ => false,
         }
+    }
+
+    /// The size of a row as JSON, with its comma; 0 without a bound of bytes.
+    fn size(self, row: &AcctRow) -> usize {
+        if self.bytes == usize::MAX {
+            return 0;
+        }
+        let mut size = Size(1);
+        serde_json::to_writer(&mut size, row).map_or(usize::MAX, |()| size.0)
     }
 }
 
@@ -222,7 +229,7 @@ impl Accounting {
         let mut rows = select(&reader, Table::Leases, query, now, most)?;
         if query.cells {
             rows.extend(select(&reader, Table::Cells, query, now, most)?);
-            rows.sort_by(|a, b| {
+            rows.sort_by(|(a, _), (b, _)| {
                 (a.lease, a.cell.is_some(), a.start, &a.cell).cmp(&(
                     b.lease,
                     b.cell.is_some(),
@@ -232,9 +239,9 @@ impl Accounting {
             });
         }
         let mut room = most;
-        let fit = rows.iter().take_while(|row| room.takes(row)).count();
+        let fit = rows.iter().take_while(|(_, size)| room.takes(*size)).count();
         let more = fit < rows.len();
-        rows.truncate(fit);
+        let rows = rows.into_iter().take(fit).map(|(row, _)| row).collect();
         Ok(First { rows, more })
     }
 
@@ -256,7 +263,8 @@ impl Accounting {
         let mut connection = Connection::open(&self.path)?;
         connection.busy_timeout(std::time::Duration::from_secs(5))?;
         let txn = connection.transaction()?;
-        let gone = "(SELECT lease FROM leases WHERE \"end\" < ?1)";
+        let old = format!("{END} < ?1");
+        let gone = format!("(SELECT lease FROM leases WHERE {old})");
         txn.execute(
             &format!("DELETE FROM cells WHERE lease IN {gone}"),
             params![time(before)],
@@ -265,7 +273,7 @@ impl Accounting {
             &format!("DELETE FROM lease_gpus WHERE lease IN {gone}"),
             params![time(before)],
         )?;
-        let removed = txn.execute("DELETE FROM leases WHERE \"end\" < ?1", params![time(before)])?;
+        let removed = txn.execute(&format!("DELETE FROM leases WHERE {old}"), params![time(before)])?;
         txn.commit()?;
         // Each step gives one page back.
         let mut vacuum = connection.prepare("PRAGMA incremental_vacuum")?;
@@ -426,22 +434,23 @@ enum Table {
     Cells,
 }
 
-/// The first rows, and one beyond `most`.
+/// The first rows, each with its size, and one beyond `most`.
 fn select(
     reader: &Connection,
     table: Table,
     query: &AcctQuery,
     now: Timestamp,
     mut most: Most,
-) -> Result<Vec<AcctRow>, AccountingError> {
+) -> Result<Vec<(AcctRow, usize)>, AccountingError> {
     let (sql, values) = statement(table, query, most.rows);
     let mut statement = reader.prepare(&sql)?;
     let mut rows = statement.query(params_from_iter(values))?;
     let mut out = Vec::new();
     while let Some(row) = rows.next()? {
         let row = read_row(row, now)?;
-        let fits = most.takes(&row);
-        out.push(row);
+        let size = most.size(&row);
+        let fits = most.takes(size);
+        out.push((row, size));
         if !fits {
             break;
         }
