@@ -180,15 +180,20 @@ static VIEW: View<Record> = View {
     variable: "HOP_FORMAT",
 };
 
+/// The rows that `hopd` has, and whether there are more.
+pub(crate) fn ask(query: AcctQuery, context: &mut Context<'_>) -> Result<(Vec<AcctRow>, bool), Failure> {
+    match context.hopd.ask(Request::Acct(query))? {
+        Response::Acct { rows, more } => Ok((rows, more)),
+        other => Err(unexpected(&other)),
+    }
+}
+
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     if args.output.answered(&VIEW, context)? {
         return Ok(());
     }
     let wanted = Wanted::read(args, context)?;
-    let (rows, more) = match context.hopd.ask(Request::Acct(wanted.query.clone()))? {
-        Response::Acct { rows, more } => (rows, more),
-        other => return Err(unexpected(&other)),
-    };
+    let (rows, more) = ask(wanted.query.clone(), context)?;
     if more {
         writeln!(context.err, "hop: {TOO_MANY}")?;
     }

@@ -2,14 +2,14 @@
 //!
 //! The rows are those of `hop acct`, requested day by day, because one answer of `hopd` is bounded.
 
+use crate::acct;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::filter::{Accounts, Pools};
-use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::{days, parse_time, tell_span, write_date};
 use clap::ValueEnum;
-use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_api::message::{AcctQuery, AcctRow};
 use hop_words::id::{CellId, KernelId, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -268,10 +268,7 @@ fn asked_for(
         cells: true,
         ..AcctQuery::default()
     };
-    let (mut rows, more) = match context.hopd.ask(Request::Acct(query))? {
-        Response::Acct { rows, more } => (rows, more),
-        other => return Err(unexpected(&other)),
-    };
+    let (mut rows, more) = acct::ask(query, context)?;
     if more {
         let day = write_date(first, &context.zone);
         writeln!(

@@ -1,11 +1,10 @@
 //! `hop trace export`: the accounting as a trace for `hop sim`, without names of people.
 
-use crate::acct::TOO_MANY;
+use crate::acct::{self, TOO_MANY};
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::hopd::unexpected;
 use crate::time::parse_time;
-use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_api::message::{AcctQuery, AcctRow};
 use hop_sim::trace::Line;
 use hop_words::id::{CellId, KernelId};
 use std::collections::HashMap;
@@ -58,10 +57,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         cells: true,
         ..AcctQuery::default()
     };
-    let (rows, more) = match context.hopd.ask(Request::Acct(query))? {
-        Response::Acct { rows, more } => (rows, more),
-        other => return Err(unexpected(&other)),
-    };
+    let (rows, more) = acct::ask(query, context)?;
     if more {
         writeln!(context.err, "hop: {TOO_MANY}")?;
     }

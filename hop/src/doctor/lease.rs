@@ -99,10 +99,7 @@ struct Tried {
 }
 
 async fn lease(config: &Config, node: &str, pool: Option<&str>) -> Result<Leased, LeaseError> {
-    let up = ReplicaUp {
-        pool: pool.map(PoolName::from),
-        ..report(node).ok_or(LeaseError::NoStep)?
-    };
+    let up = report(node, pool).ok_or(LeaseError::NoStep)?;
     let kernel = up.kernel.clone();
     let (client, items) = client::start(Options::from_config(config, Role::Replica)?);
     let mut tried = Tried {
@@ -118,7 +115,7 @@ async fn lease(config: &Config, node: &str, pool: Option<&str>) -> Result<Leased
 }
 
 /// This process as the executor of a kernel of its own. `None` outside of a step.
-fn report(node: &str) -> Option<ReplicaUp> {
+fn report(node: &str, pool: Option<&str>) -> Option<ReplicaUp> {
     let variable = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
     let pid = std::process::id();
     Some(ReplicaUp {
@@ -126,7 +123,7 @@ fn report(node: &str) -> Option<ReplicaUp> {
         tenure: Tenure::default(),
         incarnation: Incarnation(1),
         account: None,
-        pool: None,
+        pool: pool.map(PoolName::from),
         node: NodeName::from(node),
         seat: SeatStep {
             job: JobId(variable("SLURM_JOB_ID")?),
