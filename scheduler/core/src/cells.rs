@@ -127,11 +127,9 @@ impl Core {
             waited.clear();
         }
         let since = waited
-            .iter()
-            .find(|(cell, _)| cell == id)
-            .map(|(_, since)| *since);
-        waited.retain(|(cell, _)| cell != id);
-        since.map_or(self.now, |since| since.min(self.now))
+            .extract_if(.., |(cell, _)| cell == id)
+            .map(|(_, since)| since);
+        since.fold(self.now, Ord::min)
     }
 
     /// Why this need can't ever be served.

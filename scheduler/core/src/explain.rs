@@ -470,8 +470,7 @@ impl Core {
 
     fn reason_on_pilot(&self, pilot: &Pilot, node: NodeName, c: &Cell) -> Reason {
         let fitting: Vec<_> = pilot.groups.iter().filter(|g| g.fits(&c.need)).collect();
-        let most = fitting.iter().map(|g| g.slots.len() as u16).max().unwrap_or(0);
-        if c.need.gpus > 0 && most < c.need.gpus {
+        if c.need.gpus > 0 && !fitting.iter().any(|g| g.could_serve(&c.need)) {
             return Reason::WrongType {
                 gpu_type: c.need.gpu_type.clone(),
                 mem_mib: c.need.gpu_mem_mib,

@@ -240,11 +240,8 @@ impl Core {
         if !self.is_same(cell, seq) {
             return;
         }
-        let (kernel, p) = (self.work.cells[cell].kernel, &self.supply.pilots[pilot]);
-        let moves_here = self.work.kernels[kernel]
-            .migrating
-            .is_some_and(|m| m.to == p.node);
-        if p.state == PilotState::Up && moves_here {
+        let p = &self.supply.pilots[pilot];
+        if p.state == PilotState::Up && self.comes_to(&self.work.cells[cell], p.node) {
             self.hold_back(pilot, cell);
         }
     }

@@ -377,9 +377,8 @@ impl Core {
             let Some(node) = pilot.map(|p| self.supply.pilots[p].node) else {
                 continue;
             };
-            let k = &self.work.kernels[kernel];
-            let comes = k.migrating.is_some_and(|m| m.to == node);
-            if !comes && !k.staying().any(|r| r.node == node) {
+            let comes = self.comes_to(&self.work.cells[cell], node);
+            if !comes && !self.work.kernels[kernel].staying().any(|r| r.node == node) {
                 self.unreserve(cell);
             }
         }

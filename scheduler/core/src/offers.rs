@@ -67,7 +67,7 @@ impl Core {
         let offers = offers.filter(|_| asked > 0)?;
         // A running pilot's GPUs count, whatever Slurm says of its node.
         let groups = || pilots().flat_map(|p| &p.groups);
-        if groups().any(|g| g.fits(need) && g.slots.len() as u16 >= asked) {
+        if groups().any(|g| g.could_serve(need)) {
             return None;
         }
         self.wrong_memory(offers, need)

@@ -174,14 +174,13 @@ impl Core {
                 (ratio > cap, load, !seats.contains(&n), n)
             })
             .collect();
-        fit.sort_unstable();
         self.where_room_is(pool, place, &seats, &mut fit);
         self.where_gpus_are(pool, &mut fit);
         let config = &self.supply.pools[pool].config;
         if config.pack && config.scale.is_some() && gpus > 0 {
             return self.best_home(pool, need.gpus, &fit);
         }
-        fit.first().map(|&(_, _, _, n)| n)
+        fit.iter().min().map(|&(_, _, _, n)| n)
     }
 
     /// Reduces a list to the preferred nodes, if there are any: nodes with news from their agents; those where Slurm has room for

@@ -148,10 +148,7 @@ impl Core {
         let lends = |p: &Idx<Pilot>| {
             let p = &self.supply.pilots[*p];
             match p.state {
-                PilotState::Up => {
-                    let most = p.fitting(&c.need).map(|g| g.slots.len() as u16).max();
-                    most.unwrap_or(0) >= c.need.gpus
-                }
+                PilotState::Up => c.need.gpus == 0 || p.groups.iter().any(|g| g.could_serve(&c.need)),
                 PilotState::Silent { draining, .. } => !draining,
                 PilotState::Draining => false,
             }
@@ -485,13 +482,10 @@ impl Core {
             return;
         }
         let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
-        let least = self.least_size(cell);
-        let sizes = [self.likely_size(cell).max(least), least];
+        let (least, likely) = (self.least_size(cell), self.likely_size(cell));
+        let sizes = Some(likely).filter(|l| *l > least).into_iter().chain([least]);
         for b in config.burst.iter().filter(|b| wait > b.boot) {
-            for size in sizes
-                .into_iter()
-                .filter(|&s| self.too_many_there(pool, b, s) == 0)
-            {
+            for size in sizes.clone().filter(|&s| self.too_many_there(pool, b, s) == 0) {
                 if self.boots_for_more(cell, &b.partition) {
                     return;
                 }
@@ -629,10 +623,9 @@ impl Core {
     /// Whether a cell with GPUs reserved on the pilot may start there, or its kernel is moving there. If all such cells
     /// come after a due cell with a hold on the node, the pilot counts as idle.
     fn is_reserved_for_one_that_may_start(&self, p: &Pilot) -> bool {
-        p.reserved.iter().any(|&c| {
-            let moving = self.work.kernels[self.work.cells[c].kernel].migrating;
-            moving.is_some_and(|m| m.to == p.node) || self.may_start_there(p.node, c)
-        })
+        p.reserved
+            .iter()
+            .any(|&c| self.comes_to(&self.work.cells[c], p.node) || self.may_start_there(p.node, c))
     }
 
     pub(crate) fn idle_due(&mut self, job: JobId, out: &mut Vec<Output>) {

@@ -323,6 +323,11 @@ impl Group {
         self.lendable().saturating_sub(self.used)
     }
 
+    /// Whether its GPUs would be enough, free or not.
+    pub(crate) fn could_serve(&self, need: &Need) -> bool {
+        self.fits(need) && self.slots.len() as u16 >= need.gpus
+    }
+
     pub(crate) fn fits(&self, need: &Need) -> bool {
         need.gpu_type.as_ref().is_none_or(|t| *t == self.gpu_type) && self.mem_mib >= need.gpu_mem_mib
     }

@@ -272,11 +272,12 @@ pub(crate) fn freshen(rows: &mut [AcctRow], live: &HashMap<LeaseId, LeaseView>, 
             _ => {}
         }
         // A lease that is being ended still holds its GPUs, and no cell runs on it.
-        row.state = match (l.state, l.started) {
-            ("STARTING", _) | (_, None) => "PENDING".into(),
-            ("ENDING", Some(_)) => "LINGERING".into(),
-            (state, Some(_)) => state.into(),
-        };
+        row.state = match (l.started, l.state) {
+            (None, _) => "PENDING",
+            (Some(_), "ENDING") => "LINGERING",
+            (Some(_), state) => state,
+        }
+        .into();
         if let Some((_, why)) = &l.held {
             row.reason = format!("its kernel can't let go of it: {why}");
         }

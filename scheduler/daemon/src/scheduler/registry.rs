@@ -144,8 +144,7 @@ impl Registry {
 
     /// All replicas of the kernel.
     pub(super) fn of_kernel(&self, kernel: &KernelId) -> Vec<ReplicaId> {
-        let ours = self.replicas.keys().filter(|id| id.kernel == *kernel);
-        ours.cloned().collect()
+        self.executors_of(kernel).map(|(id, _)| id.clone()).collect()
     }
 
     /// The kernels with a replica on the node, with it.
