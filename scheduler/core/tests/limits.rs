@@ -227,11 +227,6 @@ fn a_due_cell_holds_no_node_while_its_limit_is_reached_elsewhere() {
     assert_eq!(words(&out), ["queued"], "the node is held again");
 }
 
-/// Tickets of the pilots asked for so far.
-fn asked(w: &World) -> &[u64] {
-    &w.asked
-}
-
 #[test]
 fn no_pilot_is_asked_for_beyond_a_limit() {
     let mut pool = PoolConfig::fixed("main", 0, 2, 8);
@@ -256,16 +251,16 @@ fn no_pilot_is_asked_for_beyond_a_limit() {
     assert_eq!(words(&out), ["queued"]);
     assert_eq!(words(&w.submit(&c, Need::gpus(1)).1), ["queued"]);
     w.pass(Span::from_secs(600));
-    assert_eq!(asked(&w), [0; 0], "they would be of no use");
+    assert_eq!(w.asked, [0; 0], "they would be of no use");
     w.end_cell(&a, &first);
     w.settle();
-    assert_eq!(asked(&w), [1], "the limit allows one, and at once");
+    assert_eq!(w.asked, [1], "the limit allows one, and at once");
     w.pass(Span::from_secs(10));
-    assert_eq!(asked(&w), [1]);
+    assert_eq!(w.asked, [1]);
     // Another's cell isn't kept from a pilot.
     let other = w.kernel("o", "bob1", &["n2"], 1);
     w.submit(&other, Need::gpus(1));
-    assert_eq!(asked(&w), [1, 2]);
+    assert_eq!(w.asked, [1, 2]);
     w.tell(Input::PilotFailed {
         ticket: 2,
         reason: "no room".into(),
@@ -276,8 +271,8 @@ fn no_pilot_is_asked_for_beyond_a_limit() {
     assert_eq!(w.pilot("n1", 2, 8), job);
     w.settle();
     w.pass(Span::from_secs(600));
-    assert_eq!(asked(&w), [1, 2], "it is b's turn");
+    assert_eq!(w.asked, [1, 2], "it is b's turn");
     w.end_cell(&b, &second);
     w.settle();
-    assert_eq!(asked(&w), [1, 2, 3]);
+    assert_eq!(w.asked, [1, 2, 3]);
 }

@@ -8,6 +8,25 @@ use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::Span;
 
+/// A partition of two nodes that boot.
+fn cloud() -> Vec<Burst> {
+    vec![Burst {
+        partition: "cloud".into(),
+        max_pilots: 2,
+        boot: Span::from_secs(30),
+        price: 1.0,
+    }]
+}
+
+fn name_cloud(w: &mut World) {
+    for node in ["b0", "b1"] {
+        w.tell(Input::BurstNode {
+            facts: facts(node),
+            partition: "cloud".into(),
+        });
+    }
+}
+
 /// Nodes of two GPUs: one or more of the pool's own, and two that boot.
 fn world(own: u32, right_size: bool) -> World {
     let mut pool = PoolConfig::fixed("main", 0, 2, 8);
@@ -20,22 +39,12 @@ fn world(own: u32, right_size: bool) -> World {
         idle_max: Span::from_secs(60),
         ..Scale::default()
     });
-    pool.burst = vec![Burst {
-        partition: "cloud".into(),
-        max_pilots: 2,
-        boot: Span::from_secs(30),
-        price: 1.0,
-    }];
+    pool.burst = cloud();
     let mut w = World::new(1, Config::default(), pool);
     for n in 0..own {
         w.tell(Input::Node(facts(&format!("n{n}"))));
     }
-    for n in 0..2 {
-        w.tell(Input::BurstNode {
-            facts: facts(&format!("b{n}")),
-            partition: "cloud".into(),
-        });
-    }
+    name_cloud(&mut w);
     w
 }
 
@@ -418,20 +427,10 @@ fn a_small_cell_of_a_kernel_with_large_ones_takes_the_room_there_is() {
 fn a_small_cell_of_a_kernel_with_large_ones_bursts_where_room_is() {
     let mut pool = learning(2);
     pool.migrate = Some(Migrate::default());
-    pool.burst = vec![Burst {
-        partition: "cloud".into(),
-        max_pilots: 2,
-        boot: Span::from_secs(30),
-        price: 1.0,
-    }];
+    pool.burst = cloud();
     let mut w = World::new(1, Config::default(), pool);
     w.tell(Input::Node(facts("n0")));
-    for node in ["b0", "b1"] {
-        w.tell(Input::BurstNode {
-            facts: facts(node),
-            partition: "cloud".into(),
-        });
-    }
+    name_cloud(&mut w);
     let k = after_large_cells(&mut w);
     for (node, gpus) in [("n0", 2), ("b0", 1), ("b1", 1)] {
         lent(&mut w, node, gpus);

@@ -1,7 +1,7 @@
 //! A cell that has outrun its quantum while another waits: who is asked, what follows from either answer, and that
 //! nothing else does.
 
-use crate::world::World;
+use crate::world::{World, report};
 use hop_core::config::{Config, PoolConfig, Quantum};
 use hop_core::journal::Phase;
 use hop_core::reason::{Reason, RefusedBecause};
@@ -290,16 +290,6 @@ fn a_cell_that_parks_unasked_makes_room_as_well() {
 
 fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
     Input::ReplicaUp(ReplicaUp {
-        kernel: kernel.clone(),
-        incarnation: Incarnation(1),
-        user: "ada".into(),
-        account: None,
-        pool: "main".into(),
-        node: "n0".into(),
-        seat: JobId(10_001),
-        name: String::new(),
-        holds: None,
-        ended: None,
         waiting: vec![WaitingCell {
             cell: cell.clone(),
             need: Need::gpus(1),
@@ -311,9 +301,7 @@ fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
             lease: LeaseId(lease),
             ran: Span::from_secs(5000),
         }),
-        fixed: None,
-        standbys: Vec::new(),
-        executes: None,
+        ..report(kernel, "ada", Incarnation(1), "n0")
     })
 }
 

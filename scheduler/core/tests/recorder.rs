@@ -1,6 +1,6 @@
 //! What the core says to one input at a time, and that it says nothing else.
 
-use crate::world::World;
+use crate::world::{World, report};
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::reason::{Reason, RefusedBecause};
 use hop_core::{Core, Input, LiveLease, Output, Record, Submit};
@@ -1010,21 +1010,8 @@ fn a_report_that_crosses_a_grant_ends_no_lease() {
     assert!(kinds(&out).contains(&"granted"), "{out:?}");
     let report = |waiting: Vec<hop_core::WaitingCell>| {
         Input::ReplicaUp(hop_core::ReplicaUp {
-            kernel: k.clone(),
-            incarnation: Incarnation(1),
-            user: "ada".into(),
-            account: None,
-            pool: "main".into(),
-            node: "n0".into(),
-            seat: JobId(10_001),
-            name: String::new(),
-            holds: None,
-            ended: None,
             waiting,
-            parked: None,
-            fixed: None,
-            standbys: Vec::new(),
-            executes: None,
+            ..report(&k, "ada", Incarnation(1), "n0")
         })
     };
     let waits = hop_core::WaitingCell {
@@ -1055,24 +1042,11 @@ fn a_cell_that_ended_unheard_has_its_own_outcome() {
     w.confirm(job, LeaseId(1));
     let report = |incarnation| {
         Input::ReplicaUp(hop_core::ReplicaUp {
-            kernel: k.clone(),
-            incarnation: Incarnation(incarnation),
-            user: "ada".into(),
-            account: None,
-            pool: "main".into(),
-            node: "n0".into(),
-            seat: JobId(10_000 + incarnation),
-            name: String::new(),
-            holds: None,
             ended: Some(hop_core::EndedCell {
                 cell: cell.clone(),
                 outcome: Outcome::Error,
             }),
-            waiting: vec![],
-            parked: None,
-            fixed: None,
-            standbys: Vec::new(),
-            executes: None,
+            ..report(&k, "ada", Incarnation(incarnation), "n0")
         })
     };
     assert_eq!(kinds(&w.tell(report(2))), [""; 0], "another replica's lease");

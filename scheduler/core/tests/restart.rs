@@ -1,9 +1,9 @@
 //! The driver is restarted: waiting cells keep their places, and kernels what they have used.
 
-use crate::world::World;
+use crate::world::{World, report};
 use hop_core::config::{Config, PoolConfig};
 use hop_core::{Core, Input, ReplicaUp, WaitingCell};
-use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
+use hop_words::id::{CellId, Incarnation, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
 
@@ -56,21 +56,8 @@ fn comes_back(w: &mut World, kernel: &KernelId, cells: &[&CellId]) {
         print: 0,
     });
     w.tell(Input::ReplicaUp(ReplicaUp {
-        kernel: kernel.clone(),
-        incarnation: Incarnation(1),
-        user,
-        account: None,
-        pool: "main".into(),
-        node: "n0".into(),
-        seat: JobId(10_001),
-        name: String::new(),
-        holds: None,
-        ended: None,
         waiting: waiting.collect(),
-        parked: None,
-        fixed: None,
-        standbys: Vec::new(),
-        executes: None,
+        ..report(kernel, user.as_str(), Incarnation(1), "n0")
     }));
 }
 

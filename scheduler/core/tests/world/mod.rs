@@ -21,6 +21,27 @@ use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// A report of a replica that has nothing to say.
+pub fn report(kernel: &KernelId, user: &str, incarnation: Incarnation, node: &str) -> ReplicaUp {
+    ReplicaUp {
+        kernel: kernel.clone(),
+        incarnation,
+        user: user.into(),
+        account: None,
+        pool: "main".into(),
+        node: node.into(),
+        seat: JobId(incarnation.0 + 10_000),
+        name: String::new(),
+        holds: None,
+        ended: None,
+        waiting: Vec::new(),
+        parked: None,
+        fixed: None,
+        standbys: Vec::new(),
+        executes: None,
+    }
+}
+
 /// A node of the pool `main` with two GPUs.
 pub fn facts(node: &str) -> NodeFacts {
     NodeFacts {
@@ -435,23 +456,7 @@ impl World {
             .entry(kernel.clone())
             .or_default()
             .push((incarnation, node.into()));
-        self.tell(Input::ReplicaUp(ReplicaUp {
-            kernel: kernel.clone(),
-            incarnation,
-            user: user.into(),
-            account: None,
-            pool: "main".into(),
-            node: node.into(),
-            seat: JobId(incarnation.0 + 10_000),
-            name: String::new(),
-            holds: None,
-            ended: None,
-            waiting: Vec::new(),
-            parked: None,
-            fixed: None,
-            standbys: Vec::new(),
-            executes: None,
-        }))
+        self.tell(Input::ReplicaUp(report(kernel, user, incarnation, node)))
     }
 
     /// The kernel's log elects an executor there, which asks for these cells. The ones before may live on.
@@ -484,21 +489,9 @@ impl World {
             print: 0,
         });
         self.tell(Input::ReplicaUp(ReplicaUp {
-            kernel: kernel.clone(),
-            incarnation,
-            user,
-            account: None,
-            pool: "main".into(),
-            node: node.into(),
-            seat: JobId(incarnation.0 + 10_000),
-            name: String::new(),
-            holds: None,
-            ended: None,
             waiting: waiting.collect(),
-            parked: None,
-            fixed: None,
-            standbys: Vec::new(),
             executes,
+            ..report(kernel, user.as_str(), incarnation, node)
         }))
     }
 
@@ -518,21 +511,8 @@ impl World {
         let (incarnation, node) = self.kernels[kernel][0].clone();
         let user = self.core.owner(kernel).expect("it has one").clone();
         self.tell(Input::ReplicaUp(ReplicaUp {
-            kernel: kernel.clone(),
-            incarnation,
-            user,
-            account: None,
-            pool: "main".into(),
-            node,
-            seat: JobId(incarnation.0 + 10_000),
-            name: String::new(),
-            holds: None,
-            ended: None,
-            waiting: Vec::new(),
-            parked: None,
-            fixed: None,
             standbys,
-            executes: None,
+            ..report(kernel, user.as_str(), incarnation, node.as_str())
         }));
     }
 
@@ -646,16 +626,6 @@ impl World {
         let node = node.clone();
         let user = self.core.owner(kernel).expect("it has one").clone();
         self.tell(Input::ReplicaUp(ReplicaUp {
-            kernel: kernel.clone(),
-            incarnation: executor,
-            user,
-            account: None,
-            pool: "main".into(),
-            node,
-            seat: JobId(executor.0 + 10_000),
-            name: String::new(),
-            holds: None,
-            ended: None,
             waiting: vec![WaitingCell {
                 cell: cell.clone(),
                 need: Need::gpus(1),
@@ -667,9 +637,8 @@ impl World {
                 lease,
                 ran: Span::from_secs(1),
             }),
-            fixed: None,
-            standbys: Vec::new(),
             executes: self.tenures.get(kernel).map(|t| Tenure(*t)),
+            ..report(kernel, user.as_str(), executor, node.as_str())
         }))
     }
 
