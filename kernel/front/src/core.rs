@@ -231,7 +231,7 @@ impl Front {
             if is_cell {
                 self.cell_asked(&header, &envelope, at, wire);
                 self.before.asked(&id);
-                if !envelope.is_hidden() {
+                if !envelope.execute().is_some_and(|e| e.is_hidden()) {
                     self.tell_notices(&envelope.header, at, wire);
                 }
                 // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the

@@ -133,21 +133,12 @@ struct Main {
     close: bool,
 }
 
-/// An order of the replica's for more replicas.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Growth {
-    count: usize,
-    first: Incarnation,
-    nodes: Vec<NodeName>,
-    last: Vec<NodeName>,
-}
-
 /// The searches for seats under way.
 struct Searches {
     /// Of replicas that are being started.
     starting: JoinSet<()>,
     /// Of more replicas of the kernel's group.
-    growing: Option<(Growth, tokio::task::JoinHandle<()>)>,
+    growing: Option<(Note, tokio::task::JoinHandle<()>)>,
     submissions: Submissions,
     /// Takes the seats found for more replicas.
     grown: mpsc::UnboundedSender<Note>,
@@ -167,7 +158,7 @@ impl Searches {
     }
 
     /// Whether such a search goes on already. Its seat may wait in Slurm's queue, and would lose its place there.
-    fn grows_by(&self, growth: &Growth) -> bool {
+    fn grows_by(&self, growth: &Note) -> bool {
         let search = self.growing.as_ref();
         search.is_some_and(|(before, search)| before == growth && !search.is_finished())
     }
@@ -332,19 +323,24 @@ fn cores(
     left: bool,
     (durable, launched): (bool, jiff::Timestamp),
 ) -> (Front, Life) {
-    if left {
-        return cores_of_left(start, file);
-    }
+    // A kernel that was left keeps a log, or it wouldn't have been found.
     let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
-        .durable(durable)
+        .durable(left || durable)
         .knowing(info::Place::of(&start.launch).and_then(|place| place.read()));
+    let front = if start.resume {
+        front
+    } else {
+        front.launched(launched)
+    };
     let local = start.launch.local;
-    if start.resume {
-        let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
+    let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
+    if left {
+        (front.after_a_loss(), Life::left(true, local, tenure, now()))
+    } else if start.resume {
         let members = file.launch.replicas.count();
         (front, Life::resumed(durable, local, members, tenure, now()))
     } else {
-        (front.launched(launched), Life::new(durable, local))
+        (front, Life::new(durable, local))
     }
 }
 
@@ -356,14 +352,6 @@ fn inherit(front: &mut Front, start: &Start, file: &FrontFile) -> Heirs {
     }
     front.goes_on_with(file.incarnation);
     heirs
-}
-
-/// Front and life of a kernel that an earlier server has left. The kernel keeps a log, or it wouldn't have been found.
-fn cores_of_left(start: &Start, file: &FrontFile) -> (Front, Life) {
-    let (front, _) = cores(start, file, false, (true, jiff::Timestamp::now()));
-    let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
-    let life = Life::left(true, start.launch.local, tenure, now());
-    (front.after_a_loss(), life)
 }
 
 /// The kernel to start, with the right to its state.
@@ -794,19 +782,24 @@ impl Main {
             && hello.tenure > self.front.tenure()
     }
 
-    fn grow(&mut self, growth: Growth) {
-        if self.searches.grows_by(&growth) {
-            return;
-        }
-        let Growth {
+    /// An order of the replica's for more replicas.
+    fn grow(&mut self, order: &Note) {
+        let Note::Grow {
             count,
             first,
             nodes,
             last,
-        } = growth.clone();
+        } = order
+        else {
+            return;
+        };
+        if self.searches.grows_by(order) {
+            return;
+        }
         let told = self.searches.grown.clone();
-        let search = tokio::spawn(launch::grow(self.order(), count, first, nodes, last, told));
-        if let Some((_, before)) = self.searches.growing.replace((growth, search)) {
+        let search = launch::grow(self.order(), *count, *first, nodes.clone(), last.clone(), told);
+        let search = (order.clone(), tokio::spawn(search));
+        if let Some((_, before)) = self.searches.growing.replace(search) {
             before.abort();
         }
     }
@@ -1066,17 +1059,7 @@ impl Main {
                     return self.acks.push(seq);
                 }
                 match &item {
-                    Item::Note(Note::Grow {
-                        count,
-                        first,
-                        nodes,
-                        last,
-                    }) => self.grow(Growth {
-                        count: *count,
-                        first: *first,
-                        nodes: nodes.clone(),
-                        last: last.clone(),
-                    }),
+                    Item::Note(order @ Note::Grow { .. }) => self.grow(order),
                     Item::Note(Note::Members { count }) => self.life.has_members(*count),
                     Item::Note(Note::KernelUp { .. }) => self.hello.iter().for_each(say_up),
                     Item::Note(Note::Begins { cell }) => {
@@ -1427,23 +1410,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_search_for_seats_goes_on_when_it_is_asked_for_again() {
-        let growth = Growth {
+        let order = |first| Note::Grow {
             count: 1,
-            first: Incarnation(4),
+            first: Incarnation(first),
             nodes: vec!["n1".into()],
             last: Vec::new(),
         };
+        let growth = order(4);
         let (grown, _) = mpsc::unbounded_channel();
         let (seat_waits, _) = mpsc::unbounded_channel();
         let mut searches = Searches::new(grown, seat_waits);
         assert!(!searches.grows_by(&growth));
         searches.growing = Some((growth.clone(), tokio::spawn(std::future::pending())));
         assert!(searches.grows_by(&growth));
-        let other = Growth {
-            first: Incarnation(5),
-            ..growth.clone()
-        };
-        assert!(!searches.grows_by(&other));
+        assert!(!searches.grows_by(&order(5)));
         let (_, search) = searches.growing.as_mut().unwrap();
         search.abort();
         assert!(search.await.is_err());

@@ -171,8 +171,9 @@ impl Keeper {
 
     async fn open(&self, kernel: Kernel) -> Result<(Group, Arc<Member<Wire>>), KernelError> {
         let Kernel { group, me, wanted } = kernel;
-        let closing = lock(&self.closing).contains(&group);
-        if closing || lock(&self.links.hosted).contains_key(&group) {
+        // `leave` notes the closing before it takes the member off the table.
+        let hosted = lock(&self.links.hosted).contains_key(&group);
+        if hosted || lock(&self.closing).contains(&group) {
             return Err(KernelError::Known(group));
         }
         let seats = Arc::new(Mutex::new(BTreeMap::new()));

@@ -10,6 +10,7 @@ use hop_zmtp::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::Sha256;
+use std::borrow::Cow;
 
 const DELIMITER: &[u8] = b"<IDS|MSG>";
 
@@ -58,6 +59,31 @@ pub struct Header {
     pub session: String,
     #[serde(default)]
     pub subshell_id: Option<String>,
+}
+
+/// The content of an execute request, as far as it is read here.
+#[derive(Debug, Deserialize)]
+pub struct Execute<'a> {
+    #[serde(borrow, default)]
+    pub code: Cow<'a, str>,
+    #[serde(default)]
+    pub silent: bool,
+    #[serde(default)]
+    store_history: Value,
+    #[serde(default = "yes")]
+    pub stop_on_error: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Execute<'_> {
+    /// Whether the request is a client's own, of which its user sees nothing: it is silent, or leaves no trace in the
+    /// history.
+    pub fn is_hidden(&self) -> bool {
+        self.silent || self.store_history == false
+    }
 }
 
 /// A message cut at its delimiter. Cloning it copies no payload.
@@ -119,23 +145,15 @@ impl Envelope {
         #[derive(Deserialize)]
         struct Dated<'a> {
             #[serde(borrow)]
-            date: std::borrow::Cow<'a, str>,
+            date: Cow<'a, str>,
         }
         let dated: Dated<'_> = serde_json::from_slice(&self.header).ok()?;
         dated.date.parse().ok()
     }
 
-    /// Whether an execute request is a client's own, of which its user sees nothing: it is silent, or leaves no trace
-    /// in the history.
-    pub fn is_hidden(&self) -> bool {
-        #[derive(Deserialize)]
-        struct Content {
-            #[serde(default)]
-            silent: bool,
-            store_history: Option<bool>,
-        }
-        let content = serde_json::from_slice::<Content>(&self.content);
-        content.is_ok_and(|c| c.silent || c.store_history == Some(false))
+    /// The content of an execute request; `None` where the kernel itself refuses the request.
+    pub fn execute(&self) -> Option<Execute<'_>> {
+        serde_json::from_slice(&self.content).ok()
     }
 
     /// `msg_id` and type of the request behind this message, if any.

@@ -312,8 +312,8 @@ impl Open {
 
     /// Whether the request is a cell that its user sees.
     pub(super) fn is_shown(&self) -> bool {
-        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
-        self.is_cell && !envelope.is_some_and(|e| e.is_hidden())
+        let is_hidden = |e: Envelope| e.execute().is_some_and(|e| e.is_hidden());
+        self.is_cell && !self.envelope().is_some_and(is_hidden)
     }
 
     /// Whether the cell runs in its turn. A subshell's cell doesn't, and a kernel without a log asks no front.
@@ -336,20 +336,20 @@ impl Open {
         self.content()["code"].as_str().unwrap_or_default().to_owned()
     }
 
+    fn envelope(&self) -> Option<Envelope> {
+        Envelope::parse(self.message.as_ref()?).ok()
+    }
+
     fn content(&self) -> Value {
-        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
+        let envelope = self.envelope();
         let content = envelope.and_then(|e| serde_json::from_slice(&e.content).ok());
         content.unwrap_or_default()
     }
 
     /// Whether there is no word yet that the cell runs. A silent cell sends none.
     fn waits_in_line(&self) -> bool {
-        let says = |m: &Message| {
-            let content = Envelope::parse(m).ok()?.content;
-            let content = serde_json::from_slice::<Value>(&content).ok()?;
-            Some(content["silent"] != true)
-        };
-        self.is_cell && self.asks && !self.runs && self.message.as_ref().and_then(says).unwrap_or_default()
+        let says = |e: Envelope| e.execute().is_some_and(|e| !e.silent);
+        self.is_in_line() && !self.runs && self.envelope().is_some_and(says)
     }
 
     pub(super) fn asks_for_info(&self) -> bool {
@@ -358,8 +358,9 @@ impl Open {
 
     /// Whether `hop run` has sent it.
     pub(super) fn is_unattended(&self) -> bool {
-        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
-        let metadata = envelope.and_then(|e| serde_json::from_slice::<Value>(&e.metadata).ok());
+        let metadata = self
+            .envelope()
+            .and_then(|e| serde_json::from_slice::<Value>(&e.metadata).ok());
         metadata.is_some_and(|m| !m["gresshopper"]["run"].is_null())
     }
 

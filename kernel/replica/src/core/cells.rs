@@ -14,7 +14,6 @@ use hop_words::time::Timestamp;
 use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::borrow::Cow;
 use std::collections::VecDeque;
 
 /// An execute request.
@@ -26,10 +25,9 @@ pub(crate) struct Request {
 impl Request {
     /// The cell's text, for the `execute_input` if the supervisor answers in the kernel's stead.
     pub(super) fn code(&self) -> String {
-        let content = Envelope::parse(&self.message).map(|e| e.content);
-        let content = content.unwrap_or_default();
-        let content = serde_json::from_slice::<ExecuteContent<'_>>(&content);
-        content.map(|c| c.code.into_owned()).unwrap_or_default()
+        let envelope = Envelope::parse(&self.message).ok();
+        let code = envelope.and_then(|e| e.execute().map(|e| e.code.into_owned()));
+        code.unwrap_or_default()
     }
 }
 
@@ -134,27 +132,6 @@ pub(super) struct Cells {
     pub(super) count: i64,
 }
 
-#[derive(Deserialize)]
-struct ExecuteContent<'a> {
-    #[serde(borrow, default)]
-    code: Cow<'a, str>,
-    /// Of this type, or the kernel itself refuses the request. [`Envelope::is_hidden`] reads the value.
-    #[serde(default)]
-    #[expect(dead_code)]
-    silent: bool,
-    #[serde(default = "yes")]
-    stop_on_error: bool,
-}
-
-/// Whether an error of the request's cell aborts the cells behind.
-pub(super) fn stops_on_error(content: &[u8]) -> bool {
-    serde_json::from_slice::<ExecuteContent<'_>>(content).is_ok_and(|c| c.stop_on_error)
-}
-
-fn yes() -> bool {
-    true
-}
-
 impl Cells {
     pub(super) fn new(by_permit: bool, knows_magics: bool) -> Self {
         Self {
@@ -194,7 +171,7 @@ impl Cells {
             cell_id: None,
             // A cell outside of the order stops nothing.
             stop_on_error: false,
-            is_hidden: envelope.is_hidden(),
+            is_hidden: false,
             permit: Permit::NotNeeded,
             announced: false,
             begun: false,
@@ -205,12 +182,11 @@ impl Cells {
         };
         let run = Unattended::of_request(&envelope.metadata);
         cell.run = run.clone().unwrap_or_default();
-        let content = serde_json::from_slice::<ExecuteContent<'_>>(&envelope.content);
-        let (Ok(content), None) = (content, &header.subshell_id) else {
+        let (Some(content), None) = (envelope.execute(), &header.subshell_id) else {
             cell.stage = Stage::Early(message);
             return self.cells.push_back(cell);
         };
-        cell.stop_on_error = content.stop_on_error;
+        (cell.stop_on_error, cell.is_hidden) = (content.stop_on_error, content.is_hidden());
         let foreign = (!self.knows_magics).then(|| Foreign::of(&content.code)).flatten();
         let read = foreign.as_ref().map_or(&*content.code, |f| &f.read);
         cell.retry = need::is_retried(read, &envelope.metadata);

@@ -75,11 +75,7 @@ pub(super) enum Farewell {
     /// The kernel goes on in the waiting replica of this incarnation.
     Move(Incarnation),
     /// The kernel hibernates.
-    Sleep {
-        reason: String,
-        /// Nobody uses the kernel any more.
-        orphaned: bool,
-    },
+    Sleep(String),
 }
 
 #[derive(Debug)]

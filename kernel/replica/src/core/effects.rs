@@ -1,7 +1,7 @@
 //! Cells of a kernel that keeps a log: their ends and captured effects go into the log, and their answers to the front.
 
 use super::answers;
-use super::cells::{Cell, StageName, stops_on_error};
+use super::cells::{Cell, StageName};
 use super::durable::{CAPTURED_MAX, Durable, Grouped, HeldReply};
 use super::journal::{Answering, Journal, answered_by, unpack};
 use super::{Core, Output, wording};
@@ -429,7 +429,7 @@ impl Core {
             self.abort_request(&cell, identity.clone(), &envelope.header);
             return true;
         }
-        let stops = stops_on_error(&envelope.content);
+        let stops = envelope.execute().is_some_and(|e| e.stop_on_error);
         // The front is told of earlier executors' elections, and then hands the request out as a new one.
         match fate {
             Fate::Run => false,

@@ -302,7 +302,7 @@ impl Core {
         match farewell {
             Farewell::Leave(_) => self.chosen().or_else(|| self.first_standby()),
             Farewell::Move(to) => Some(*to).filter(|to| self.is_standby(*to)),
-            Farewell::Sleep { .. } => None,
+            Farewell::Sleep(_) => None,
         }
     }
 

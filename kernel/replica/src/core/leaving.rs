@@ -50,16 +50,15 @@ impl Core {
     /// Nobody uses the kernel any more: it hibernates with what can be saved.
     pub(super) fn sleep_as_an_orphan(&mut self, reason: String) {
         self.give_up_move("the kernel hibernates");
+        self.say_farewell(Farewell::Sleep(reason));
         if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
             leaving.in_haste = true;
         }
-        let orphaned = true;
-        self.say_farewell(Farewell::Sleep { reason, orphaned });
     }
 
     pub(super) fn is_falling_asleep(&self) -> bool {
-        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
-        leaving.is_some_and(|l| matches!(l.farewell, Farewell::Sleep { .. }))
+        self.leaving()
+            .is_some_and(|l| matches!(l.farewell, Farewell::Sleep(_)))
     }
 
     /// `hopd` wants the kernel saved and ended.
@@ -67,8 +66,7 @@ impl Core {
         let moves = self.durable.as_ref().is_some_and(|d| d.moving.is_some());
         let waits = self.cells.iter().next().is_some();
         if self.comes_back() && !waits && !moves {
-            let orphaned = false;
-            return self.say_farewell(Farewell::Sleep { reason, orphaned });
+            return self.say_farewell(Farewell::Sleep(reason));
         }
         let reason = match (waits, moves) {
             (true, _) => "a cell of it runs or waits".to_owned(),
@@ -90,7 +88,7 @@ impl Core {
     pub(super) fn say_farewell(&mut self, farewell: Farewell) {
         let until = match farewell {
             Farewell::Move(_) => None,
-            Farewell::Leave(_) | Farewell::Sleep { .. } => Some(self.now + LAST_CELL),
+            Farewell::Leave(_) | Farewell::Sleep(_) => Some(self.now + LAST_CELL),
         };
         self.bid_farewell(farewell, until, None);
     }
@@ -102,11 +100,7 @@ impl Core {
         until: Option<Timestamp>,
         by: Option<Timestamp>,
     ) {
-        let in_haste = match farewell {
-            Farewell::Leave(_) => true,
-            Farewell::Move(_) => false,
-            Farewell::Sleep { orphaned, .. } => orphaned,
-        };
+        let in_haste = matches!(farewell, Farewell::Leave(_));
         if let Some(durable) = &mut self.durable
             && durable.leaving.is_none()
         {
@@ -212,7 +206,7 @@ impl Core {
         let may_stay = self.may_stay();
         if settled && may_stay && state.cells_at_stake() > 0 {
             self.stay(wording::NOT_SAVED);
-        } else if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep { .. }) {
+        } else if settled && !self.is_asleep() && matches!(leaving.farewell, Farewell::Sleep(_)) {
             self.act(Act::Hibernated);
         } else if settled || (durable.broken.is_some() && !may_stay) {
             self.go();
@@ -222,8 +216,8 @@ impl Core {
     /// The group has elected another executor. If this one asked for that, for a move, the lease that lingers goes back
     /// before the end of the process.
     pub(super) fn succeeded(&mut self) {
-        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
-        if leaving.is_some_and(|l| l.handed_over && matches!(l.farewell, Farewell::Move(_))) {
+        let handed_over = |l: &Leaving| l.handed_over && matches!(l.farewell, Farewell::Move(_));
+        if self.leaving().is_some_and(handed_over) {
             self.leave_devices();
         }
         self.deposed();
@@ -271,7 +265,7 @@ impl Core {
                 self.disband();
                 self.note(Note::Moving { incarnation });
             }
-            Farewell::Sleep { reason, .. } => {
+            Farewell::Sleep(reason) => {
                 // A group whose log still names an executor would start one again.
                 if !self.is_asleep() {
                     self.disband();

@@ -71,6 +71,10 @@ impl Core {
         self.durable.as_ref()?.moving.as_ref()
     }
 
+    pub(super) fn leaving(&self) -> Option<&Leaving> {
+        self.durable.as_ref()?.leaving.as_ref()
+    }
+
     /// Why the kernel isn't moved. Only the user moves a bound kernel, and was told of the losses.
     fn stays_because(&self, victim: Incarnation, cause: MoveCause) -> Option<String> {
         let Some(durable) = self.durable.as_ref().filter(|_| self.comes_back()) else {
@@ -181,8 +185,10 @@ impl Core {
     /// ipykernel. Once the log is asked for another executor, the cells are that executor's.
     pub(super) fn holds_back(&self) -> bool {
         let queues = self.moving().is_some() && self.cells.running().is_some();
-        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
-        queues || leaving.is_some_and(|l| l.handed_over || !self.runs_first())
+        queues
+            || self
+                .leaving()
+                .is_some_and(|l| l.handed_over || !self.runs_first())
     }
 
     /// A cell with a lease runs before the kernel moves.
@@ -191,8 +197,8 @@ impl Core {
     }
 
     fn is_moving_off(&self) -> bool {
-        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
-        leaving.is_some_and(|l| matches!(l.farewell, Farewell::Move(_)))
+        self.leaving()
+            .is_some_and(|l| matches!(l.farewell, Farewell::Move(_)))
     }
 
     /// A lease was granted after the last capture: its cell runs here, and the capture is taken again.

@@ -17,9 +17,12 @@ const CHARACTERS: usize = 2000;
 
 impl Core {
     pub(in crate::core) fn logged(&mut self, reply: &Message) -> Bytes {
+        if reply.size() <= WHOLE {
+            return pack(reply);
+        }
         match Envelope::parse(reply) {
-            Ok(envelope) if reply.size() > WHOLE => pack(&self.shortened(&envelope)),
-            _ => pack(reply),
+            Ok(envelope) => pack(&self.shortened(&envelope)),
+            Err(_) => pack(reply),
         }
     }
 

@@ -62,7 +62,7 @@ impl Core {
                 self.note(Note::MoveOff { incarnation: to });
                 self.tell_not_moved(to, why.to_owned());
             }
-            Some(Farewell::Sleep { .. }) => {
+            Some(Farewell::Sleep(_)) => {
                 durable.forget_flush();
                 self.refuse_to_sleep(why.to_owned());
             }
@@ -122,8 +122,7 @@ impl Core {
     /// The log refuses to hand the kernel to another member, or to note that it hibernates. A kernel that must leave
     /// does so all the same: the front starts the next replica from what is saved.
     pub(in crate::core) fn leave_or_stay(&mut self, refusal: &Refusal) {
-        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
-        match leaving.map(|l| l.in_haste) {
+        match self.leaving().map(|l| l.in_haste) {
             Some(true) => self.go(),
             Some(false) => self.stay(&wording::not_saved(&refusal.to_string())),
             None => {}
