@@ -70,8 +70,12 @@ def content_tags(buffer: pickling.Buffer) -> bytes:
     """Tags that tell a buffer's content from other content, the same in every process."""
     if buffer.items is not None:
         return _items_tags(pickle.dumps(buffer.items.tolist(), protocol=5))
-    out = bytearray(16 * -(-buffer.nbytes // CHUNK))
-    native.lib.hop_tags(buffer.address, buffer.nbytes, CHUNK, native.address(out))
+    return _tags(buffer.address, buffer.nbytes)
+
+
+def _tags(at: int, nbytes: int) -> bytes:
+    out = bytearray(16 * -(-nbytes // CHUNK))
+    native.lib.hop_tags(at, nbytes, CHUNK, native.address(out))
     return bytes(out)
 
 
@@ -216,7 +220,7 @@ class Memories:
             self._arm(memory, buffer.address, buffer.nbytes)
             memory.blob, memory.tags = self._store_items(buffer)
         else:
-            memory.tags = self._tags(buffer.address, buffer.nbytes)
+            memory.tags = _tags(buffer.address, buffer.nbytes)
             if self.ahead or not memory.tags:
                 names = self.store.put(buffer.address, buffer.nbytes)
                 memory.blob = Blob(buffer.nbytes, tuple(names), False)
@@ -273,14 +277,13 @@ class Memories:
         """Store the chunks among the `dirty` ones whose hash differs."""
         assert memory.blob is not None
         before, tags = memory.tags, bytearray(memory.tags)
-        for i, marked in enumerate(dirty):
-            if not marked:
-                continue
-            length = min(CHUNK, buffer.nbytes - i * CHUNK)
-            if sum(dirty) <= 2:
-                tags[16 * i : 16 * i + 16] = self._tags(buffer.address + i * CHUNK, length)
-        if sum(dirty) > 2:
-            tags = bytearray(self._tags(buffer.address, buffer.nbytes))
+        marked = [i for i, is_dirty in enumerate(dirty) if is_dirty]
+        if len(marked) > 2:
+            tags = bytearray(_tags(buffer.address, buffer.nbytes))
+        else:
+            for i in marked:
+                length = min(CHUNK, buffer.nbytes - i * CHUNK)
+                tags[16 * i : 16 * i + 16] = _tags(buffer.address + i * CHUNK, length)
         changed = bytearray(
             1 if before[16 * i : 16 * i + 16] != tags[16 * i : 16 * i + 16] else 0 for i in range(len(dirty))
         )
@@ -303,11 +306,6 @@ class Memories:
             raise
         memory.blob, memory.tags = Blob(buffer.nbytes, tuple(names), False), bytes(tags)
         return memory.blob
-
-    def _tags(self, at: int, nbytes: int) -> bytes:
-        out = bytearray(16 * -(-nbytes // CHUNK))
-        native.lib.hop_tags(at, nbytes, CHUNK, native.address(out))
-        return bytes(out)
 
     def _arm(self, memory: _Memory, at: int, nbytes: int) -> None:
         if self.tracking and nbytes >= TRACKED and not memory.armed:

@@ -45,7 +45,7 @@ _BY_NAME = (type, types.BuiltinFunctionType, types.ModuleType)
 def mark(value: Any) -> str:
     """A value's mark; empty if it has none."""
     try:
-        if isinstance(value, (dict, list, tuple, set, frozenset)) and len(value) > _MOST:
+        if issubclass(type(value), (dict, list, tuple, set, frozenset)) and len(value) > _MOST:
             raise _Large
         found = _Look().at(value)
     except _Large:
@@ -76,7 +76,7 @@ class _Look:
         if kind is str or kind is bytes:
             content = value.encode("utf-8", "surrogatepass") if kind is str else value
             return _digest(kind.__name__.encode(), content)
-        if isinstance(value, _BY_NAME):
+        if issubclass(type(value), _BY_NAME):
             return _name(value)
         if id(value) in self._within:
             return b"again"
@@ -92,7 +92,7 @@ class _Look:
         parts = _parts(value)
         if parts is not None:
             return _digest(_name(type(value)), *map(self.at, parts))
-        if isinstance(value, enum.Enum):
+        if issubclass(type(value), enum.Enum):
             return _digest(_name(type(value)), str(value._name_).encode(), self.at(value._value_))
         own = _is_own(type(value).__module__)
         attrs = self._attributes(value) if own else b""
@@ -101,24 +101,24 @@ class _Look:
             return _digest(_name(type(value)), *items, attrs)
         if own:
             return _digest(_name(type(value)), attrs)
-        if isinstance(value, itertools.count):
+        if issubclass(type(value), itertools.count):
             return repr(value).encode()  # from Python 3.14 on it isn't pickled
         return _pickled(value) or _name(type(value))
 
     def _items(self, value: Any) -> Iterable[bytes] | None:
-        if isinstance(value, dict):
+        if issubclass(type(value), dict):
             pairs = [_digest(self.at(k), self.at(v)) for k, v in list(dict.items(value))]
-            return pairs if isinstance(value, collections.OrderedDict) else sorted(pairs)
+            return pairs if issubclass(type(value), collections.OrderedDict) else sorted(pairs)
         for base in _SETS_OF:
-            if isinstance(value, base):
+            if issubclass(type(value), base):
                 return sorted(map(self.at, list(base.__iter__(value))))
         for base in _SEQUENCES:
-            if isinstance(value, base):
+            if issubclass(type(value), base):
                 return list(map(self.at, list(base.__iter__(value))))
         return None
 
     def _attributes(self, value: Any) -> bytes:
-        if isinstance(value, threading.Thread):
+        if issubclass(type(value), threading.Thread):
             return b""  # it has numbers of the process's
         attrs = object.__getattribute__(value, "__dict__") if type(value).__dictoffset__ else {}
         slots = {}
@@ -146,17 +146,17 @@ def _is_own(module: Any) -> bool:
 
 def _parts(value: Any) -> tuple[Any, ...] | None:
     """The parts of what wraps functions."""
-    if isinstance(value, property):
+    if issubclass(type(value), property):
         return value.fget, value.fset, value.fdel
-    if isinstance(value, (staticmethod, classmethod)):
+    if issubclass(type(value), (staticmethod, classmethod)):
         return (value.__func__,)
-    if isinstance(value, functools.cached_property):
+    if issubclass(type(value), functools.cached_property):
         return (value.func,)
-    if isinstance(value, types.MethodType):
+    if issubclass(type(value), types.MethodType):
         return value.__func__, value.__self__
     if type(value) is functools.partial:
         return value.func, value.args, value.keywords
-    if isinstance(value, functools._lru_cache_wrapper):
+    if issubclass(type(value), functools._lru_cache_wrapper):
         return (value.__wrapped__,)
     if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):
         return (value.py_func,)  # pickled with a number of its own
@@ -199,11 +199,11 @@ def code_mark(code: types.CodeType) -> bytes:
 
 
 def _constant(value: Any) -> bytes:
-    if isinstance(value, types.CodeType):
+    if issubclass(type(value), types.CodeType):
         return code_mark(value)
-    if isinstance(value, frozenset):
+    if issubclass(type(value), frozenset):
         return _digest(*sorted(map(_constant, value)))
-    if isinstance(value, tuple):
+    if issubclass(type(value), tuple):
         return _digest(*map(_constant, value))
     return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
 
@@ -239,11 +239,11 @@ class _Pickler(pickle.Pickler):
 
     def _way_of(self, obj: Any) -> Callable[[Any], Any] | None:
         """How objects of a type count. None: as pickle writes them."""
-        if isinstance(obj, _APART):
+        if issubclass(type(obj), _APART):
             return None
         if any(type(held) is type(obj) for held, _ in self._singles.values()):
             return self._reduced
-        way = next((way for kind, way in self._ways if isinstance(obj, kind)), None)
+        way = next((way for kind, way in self._ways if issubclass(type(obj), kind)), None)
         return way or (None if _has_no_cache(type(obj)) else self._reduced)
 
     def _reduced(self, obj: Any) -> Any:
@@ -252,7 +252,7 @@ class _Pickler(pickle.Pickler):
             return str, held[1]  # its content is the process's
         kind: Any = type(obj)
         for base, way in self._ways:
-            if isinstance(obj, base):
+            if issubclass(type(obj), base):
                 return way(obj)
         how = copyreg.dispatch_table.get(kind)
         reduced: Any = obj.__reduce_ex__(5) if how is None else how(obj)
@@ -382,10 +382,10 @@ def _holds_set(stream: bytes, value: Any) -> bool:
         return any(op.name in ("EMPTY_SET", "FROZENSET") for op, _, _ in pickletools.genops(stream))
     level, seen = [value], {id(value)}
     while level:
-        inside = {id(o): o for o in gc.get_referents(*level) if gc.is_tracked(o) and not isinstance(o, _APART)}
+        inside = {id(o): o for o in gc.get_referents(*level) if gc.is_tracked(o) and not issubclass(type(o), _APART)}
         level = [o for at, o in inside.items() if at not in seen]
         seen.update(inside)
-        if any(isinstance(o, (set, frozenset)) for o in level):
+        if any(issubclass(type(o), (set, frozenset)) for o in level):
             return True
     return False
 

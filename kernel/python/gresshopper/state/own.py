@@ -89,32 +89,38 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
     # Errors
     `NotHereError` names what is another here.
     """
-    others: list[str] = []
+    found = others(state)
+    if found:
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        raise NotHereError(
+            f"{', '.join(found[:NAMED])}{more}: what the notebook's own modules hold isn't saved, run its cells again"
+        )
+
+
+def others(state: dict[str, dict[str, Any]]) -> list[str]:
+    """Names in the user's own modules that are others here than in a state that was read."""
+    found: list[str] = []
     until = time.perf_counter() + _ALL
     for name, saved in state.items():
         module = sys.modules.get(name)
         if module is None or not own_module(module) or saved.get("python") not in (None, _PYTHON):
-            others += [f"{name}.{attr}" for attr in saved["changed"]]
+            found += [f"{name}.{attr}" for attr in saved["changed"]]
             path, was = saved.get("file", ("", ""))
             if _file(path) not in (was, ""):
-                others.append(f"the module {name}")
+                found.append(f"the module {name}")
             continue
         here = _marks(module) if time.perf_counter() < until else dict.fromkeys(saved["is"], "")
         if "python" not in saved:  # a former version marked less
             here = {k: here[k] for k in saved["is"] if k in here}
-            others += [f"{name}.{k}" for k, v in saved["is"].items() if k not in here]
-        others += [f"{name}.{attr}" for attr in _differ(saved["is"], here)]
-    if others:
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        raise NotHereError(
-            f"{', '.join(others[:_NAMED])}{more}: what the notebook's own modules hold isn't saved, run its cells again"
-        )
+            found += [f"{name}.{k}" for k, v in saved["is"].items() if k not in here]
+        found += [f"{name}.{attr}" for attr in _differ(saved["is"], here)]
+    return found
 
 
 #: The Python that made the marks, and the manner of marking.
 _PYTHON = f"{sys.implementation.cache_tag} 2"
 #: Most names in a sentence.
-_NAMED = 8
+NAMED = 8
 
 
 def _differ(was: dict[str, str], now: dict[str, str]) -> list[str]:
@@ -127,12 +133,13 @@ def _marks(module: types.ModuleType) -> dict[str, str]:
     """A mark for each name; empty for what has none. Other modules, and what is theirs, don't count."""
     found: dict[str, str] = {}
     for name, value in list(vars(module).items()):
-        if name.startswith("__") or isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+        kind = type(value)  # an instance isn't asked for its class
+        if name.startswith("__") or issubclass(kind, (types.ModuleType, types.BuiltinFunctionType)):
             continue
-        if isinstance(value, (type, types.FunctionType)):
+        if issubclass(kind, (type, types.FunctionType)):
             if value.__module__ != module.__name__:
                 continue
-            if isinstance(value, type):
+            if issubclass(kind, type):
                 found.update((f"{name}.{k}", mark(v)) for k, v in _members(value))
                 continue
         found[name] = mark(value)

@@ -383,8 +383,9 @@ class Aside:
         """Set all that was put aside, once the variables are there. Returns the names of sections that are others all the
         same."""
         self.back()
-        apply({name: self._kept[name] for name in self._others()}, lambda _: None)
-        return self._others()
+        others = self._others()
+        apply({name: self._kept[name] for name in others}, lambda _: None)
+        return others and self._others()
 
     def _others(self) -> list[str]:
         now = read()

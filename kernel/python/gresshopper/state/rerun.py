@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from . import effects, form, own, pickling, process, restore
-from .session import NotHereError, reason
+from .session import reason
 from .store import Store, StoreError
 
 #: Most cells to run again for one group.
@@ -230,15 +230,8 @@ def other_modules(cell: Mapping[str, Any], snapshot: restore.Snapshot, store: St
         return None
     state = pickle.loads(restore.stream(held, store))
     changed = [f"{name}.{attr}" for name, saved in state.items() for attr in saved["changed"]]
-    try:
-        own.set_(state)
-    except NotHereError as e:
-        changed.append(str(e).partition(":")[0])
-    return f"it uses the user's own modules, and {', '.join(changed[:MOST_NAMED])} changed" if changed else None
-
-
-#: Most names in a reason.
-MOST_NAMED = 8
+    changed = list(dict.fromkeys(changed + own.others(state)))
+    return f"it uses the user's own modules, and {', '.join(changed[: own.NAMED])} changed" if changed else None
 
 
 #: The section of what cells imported from `__future__`.

@@ -123,8 +123,9 @@ class Rules(Writing):
             )
         self.seen.add(t)
         ruled, own = False, self.session.by_value(t)
+        unasked = own or own_module(sys.modules.get(t.__module__))  # the user's aren't asked for a class
         for base, later in library_rules():
-            if issubclass(t, base) if own else isinstance(obj, base):  # the notebook's aren't asked for a class
+            if issubclass(t, base) if unasked else isinstance(obj, base):
                 ruled = True
                 reduced = later(self, obj)
                 if reduced is not NotImplemented:
@@ -700,8 +701,9 @@ def _find_singles(t: type) -> None:
     """Notes the instances of a class that variables of its module hold: markers for comparisons, and objects of which a
     library has one."""
     held = vars(sys.modules.get(t.__module__, builtins))
+    own = own_module(sys.modules.get(t.__module__))  # its instances aren't asked
     for name, value in list(held.items()):
-        if type(value) is t and not getattr(value, "__dict__", None) and _is_marker(value, t.__module__):
+        if type(value) is t and (own or not getattr(value, "__dict__", None)) and _is_marker(value, t.__module__):
             _keep_single(value, (t.__module__, name))
     for value, where in singles.find(t):
         _keep_single(value, where)

@@ -87,8 +87,9 @@ class Content(NamedTuple):
         for name in _slots(type(made)):
             with contextlib.suppress(AttributeError):
                 slots[name] = object.__getattribute__(made, name)
-        items = list(list.__iter__(made)) if isinstance(made, list) else None
-        return Content(attrs, slots, items, dict(dict.items(made)) if isinstance(made, dict) else None)
+        kind = type(made)
+        items = list(list.__iter__(made)) if issubclass(kind, list) else None
+        return Content(attrs, slots, items, dict(dict.items(made)) if issubclass(kind, dict) else None)
 
     def put(self, made: Any) -> None:
         """Make this the instance's content. What is lost stays the instance's own."""
@@ -182,6 +183,7 @@ def _described(value: Any, depth: int, left: list[int]) -> str:
         return f"[{','.join(_described(item, depth - 1, left) for item in value)}]"
     if hasattr(kind, "__array__"):
         return f"{kind.__module__}.{kind.__qualname__}{marks.mark(value)}"
-    inside = getattr(value, "__dict__", None)
+    own = kind.__dictoffset__  # read without a question to the instance
+    inside = object.__getattribute__(value, "__dict__") if own else getattr(value, "__dict__", None)
     below = _described(inside, depth - 1, left) if type(inside) is dict else ""
     return f"{kind.__module__}.{kind.__qualname__}{below}"

@@ -132,7 +132,6 @@ class Supervised:
                 "version", f"this kernel writes version {form.VERSION} of the saved form, not {asked['form']}"
             )
         if native.lib is None:
-            # Its records would name content by another hash than the log's, and nobody could read them back.
             raise OperationError("refused", f"this kernel's variables aren't saved: {native.MISSING}")
         store = asked.get("store")
         of = agent(self._shell, None if store is None else Path(store))

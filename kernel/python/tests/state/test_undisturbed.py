@@ -112,3 +112,11 @@ def test_an_instance_that_notes_each_question_is_asked_nothing(tmp_path: Path) -
     cells = [COUNTED, "a.x", "a.y = b\na.z = c", "d = [a, c]"]
     asked, errors = child.answer(IN_A_SHELL, str(tmp_path), json.dumps(cells), base=tmp_path)
     assert asked == [["x"], []], errors
+
+
+def test_an_instance_that_an_own_module_holds_is_asked_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    (tmp_path / "counting.py").write_text(COUNTED)
+    cells = ["import sys; sys.path.insert(0, '.')\nfrom counting import *", "a.x", "d = [a, c]"]
+    asked, errors = child.answer(IN_A_SHELL, str(tmp_path), json.dumps(cells), base=tmp_path)
+    assert asked == [["x"], []], errors

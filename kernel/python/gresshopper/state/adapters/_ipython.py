@@ -187,8 +187,8 @@ def _kept(f: Any) -> Any | None:
     if kind in settings.ATOMS or kind is types.FunctionType or issubclass(kind, type):
         return f
     if kind is functools.partial:
-        parts = [_kept(part) for part in (f.func, *f.args, *f.keywords.values())]
         wanted = [f.func, *f.args, *f.keywords.values()]
+        parts = [_kept(part) for part in wanted]
         if any(kept is None and part is not None for kept, part in zip(parts, wanted)):
             return None
         return "partial", tuple(parts), tuple(f.keywords)
@@ -305,7 +305,8 @@ _OF_MAGICS = ("magics", "options_table")
 
 
 def _futures() -> list[str]:
-    return [name for name, flag in _FUTURES.items() if get_shell().compile.flags & flag]
+    flags = get_shell().compile.flags
+    return [name for name, flag in _FUTURES.items() if flags & flag]
 
 
 def _set_futures(state: list[str]) -> None:
