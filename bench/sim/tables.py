@@ -10,12 +10,14 @@ The examples `study`, `families`, `deadlines` and `run` do the work; about 40 mi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,8 +165,13 @@ def neighbours() -> None:
 
 def burst() -> None:
     """NotebookOS's scale on 10 own nodes, with 6 that boot when wanted, five seeds."""
-    for name, boot in (("none", None), ("in 30 s", 30), ("in 90 s", 90), ("in 5 min", 300)):
-        print(f"nodes that boot {name}:\n" if boot else "no others:\n")
+    for heading, boot in (
+        ("no others", None),
+        ("nodes that boot in 30 s", 30),
+        ("nodes that boot in 90 s", 90),
+        ("nodes that boot in 5 min", 300),
+    ):
+        print(f"{heading}:\n")
         text = (
             f"[[burst]]\npartition = 'cloud'\nnodes = 6\nboot = {{ p50 = {boot}.0, p99 = {2 * boot}.0 }}\n"
             if boot
@@ -208,20 +215,13 @@ def causes() -> None:
         print(done.stdout.strip())
 
 
-class cluster:
+@contextlib.contextmanager
+def cluster(text: str) -> Iterator[str]:
     """A file with a cluster's description, as long as a table is made."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __enter__(self) -> str:
-        self.file = tempfile.NamedTemporaryFile("w", suffix=".toml")
-        self.file.write(self.text)
-        self.file.flush()
-        return self.file.name
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        yield file.name
 
 
 SECTIONS = (
