@@ -39,18 +39,18 @@ def agent_in(directory: Path) -> tuple[Any, Any]:
     shell = InteractiveShell(config=quiet)
     agent = Agent(shell, directory / "store")
     agent.watch(directory / "log")
-    agent.patience = float("inf")  # what is measured is the capture, not the waiting for think time
+    agent.pace.patience = float("inf")  # what is measured is the capture, not the waiting for think time
     return shell, agent
 
 
 def cell(shell: Any, agent: Any, source: str) -> float:
     """Seconds that the hooks took around a cell."""
-    before = agent.spent
+    before = agent.pace.spent
     result = shell.run_cell(source, store_history=True)
     result.raise_error()
     if agent.trouble:
         raise RuntimeError(agent.trouble[-1])
-    return agent.spent - before
+    return agent.pace.spent - before
 
 
 def idle(directory: Path, gigabytes: int) -> None:

@@ -76,16 +76,16 @@ class Ours(Peer):
 
     def run(self, source: str) -> Any:
         result = super().run(source)
-        self.tracking = self.agent.spent
+        self.tracking = self.agent.pace.spent
         return result
 
     def think(self) -> None:
         self.agent._idle()
-        self.thought = self.agent.thought
+        self.thought = self.agent.pace.thought
 
     def rest(self) -> None:
         self.agent._rest()
-        self.thought = self.agent.thought
+        self.thought = self.agent.pace.thought
 
     def checkpoint(self) -> None:
         self.agent.save(self.directory / "state", durable=False)

@@ -216,7 +216,13 @@ def _one(base: Path, state: Path, i: int, source: str) -> dict[str, Any]:
     restoring = time.perf_counter() - started
     said = run_cell(ip, source)
     agent.audit()
-    return {**said, "told": told + agent.trouble, "spent": agent.spent, "ran": agent.ran, "restoring": restoring}
+    return {
+        **said,
+        "told": told + agent.trouble,
+        "spent": agent.pace.spent,
+        "ran": agent.pace.ran,
+        "restoring": restoring,
+    }
 
 
 def compare(name: str, limit: int | None = None) -> dict[str, Any]:

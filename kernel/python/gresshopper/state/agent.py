@@ -38,6 +38,7 @@ from . import (
     leaving,
     names,
     own,
+    pace,
     pickling,
     planning,
     process,
@@ -52,22 +53,8 @@ from .records import Outcome, Ran
 from .session import STREAMS, Away, NoRoom, NotYet, know_streams, own_module
 from .store import Store, StoreError, ask_for
 
-#: Share of the cells' time for which captures may hold up cells; beyond, captures wait for think time.
-SHARE = 0.01
-#: Seconds after which a capture in a cell's way is given up, and the least time for beginning a capture.
-MOST, LEAST = 0.05, 0.003
 #: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
 LEAVES = 0.004
-#: Seconds after a cell from which on the user is taken to think.
-THINK = 0.05
-#: Seconds of thinking after which everything is audited. Audits take at most one part in AUDITS of the time.
-REST, AUDITS = 1.0, 20
-#: Most seconds between two audits while something runs beside the cells.
-RESTS = 60.0
-#: Seconds after a capture that failed until it is tried again in think time; twice as many each time, up to FAILED_MOST.
-FAILED, FAILED_MOST = 2.0, 300.0
-#: Seconds after a capture without room until the next attempt.
-CROWDED = 60.0
 #: Most cells that may wait for their capture. Older cells are captured with them, but their sources aren't recorded.
 WAITING = 500
 #: So many of the last troubles are remembered, and of the last cells what their captures found: a plan doesn't run older
@@ -96,18 +83,11 @@ class Agent:
         self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
         self._writer = records.Writer(shell, self.capture)
         self.journal: records.Journal | None = None
-        #: Seconds of captures before their cell's reply, of cells, of captures in think time, and between a reply and
-        #: the next request.
-        self.spent = self.ran = self.thought = self.between = 0.0
-        #: Seconds by which a capture may delay its cell's reply. None: the capture follows the reply where records are
-        #: kept, else it may take a share of the cells' run time.
-        self.patience: float | None = None
-        self._allowance = hurry.Allowance(time.perf_counter())
+        self.pace = pace.Pace(time.perf_counter())
         #: Whether a cell's reply leaves without its capture, then made before the next request.
         self._due = False
         self.trouble: list[str] = []
         self._cells = Cells()
-        self._started = 0.0
         #: Whether the reply of the last cell waits for what is captured now.
         self._reply_waits = False
         #: Numbers of the last run cell and of the last captured cell.
@@ -116,14 +96,8 @@ class Agent:
         #: The next record holds everything, because an earlier one was lost.
         self._anew = False
         self._audited = -1
-        self._audit_from = 0.0
-        #: When the last cell ended, and when the planned audit is due (0: none is planned).
-        self._ended = self._resting = 0.0
         #: The planned capture in think time; others that the loop still holds are superseded.
         self._intended: object = None
-        #: No capture is tried before, for lack of room; none in think time before, after the last failure.
-        self._crowded_until = self._idle_from = 0.0
-        self._failures = 0
         #: How the last capture failed, until one doesn't.
         self._failed: Outcome | None = None
         self.effects = effects.Effects()
@@ -192,7 +166,7 @@ class Agent:
                 self._promptly()  # should the loop have taken this request first
             if self._cells.begins(info):
                 self.effects.start()
-                self._started = time.perf_counter()
+                self.pace.cell_begins(time.perf_counter())
 
     def _after(self, result: Any) -> None:
         ended = time.perf_counter()
@@ -201,19 +175,16 @@ class Agent:
         if in_main_thread():
             contexts.cell_is_over()
             _take_back_streams()
-        self._ended = ended
-        seconds = ended - self._started if self._started else 0.0
+        seconds = self.pace.cell_over(ended)
         self._last += 1
         ran = Ran(result, self._last, self._msg_id(), seconds, self.effects.stop())
         self._waiting = [*self._waiting, ran][-WAITING:]
-        self.ran += seconds
-        self._allowance.ran(seconds)
         with hurry.interrupts_deferred():
             self._reply_waits = True
             outcome = self._hold_up(ended)
             self._reply_waits = False
             took = time.perf_counter() - ended
-            self.spent += took
+            self.pace.took_before_reply(took)
             if self.journal is not None:
                 self.journal.cell_over(ran, outcome, took)
 
@@ -247,17 +218,16 @@ class Agent:
             self.shell.kernel.io_loop.add_callback(self._later)
             return Outcome("later", "it ran in a subshell")
         self._due = self.journal is not None and self._soon(self._promptly)
-        if self.patience is not None:
-            outcome = self._work_off(hurry.Until(ended + self.patience), read=False)
-            # A capture that is too long for the time before the reply may be short enough for the time after it.
-            if outcome.status == "later" and self.patience >= hurry.SHORT:
-                self._allowance.took(time.perf_counter(), self.patience, whole=False)
+        if self.pace.patience is not None:
+            outcome = self._work_off(hurry.Until(ended + self.pace.patience), read=False)
+            if outcome.status == "later":
+                self.pace.gave_up_before_reply(time.perf_counter())
         elif self._due:
             outcome = self._failed or Outcome("later", "it comes after the reply")
         else:
-            left = min(SHARE * self.ran - self.spent, MOST)
+            left = self.pace.share()
             short = Outcome("later", "it takes longer than the reply may wait")
-            outcome = short if left < LEAST else self._work_off(hurry.Until(ended + left))
+            outcome = self._work_off(hurry.Until(ended + left)) if left else short
         if outcome.status != "whole":
             self._later()
         return outcome
@@ -279,22 +249,20 @@ class Agent:
             return
         self._due = False
         started = time.perf_counter()
-        allowed = self._allowance.at(started)
-        if not allowed or started < self._idle_from:
+        allowed = self.pace.after_reply(started)
+        if not allowed:
             return
         with hurry.interrupts_deferred():
             leaving.wait(self.shell, LEAVES)
             outcome = self._work_off(hurry.Until(started + allowed), read=False)
-        ended = time.perf_counter()
-        self._allowance.took(ended, ended - started, outcome.status == "whole")
-        self.between += ended - started
+        self.pace.took_after_reply(started, time.perf_counter(), outcome.status == "whole")
 
-    def _later(self, seconds: float = THINK) -> None:
+    def _later(self, seconds: float | None = None) -> None:
         """Capture in think time: a cell cheaper than its capture isn't delayed. One attempt is planned at a time. If a
         request breaks off the first of two attempts, the second would begin before the request's turn.
         """
         self._intended = intended = object()
-        self._after_seconds(seconds, functools.partial(self._idle_if, intended))
+        self._after_seconds(pace.THINK if seconds is None else seconds, functools.partial(self._idle_if, intended))
 
     def _idle_if(self, intended: object) -> None:
         if intended is self._intended:
@@ -315,23 +283,22 @@ class Agent:
         if hurry.is_asked(self.shell):
             self._later()
         elif self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
-            self._later(max(THINK, self._idle_from - started))
+            self._later(self.pace.retry(started))
         elif self.later:
             with self._as_in_a_cell():
                 self.later.some()
             self._later()
         else:
-            self._rest_in(REST)
-        self.thought += time.perf_counter() - started
+            self._rest_in(pace.REST)
+        self.pace.took_thinking(time.perf_counter() - started)
 
     def _rest_in(self, seconds: float) -> None:
-        due = time.perf_counter() + seconds
-        if not self._resting or due < self._resting:
-            self._resting = due
+        due = self.pace.plan_audit(time.perf_counter(), seconds)
+        if due is not None:
             self._after_seconds(seconds, functools.partial(self._rest_if, due))
 
     def _rest_if(self, due: float) -> None:
-        if due == self._resting:
+        if self.pace.is_audit_due(due):
             self._rest()
 
     @yielding.Yielding()
@@ -339,13 +306,13 @@ class Agent:
         """Audit once after the last cell when the user thinks for longer. A request puts the audit off. While
         something runs beside the cells, audits follow in longer and longer pauses.
         """
-        self._resting = 0.0
+        self.pace.audit_begins()
         started = time.perf_counter()
         if self._cells or self._waiting or (self._audited == self._seq and not self._writer.is_beside()):
             return
-        rested = max(self._audit_from, self._ended + REST)
-        if started < rested or hurry.is_asked(self.shell):
-            self._rest_in(max(rested - started, THINK))
+        left = self.pace.until_audit(started)
+        if left > 0 or hurry.is_asked(self.shell):
+            self._rest_in(max(left, pace.THINK))
             return
         try:
             with hurry.bound(self.capture.session, hurry.UntilAsked(self.shell)):
@@ -354,21 +321,19 @@ class Agent:
             restoring.environment()  # which a save asks for
         except pickling.Interrupted as e:
             self._hold_off(e)
-            self._rest_in(max(REST, self._idle_from - started))
+            self._rest_in(self.pace.audit_retry(started))
         except Exception as e:  # nor must an audit fail anything of the user's
             self._told(e)
-        took = time.perf_counter() - started
-        self._audit_from = time.perf_counter() + AUDITS * took
-        self.thought += took
+        following = self.pace.audited(started, time.perf_counter())
         if self._writer.is_beside():
-            self._rest_in(max(AUDITS * took, min(started - self._ended, RESTS)))
+            self._rest_in(following)
 
     def _work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
         """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
         must be read."""
         if not self._waiting:
             return Outcome("whole")
-        if patience is not None and time.perf_counter() < self._crowded_until:
+        if patience is not None and self.pace.is_crowded(time.perf_counter()):
             return Outcome("failed", self.trouble[-1])
         waiting, self._waiting = self._waiting, []
         try:
@@ -388,7 +353,8 @@ class Agent:
             self._waiting = waiting + self._waiting
             self._told(e)
             return self._fails(Outcome("failed", self.trouble[-1]))
-        self._failures, self._failed = 0, None
+        self.pace.succeeds()
+        self._failed = None
         return Outcome("whole")
 
     def _fails(self, outcome: Outcome) -> Outcome:
@@ -405,10 +371,10 @@ class Agent:
     def _hold_off(self, e: pickling.Interrupted) -> None:
         """After a capture that found no room: tell the user, and pause captures for a while."""
         if isinstance(e, Away):
-            self._back_off()
+            self.pace.fails(time.perf_counter())
         elif isinstance(e, NoRoom):
             self._told(e)
-            self._crowded_until = self._idle_from = time.perf_counter() + CROWDED
+            self.pace.finds_no_room(time.perf_counter())
 
     def _take(self, waiting: list[Ran]) -> None:
         started = time.perf_counter()
@@ -534,16 +500,11 @@ class Agent:
         text = f"{type(e).__name__}: {e}"
         again = text in self.trouble
         self.trouble = [*self.trouble, text][-TROUBLE:]
-        self._back_off()
+        self.pace.fails(time.perf_counter())
         _log.debug("%s", traceback.format_exc())
         if again or not isinstance(e, (StoreError, form.FormError, NoRoom)):
             return
         print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
-
-    def _back_off(self) -> None:
-        """Not again too soon, in think time."""
-        self._failures += 1
-        self._idle_from = time.perf_counter() + min(FAILED * 2**self._failures, FAILED_MOST)
 
     def audit(self) -> capture.Delta:
         """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""

@@ -102,7 +102,8 @@ def _load(of: Agent, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spent(of: Agent, asked: Mapping[str, Any]) -> dict[str, Any]:
-    seconds = {"ran": of.ran, "spent": of.spent, "between": of.between, "thought": of.thought}
+    took = of.pace
+    seconds = {"ran": took.ran, "spent": took.spent, "between": took.between, "thought": took.thought}
     return {**seconds, "trouble": of.trouble}
 
 

@@ -30,9 +30,6 @@ BEGINS_WITHIN = 1.0
 FLOOR, SHARED = 256 << 20, 2
 #: Number of checks for room for each look at the process's size.
 LOOKS = 8
-#: Seconds that a capture between two cells may always take. Beyond, it may take this share of the cells' run time,
-#: at most LONG at once, and of other time, at most PASSED at once.
-SHORT, BEYOND, LONG, PASSED = 0.025, 0.05, 30.0, 0.5
 
 
 class Patience(Protocol):
@@ -163,41 +160,6 @@ class UntilAsked:
     def expect(self, seconds: float) -> None:
         """As `Patience`: nobody waits yet, and how long they think isn't known."""
         self.check()
-
-
-class Allowance:
-    """How long a capture between two cells may take, where the next request may be there already.
-
-    A short capture is always allowed. A longer one takes a share of the cells' run time and of the time that passed:
-    a long run of cells is delayed a little, and captured all the same. After a given-up capture the next one begins
-    only with twice the time.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._since = now
-        self._ran = 0.0
-        self._in_vain = 0.0
-
-    def ran(self, seconds: float) -> None:
-        """A cell ran."""
-        self._ran = min(self._ran + BEYOND * seconds, LONG)
-
-    def at(self, now: float) -> float:
-        """Seconds that a capture may take now. 0: it isn't worth beginning."""
-        saved = self._ran + self._passed(now)
-        if self._in_vain:
-            return saved if saved >= min(2 * self._in_vain, LONG) else 0.0
-        return max(saved, SHORT)
-
-    def took(self, now: float, seconds: float, whole: bool) -> None:
-        """A capture took so long, and was done with or given up."""
-        self._in_vain = 0.0 if whole else max(self._in_vain, seconds)
-        if seconds > SHORT or not whole:
-            self._ran = max(self._ran - max(seconds - self._passed(now), 0.0), 0.0)
-            self._since = now
-
-    def _passed(self, now: float) -> float:
-        return min(BEYOND * (now - self._since), PASSED)
 
 
 class Room:

@@ -140,7 +140,7 @@ class Supervised:
         if (opened := door.get()) is not None:
             opened.standby = asked["capture"] == "nothing"
         patience = asked.get("patience_ms")
-        of.patience = None if patience is None else patience / 1000
+        of.pace.patience = None if patience is None else patience / 1000
         if asked["capture"] == "nothing":
             of.unwatch()
         elif isinstance(of.journal, ChannelJournal):

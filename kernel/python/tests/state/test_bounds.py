@@ -106,12 +106,12 @@ hurry.FLOOR = 32 << 20
 native.room = lambda: 0
 ip = InteractiveShell.instance()
 agent = agents.Agent(ip, Path(sys.argv[1]) / "store")
-agent.patience = float("inf")
+agent.pace.patience = float("inf")
 agent.watch()
 ip.run_cell("big = [str(i) * 20 for i in range(2_000_000)]")
 ip.run_cell("x = 1")
 first = len(agent.trouble), len(agent._waiting)
-agent._crowded_until = 0.0
+agent.pace._crowded_until = 0.0
 ip.run_cell("del big; x = 2")
 print("\\x1e" + json.dumps([first, agent.trouble, len(agent._waiting)]))
 """
@@ -134,7 +134,7 @@ def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monke
     config.HistoryManager.enabled = False
     shell = interactive.InteractiveShell(config=config)
     agent = agents.Agent(shell, tmp_path / "store")
-    agent.patience = float("inf")
+    agent.pace.patience = float("inf")
     agent.watch(tmp_path / "log")
 
     def cells(n: int) -> int:

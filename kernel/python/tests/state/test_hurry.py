@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import capture, hurry, pickling, threads
+from gresshopper.state import capture, hurry, pace, pickling, threads
 from gresshopper.state.pickling import Interrupted
 
 import child
@@ -180,8 +180,8 @@ def _shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gresshopper.state import agent as agents
 
-    monkeypatch.setattr(agents, "THINK", 0.01)
-    monkeypatch.setattr(agents, "REST", 0.02)
+    monkeypatch.setattr(pace, "THINK", 0.01)
+    monkeypatch.setattr(pace, "REST", 0.02)
     monkeypatch.setattr(threads, "tasks_of_user", lambda namespace: [])  # this test's own would be one
     shell = _shell(tmp_path, monkeypatch)
     agent = agents.Agent(shell, tmp_path / "store")
@@ -206,22 +206,22 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
 def test_nothing_is_audited_while_cell_follows_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gresshopper.state import agent as agents
 
-    monkeypatch.setattr(agents, "REST", 1000.0)
+    monkeypatch.setattr(pace, "REST", 1000.0)
     agent = agents.Agent(_shell(tmp_path, monkeypatch), tmp_path / "store")
     agent.watch()
     planned: list[float] = []
     monkeypatch.setattr(agent, "_after_seconds", lambda seconds, work: planned.append(seconds))
     agent._after(_Cell("a = [1]"))
     agent._idle()
-    assert agent._resting and not agent._waiting
+    assert agent.pace._audit_due and not agent._waiting
     planned.clear()
     agent._idle()
     assert not planned
     agent._rest()
     assert agent._audited < 1 and len(planned) == 1 and 900 < planned[0] <= 1000
-    agent._ended -= 1000
+    agent.pace._ended -= 1000
     agent._rest()
-    assert agent._audited == 1 and not agent._resting and len(planned) == 1
+    assert agent._audited == 1 and not agent.pace._audit_due and len(planned) == 1
 
 
 def test_a_request_that_came_with_the_timer_goes_first() -> None:
@@ -272,37 +272,6 @@ def _ask_for_seconds(patience: hurry.UntilAsked, seconds: float) -> None:
     while time.monotonic() < until:
         patience.check()
         time.sleep(0.001)
-
-
-def test_a_capture_between_cells_takes_little_of_a_long_run_and_comes_all_the_same() -> None:
-    """Cells of a second whose capture takes three: each attempt that is given up is twice as long as the one before."""
-    allowance = hurry.Allowance(0.0)
-    needs, now, attempts = 3.0, 0.0, []
-    for _ in range(1000):
-        now += 1.0
-        allowance.ran(1.0)
-        allowed = allowance.at(now)
-        if allowed:
-            attempts.append(min(allowed, needs))
-            now += attempts[-1]
-            allowance.took(now, attempts[-1], whole=allowed >= needs)
-    given_up = attempts[: attempts.index(needs)]
-    assert all(later >= 2 * earlier for earlier, later in zip(given_up, given_up[1:]))
-    assert attempts.count(needs) >= 5
-    assert sum(attempts) <= 2 * hurry.BEYOND * now + hurry.SHORT * len(attempts)
-
-
-def test_a_short_capture_between_cells_is_always_allowed() -> None:
-    allowance = hurry.Allowance(0.0)
-    for _ in range(100):
-        assert allowance.at(0.0) >= hurry.SHORT
-        allowance.took(0.0, hurry.SHORT, whole=True)
-    allowance.took(0.0, hurry.SHORT, whole=False)
-    allowance.took(0.0, 1.0, whole=False)
-    assert allowance.at(0.0) == 0.0  # it takes longer than that
-    allowance.took(0.0, 0.001, whole=True)
-    assert allowance.at(0.0) == hurry.SHORT
-    assert allowance.at(1e6) == hurry.PASSED  # whoever thought for long isn't held up for long
 
 
 class _Cell:

@@ -106,8 +106,8 @@ def test_aborted_and_silent_requests_are_not_told(start: Callable[..., Kernel]) 
 #: Nothing is captured between cells.
 NEVER = """
 import sys
-agent, a = sys.modules['gresshopper.state.agent'], [1]
-agent.THINK, agent.Agent._promptly = 600, lambda self: None
+agent, pace, a = sys.modules['gresshopper.state.agent'], sys.modules['gresshopper.state.pace'], [1]
+pace.THINK, agent.Agent._promptly = 600, lambda self: None
 """
 
 
@@ -195,7 +195,7 @@ def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(
 ) -> None:
     kernel = start()
     kernel.begin(patience_ms=patience_ms)
-    kernel.run("import sys; sys.modules['gresshopper.state.hurry'].SHORT = 60  # this machine may be slow")
+    kernel.run("import sys; sys.modules['gresshopper.state.pace'].SHORT = 60  # this machine may be slow")
     sent = [kernel.client.execute(f"x = [{i}]; y = x") for i in range(12)]
     last = kernel.client.execute("import os; os.kill(os.getpid(), 9)", allow_stdin=False)
     assert [kernel.reply(number) for number in sent] == ["ok"] * 12
@@ -251,7 +251,7 @@ def test_a_capture_after_the_reply_that_fails_is_told_with_the_next_cell(start: 
     kernel = start()
     kernel.begin(patience_ms=None)
     kernel.run("import sys, numpy as np, os; chunks = os.environ['GRESSHOPPER_STORE'] + '/chunks'")
-    kernel.run("sys.modules['gresshopper.state.hurry'].SHORT = 60")
+    kernel.run("sys.modules['gresshopper.state.pace'].SHORT = 60")
     kernel.run("os.rename(chunks, chunks + '.away'); open(chunks, 'w').close(); a = np.random.rand(200_000)")
     assert kernel.of("cell")[-1][0]["status"] == "later"
     kernel.run("b = 1")

@@ -32,7 +32,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
 ORDER = """
 import pathlib, select, sys
 _agents, _hurry = sys.modules['gresshopper.state.agent'], sys.modules['gresshopper.state.hurry']
-_captures = sys.modules['gresshopper.state.capture']
+_captures, _pace = sys.modules['gresshopper.state.capture'], sys.modules['gresshopper.state.pace']
 _of = _agents.agent()
 def _note(what):
     with open('order', 'a') as file:
@@ -80,7 +80,7 @@ def test_a_request_that_was_read_begins_before_a_capture(start: Callable[[], Ker
     kernel.run(
         ORDER
         + """
-_agents.THINK, _agents.REST = 600, 600
+_pace.THINK, _pace.REST = 600, 600
 _stream = _hurry._requests(get_ipython())
 def _and_capture(message, read=_stream._recv_callback):
     _stream._recv_callback = read
