@@ -176,8 +176,10 @@ class Pace:
 
     def fails(self, now: float) -> None:
         """A capture failed: the next one in think time waits, longer each time."""
+        # After a thousand failures the power would be too large for a float.
+        doubled = FAILED * 2 ** min(self._failures, 10)
         self._failures += 1
-        self._idle_from = now + min(FAILED * 2 ** (self._failures - 1), FAILED_MOST)
+        self._idle_from = now + min(doubled, FAILED_MOST)
 
     def finds_no_room(self, now: float) -> None:
         """A capture found no room: none is tried for a while."""
