@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import linecache
 import logging
 import os
 import subprocess
@@ -45,12 +44,14 @@ from . import (
     records,
     redo,
     rerun,
+    streams,
     yielding,
 )
 from . import restore as restoring
 from .lost import Lost, Pending
+from .namespace import Namespace, know_sources
 from .records import Outcome, Ran
-from .session import STREAMS, Away, NoRoom, NotYet, know_streams, own_module
+from .session import Away, NoRoom, NotYet, own_module
 from .store import Store, StoreError, ask_for
 
 #: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
@@ -78,9 +79,8 @@ class Agent:
     def __init__(self, shell: Any, root: Path | None = None) -> None:
         self.shell = shell
         self.store = Store(root or default_store())
-        of_module = {name: shell.user_ns[name] for name in _OF_MODULE if name in shell.user_ns}
-        self._hidden_at_start = {**of_module, **shell.user_ns_hidden}
-        self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
+        self.namespace = Namespace(shell)
+        self.capture = capture.Capture(shell.user_ns, self.namespace.is_hidden, self.store)
         self._writer = records.Writer(shell, self.capture)
         self.journal: records.Journal | None = None
         self.pace = pace.Pace(time.perf_counter())
@@ -115,7 +115,7 @@ class Agent:
         self._follower: follow.Follower | None = None
         #: Reports the progress of a restore beside the notebook.
         self.progress: Callable[[str], None] | None = None
-        know_streams()
+        streams.know()
         process.know()
 
     # --- hooks ---
@@ -174,7 +174,7 @@ class Agent:
             return
         if in_main_thread():
             contexts.cell_is_over()
-            _take_back_streams()
+            streams.take_back()
         seconds = self.pace.cell_over(ended)
         self._last += 1
         ran = Ran(result, self._last, self._msg_id(), seconds, self.effects.stop())
@@ -285,7 +285,7 @@ class Agent:
         elif self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
             self._later(self.pace.retry(started))
         elif self.later:
-            with self._as_in_a_cell():
+            with self.namespace.as_in_a_cell():
                 self.later.some()
             self._later()
         else:
@@ -365,7 +365,7 @@ class Agent:
     def _read_all(self) -> None:
         """Read the unread parts of a restored state."""
         if self.later is not None:
-            with self._as_in_a_cell():
+            with self.namespace.as_in_a_cell():
                 self.later.all()
 
     def _hold_off(self, e: pickling.Interrupted) -> None:
@@ -378,14 +378,14 @@ class Agent:
 
     def _take(self, waiting: list[Ran]) -> None:
         started = time.perf_counter()
-        sources = [self._source(ran) for ran in waiting]
+        sources = [self.namespace.source_of(ran.raw, ran.count) for ran in waiting]
         found = [names.names_of_source(source) for source in sources]
         together = names.Names(
             set().union(*(f.names for f in found)),
             any(f.dynamic for f in found),
             frozenset().union(*(f.stored for f in found)),
         )
-        together.names.update(self._displayed(together.names))
+        together.names.update(self.namespace.displayed(together.names))
         delta = self._capture_for_record(together, waiting[-1].seq)
         self._seq = waiting[-1].seq
         cells = self._described(waiting, sources, found)
@@ -394,28 +394,6 @@ class Agent:
         if not cells:
             self._note(delta, None)
         self._keep(delta, cells, waiting, "cells", started)
-
-    def _source(self, ran: Ran) -> str:
-        """The source that IPython made of a cell and ran, from its history where it is there: a user's transformer isn't called twice."""
-        history: Any = getattr(self.shell, "history_manager", None)
-        at = ran.count or 0
-        known = history is not None and 0 < at < min(len(history.input_hist_raw), len(history.input_hist_parsed))
-        if known and history.input_hist_raw[at] == ran.raw:
-            # The history takes the ends of lines away at the end.
-            return f"{history.input_hist_parsed[at]}\n"
-        try:
-            return str(self.shell.transform_cell(ran.raw))
-        except Exception:  # the request failed by it: nothing else of it ran
-            return ran.raw
-
-    def _displayed(self, names: set[str]) -> list[str]:
-        """Names of the displayed values possibly reached by a cell through `_` and its like, or through `Out`."""
-        out = self.shell.user_ns.get("_oh")
-        if not isinstance(out, dict) or names.isdisjoint(later.SHOWN):
-            return []
-        numbers = [n for n in out if type(n) is int]
-        # The cell may itself have displayed something, which moves the older values on by one place.
-        return [f"_{n}" for n in (numbers if {"Out", "_oh"} & names else numbers[-len(records.SHOWN) - 1 :])]
 
     def _capture_for_record(self, found: names.Names | None, seq: int) -> capture.Delta:
         if self._anew:
@@ -450,7 +428,7 @@ class Agent:
                 {
                     "seq": ran.seq,
                     "source": source,
-                    "file": self._file(source, ran),
+                    "file": self.namespace.file_of(source, ran.raw, ran.count),
                     "seconds": ran.seconds,
                     "ok": ran.ok,
                     "joint": joint,
@@ -491,11 +469,6 @@ class Agent:
         if len(self.notes) > NOTES:
             self.notes = planning.shortened(self.notes, NOTES // 2)
 
-    def _file(self, source: str, ran: Ran) -> str:
-        """The file name under which the cell was compiled, as remembered by its functions."""
-        namer = getattr(self.shell.compile, "get_code_name", None)
-        return "" if namer is None else str(namer(ran.raw, source, ran.count or 0))
-
     def _told(self, e: BaseException) -> None:
         text = f"{type(e).__name__}: {e}"
         again = text in self.trouble
@@ -529,19 +502,6 @@ class Agent:
     def next_record(self, anew: bool) -> None:
         """The next record is asked for; `anew`: it has to hold everything."""
         self._anew = self._anew or anew
-
-    # --- names ---
-
-    def _hidden(self, name: str, value: Any) -> bool:
-        """Whether a name is IPython's own rather than the user's."""
-        if name in _IPYTHON:
-            empty = isinstance(value, str) and value == ""
-            return name not in records.SHOWN or empty or self._writer.number_of(name, value) > 0
-        if name in self._hidden_at_start:
-            was = self._hidden_at_start[name]
-            if was is value or (type(value) is types.MethodType and was == value):
-                return True
-        return name.startswith("_i") and name[2:].isdigit()
 
     # --- saving ---
 
@@ -858,12 +818,8 @@ class Agent:
         `FormError` or `StoreError`, with the namespace as it was.
         """
         self._read_all()
-        with self._as_in_a_cell():
+        with self.namespace.as_in_a_cell():
             return self._rebuild(snapshot, lazy, again, wait, shown)
-
-    def _as_in_a_cell(self) -> Any:
-        """Libraries that are imported here find `get_ipython` among the builtins, as in a cell: pandas takes defaults by it."""
-        return getattr(self.shell, "builtin_trap", None) or contextlib.nullcontext()
 
     def _rebuild(
         self, snapshot: restoring.Snapshot, lazy: bool, again: bool, wait: bool, shown: bool
@@ -871,7 +827,7 @@ class Agent:
         differences = restoring.differences(snapshot.environment)
         pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
         told, loader = restoring.restore(
-            snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
+            snapshot, self.store, self.capture.session, self.namespace.put, lazy, self._progress(), pending
         )
         pending = {uid: names for uid, names in pending.items() if uid not in {*loader.failed, *loader.sooner}}
         if pending:
@@ -880,9 +836,9 @@ class Agent:
             self.capture.pending = self.later.pending
             self._later()
         if again and snapshot.redo["cells"]:
-            told = redo.recover(snapshot, self.store, self.capture.session, self._set, told)
+            told = redo.recover(snapshot, self.store, self.capture.session, self.namespace.put, told)
         if again and told.lost and any(r.head["cell"] for r in snapshot.records):
-            told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
+            told = rerun.recover(snapshot, self.store, self.capture.session, self.namespace.put, told)
         if snapshot.redo["cells"] and not self.notes:
             self.notes = redo.notes_of(snapshot, self.store)
             self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store, _unsaid))
@@ -891,7 +847,7 @@ class Agent:
         self.told = {}
         self._note_told(n for n in snapshot.told if n in told.lost or isinstance(space.get(n), Pending))
         self._settle(snapshot)
-        _sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
+        know_sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
         return told._replace(notices=[*differences, *told.notices])
 
     def _progress(self) -> Any:
@@ -933,7 +889,7 @@ class Agent:
 
     def follow(self, snapshot: restoring.Snapshot) -> None:
         """From here on records of an executor may be applied to what was restored."""
-        self._follower = follow.Follower(snapshot, self.store, self.capture.session, self._set)
+        self._follower = follow.Follower(snapshot, self.store, self.capture.session, self.namespace.put)
 
     def apply(self, record: form.Record) -> restoring.Told:
         """Have the variables as they are at the executor after a record.
@@ -944,14 +900,14 @@ class Agent:
         if self._follower is None:
             raise follow.RebuildError("this kernel follows nobody: nothing was restored in it, or it captures")
         self._read_all()
-        with self._as_in_a_cell():
+        with self.namespace.as_in_a_cell():
             told = self._follower.apply(record)
         snapshot = self._follower.snapshot
         self.told = {n: was for n, was in self.told.items() if n not in told.names}
         self._note_told(snapshot.told)
         self._settle(snapshot)
         cells = _cells_of(record)
-        _sources(cells)
+        know_sources(cells)
         self._last = self._seq = max([self._seq, *(cell["seq"] for cell in cells)])
         return told
 
@@ -967,53 +923,13 @@ class Agent:
         return snapshot.ended()
 
     def _set_later(self, staged: dict[str, Any]) -> None:
-        space, hook, hidden = self.shell.user_ns, self.shell.displayhook, self.shell.user_ns_hidden
-        stood = ((space.get(name), value) for name, value in staged.items())
-        read = {id(old): value for old, value in stood if isinstance(old, Pending)}
-        for name in records.SHOWN:
-            if (old := id(getattr(hook, name, None))) in read:
-                setattr(hook, name, read[old])
-            if (old := id(hidden.get(name))) in read:
-                hidden[name] = read[old]
-        self._set(staged)
+        self.namespace.put_read(staged)
         self.capture.resettle(staged)
-
-    def _set(self, staged: dict[str, Any]) -> None:
-        self.shell.user_ns.update(staged)
-        out = self.shell.user_ns.get("_oh")
-        if isinstance(out, dict):
-            shown = {int(n[1:]): value for n, value in staged.items() if n[:1] == "_" and n[1:].isdigit()}
-            out.update(shown)
-            numbers = list(out) if shown else []
-            if any(type(number) is not int for number in numbers):
-                numbers = []  # the user's own
-            for number in sorted(numbers) if numbers != sorted(numbers) else ():
-                out[number] = out.pop(number)
 
     def _settle(self, snapshot: restoring.Snapshot) -> None:
         """Have IPython's own memory, and the next cell's context, as they were."""
-        self._show(snapshot)
-        restoring.arrange(self.shell.user_ns, snapshot.order)
-        self._history(snapshot)
+        self.namespace.settle(snapshot)
         self._set_in_cell(snapshot)
-
-    def _show(self, snapshot: restoring.Snapshot) -> None:
-        """Sets `_` and its like to the last displayed values, unless the user has set these names.
-
-        IPython knows by `user_ns_hidden` whether they are, and goes on setting them if not.
-        """
-        space, hook = self.shell.user_ns, self.shell.displayhook
-        out = space.get("_oh", {})
-        newest = sorted((n for n in out if type(n) is int), reverse=True)
-        for i, name in enumerate(records.SHOWN):
-            number = snapshot.shown.get(name, 0)
-            if number in out:
-                space[name] = self.shell.user_ns_hidden[name] = out[number]
-                setattr(hook, name, out[number])
-            elif i < len(newest):
-                setattr(hook, name, out[newest[i]])
-            if snapshot.shown and name not in snapshot.shown:
-                space.pop(name, None)  # the user deleted it
 
     def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
         """Have the next cell find settings beyond the reach of a restore."""
@@ -1032,44 +948,6 @@ class Agent:
             if told := process.cell_begins():
                 self.tell({}, told)
 
-    def _history(self, snapshot: restoring.Snapshot) -> None:
-        inputs = self.shell.user_ns.get("_ih")
-        if isinstance(inputs, list) and snapshot.history:
-            top = max(snapshot.history)
-            inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
-            self._inputs(inputs, snapshot.raw)
-        if getattr(self.shell, "last_execution_result", None) is None:
-            from IPython.core.interactiveshell import ExecutionResult
-
-            self.shell.last_execution_result = ExecutionResult(None)  # `%xdel` asks it for its result
-        self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
-
-    def _inputs(self, inputs: list[str], typed: Mapping[int, str]) -> None:
-        """Make `_i` and its like, and lookups of inputs by number, find the inputs as they were typed."""
-        space, manager = self.shell.user_ns, self.shell.history_manager
-        inputs = [typed.get(n, text) for n, text in enumerate(inputs)]
-        space.update({f"_i{n}": text for n, text in enumerate(inputs) if n})
-        newest = [*reversed(inputs[1:]), "", "", "", ""]
-        # IPython moves each one on when the next cell begins.
-        names = ("_i00", "_i", "_ii", "_iii")
-        for name, text in zip(names, newest):
-            setattr(manager, name, text)
-        space.update(zip(names[1:], newest[1:]))
-        raw = manager.input_hist_raw
-        if len(raw) < len(inputs):
-            raw[:] = inputs
-
-
-def _take_back_streams() -> None:
-    """A cell may have set `sys.stdout` to a file that is lost: the kernel couldn't send any reply."""
-    for name, stream in STREAMS.items():
-        if isinstance(getattr(sys, name), Lost):
-            setattr(sys, name, stream)
-            print(
-                f"Gresshopper: sys.{name} was set to a value that is lost, and is the notebook's own again",
-                file=STREAMS["stderr"] if name == "stdin" else stream,
-            )
-
 
 def _unsaid(_: str) -> None:
     """Something that the restore has told already."""
@@ -1078,14 +956,6 @@ def _unsaid(_: str) -> None:
 def _cells_of(record: form.Record) -> list[dict[str, Any]]:
     """The cells that a record completes."""
     return [cell for cell in [*record.head.get("before", ()), record.head.get("cell")] if cell]
-
-
-def _sources(cells: Sequence[Mapping[str, Any]]) -> None:
-    """Makes sources of restored functions available under their file names, as far as their cells are recorded."""
-    for cell in cells:
-        name, source = cell.get("file"), cell["source"]
-        if name and name not in linecache.cache:
-            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
 #: Program of the trial's Python, with this process's copy of the package.
@@ -1126,29 +996,6 @@ def _home(value: Any) -> str:
         return str(value.__module__)
     kind = value if issubclass(kind, type) else kind
     return str(type.__getattribute__(kind, "__module__"))
-
-
-#: Names that IPython and Python bind themselves while cells run.
-_IPYTHON = frozenset(
-    {
-        "In",
-        "Out",
-        "_ih",
-        "_oh",
-        "_dh",
-        "_i",
-        "_ii",
-        "_iii",
-        "_",
-        "__",
-        "___",
-        "__builtin__",
-        "__builtins__",
-        "_exit_code",
-    }
-)
-#: Names of the module that a notebook is, and of the kernel's notebook. Another value than at the start is the user's.
-_OF_MODULE = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__session__")
 
 
 def agent(shell: Any = None, root: Path | None = None) -> Agent:

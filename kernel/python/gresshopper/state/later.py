@@ -16,11 +16,10 @@ from typing import Any
 
 from . import effects, names, restore, settings, unswept
 from .lost import Lost, Pending, is_read
+from .namespace import DISPLAYED, SHOWN
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
-#: Names through which a cell reaches whatever was displayed.
-SHOWN = frozenset({"Out", "_oh", "_", "__", "___"})
 #: Seconds of think time after which the reading of group after group pauses.
 AT_ONCE = 0.01
 
@@ -102,7 +101,7 @@ class Later:
         stack, seen, shown = list(first), set[int](), self._shown
         while stack:
             name = stack.pop()
-            if name in SHOWN:
+            if name in DISPLAYED:
                 # Once: the user's own `_` is among them.
                 stack, shown = [*stack, *shown], []
             if name in self._owner:
@@ -188,7 +187,7 @@ class Later:
         space = self._shell.user_ns
         # A variable that the user has set meanwhile stays.
         found = {name: values[name] for name in stands if space.get(name) is stands[name]}
-        for shown in ("_", "__", "___"):
+        for shown in SHOWN:
             for name, stand in stands.items():
                 if space.get(shown) is stand:
                     found[shown] = values[name]

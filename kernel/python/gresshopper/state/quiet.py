@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .session import STREAMS
+from .streams import STREAMS
 
 #: Name of the thread in which a capture goes on where nesting is deep.
 DEEP_THREAD = "gresshopper-deep"

@@ -23,7 +23,8 @@ from typing import Any, Callable, NewType, Protocol, TypeVar
 
 from . import adapters, contexts, singles
 from .lost import Lost, LostError, stands_still
-from .session import MAIN, STREAMS
+from .session import MAIN
+from .streams import STREAMS
 
 
 class Source(Protocol):

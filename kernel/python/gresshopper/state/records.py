@@ -6,7 +6,6 @@ A `Writer` makes records; a journal keeps them: a log of this process's own (`Fi
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import time
@@ -16,9 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from . import capture, form, native
 from . import restore as restoring
-
-#: Names under which IPython keeps the values displayed last.
-SHOWN = ("_", "__", "___")
+from .namespace import SHOWN, number_of
 
 
 class Ran:
@@ -170,7 +167,7 @@ class Writer:
         before, last = cells[:-1], cells[-1] if cells else None
         head: dict[str, Any] = {
             "full": full,
-            "shown": {n: self.number_of(n, space[n]) for n in SHOWN if n in space},
+            "shown": {n: number_of(self._shell, n, space[n]) for n in SHOWN if n in space},
             "at": time.time(),
             "before": list(before),
             "cell": last,
@@ -192,16 +189,6 @@ class Writer:
         if redo is not None:
             head["redo"] = {"cells": redo(lambda data: self._ref(data, body))}
         return head, bytes(body)
-
-    def number_of(self, name: str, value: Any) -> int:
-        """The cell that displayed this value, held by `_` or its like; or 0, as for a value given to the name by the
-        user."""
-        out, hidden = self._shell.user_ns.get("_oh"), self._shell.user_ns_hidden
-        given = hidden[name] if name in hidden else getattr(self._shell.displayhook, name, None)
-        if given is not value or not isinstance(out, dict):
-            return 0
-        last = itertools.islice(reversed(out), 100)
-        return next((n for n in last if isinstance(n, int) and out[n] is value), 0)
 
     def _order(self, full: bool) -> tuple[int, list[str]] | None:
         """The order of the variables as a difference to the last record: the number of unmoved ones, and the

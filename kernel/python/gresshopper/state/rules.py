@@ -34,8 +34,9 @@ from . import adapters, answering, contexts, iterators, names, native, places, r
 from .adapters import Adapter, Rule
 from .kinds import CANT, a_kind, bound_kind, kind_of
 from .lost import Lost, Pending, parts, value_of
-from .session import ENDLESS, MAIN, STREAMS, NotYet, Overlap, Session, importable, own_module
+from .session import ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
+from .streams import STREAMS
 from .writing import Writing
 
 #: Most bytes that are kept of a file that was removed while open, and the bytes that are read in a second.

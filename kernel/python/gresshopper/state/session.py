@@ -14,17 +14,6 @@ from typing import Any, NamedTuple
 
 MAIN = "__main__"
 
-#: The kernel's own `sys.stdin`, `sys.stdout` and `sys.stderr`, from before any cell. A notebook may put others in their places.
-STREAMS: dict[str, Any] = {}
-
-
-def know_streams() -> None:
-    """Remember the process's own, before any cell has run."""
-    STREAMS.setdefault("stdin", sys.stdin)
-    STREAMS.setdefault("stdout", sys.stdout)
-    STREAMS.setdefault("stderr", sys.stderr)
-
-
 #: Folders of modules that aren't the user's own.
 INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
 

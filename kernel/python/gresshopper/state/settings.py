@@ -22,7 +22,8 @@ from typing import Any
 import cloudpickle
 
 from .lost import Lost, LostError
-from .session import MAIN, STREAMS, importable, reason
+from .session import MAIN, importable, reason
+from .streams import STREAMS
 
 #: Attributes that are sections of their own, or belong to the process.
 _ELSEWHERE = frozenset(

@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, effects, follow, form, names, own, records, rerun, restore, session
+from gresshopper.state import capture, effects, follow, form, names, own, records, rerun, restore, session, streams
 from gresshopper.state.store import Store
 
 
@@ -30,7 +30,7 @@ class Kernel:
     """A namespace, captured or restored, without a shell around it."""
 
     def __init__(self, directory: Path) -> None:
-        session.know_streams()
+        streams.know()
         self.module = types.ModuleType("__main__")
         self.ns = self.module.__dict__
         self.ns["__builtins__"] = __builtins__
