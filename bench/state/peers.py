@@ -105,8 +105,7 @@ class Ours(Peer):
             self.agent.restore(self.directory / "state", lazy=False, shown=False)
 
     def settle(self) -> None:
-        if self.agent.later is not None:
-            self.agent.later.all()
+        self.agent.unread.read_all()
 
 
 class OursPerCell(Ours):

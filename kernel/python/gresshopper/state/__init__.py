@@ -25,7 +25,7 @@ def load_ipython_extension(shell: Any) -> None:
     except OSError as error:
         print(f"Gresshopper: `hop state` can't reach this kernel: {error}", file=sys.stderr)
     of = agent(shell)
-    if of.journal is not None:
+    if of.recorder.journal is not None:
         print("Gresshopper keeps this kernel's state already: nothing is to be loaded.", file=sys.stderr)
         return
     of.watch(ahead=False)

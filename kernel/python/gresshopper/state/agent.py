@@ -19,8 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from . import (
     hurry,
     later,
     leaving,
-    names,
     own,
     pace,
     pickling,
@@ -48,19 +46,21 @@ from . import (
     yielding,
 )
 from . import restore as restoring
-from .lost import Lost, Pending
+from .later import Unread
+from .lost import Pending
 from .namespace import Namespace, know_sources
+from .notices import Notices
+from .recorder import Recorder
 from .records import Outcome, Ran
-from .session import Away, NoRoom, NotYet, own_module
+from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
 
 #: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
 LEAVES = 0.004
 #: Most cells that may wait for their capture. Older cells are captured with them, but their sources aren't recorded.
 WAITING = 500
-#: So many of the last troubles are remembered, and of the last cells what their captures found: a plan doesn't run older
-#: ones again.
-TROUBLE, NOTES = 100, 2000
+#: Number of the last troubles that are remembered.
+TROUBLE = 100
 
 _log = logging.getLogger("gresshopper.state")
 _agent: Agent | None = None
@@ -81,8 +81,10 @@ class Agent:
         self.store = Store(root or default_store())
         self.namespace = Namespace(shell)
         self.capture = capture.Capture(shell.user_ns, self.namespace.is_hidden, self.store)
-        self._writer = records.Writer(shell, self.capture)
-        self.journal: records.Journal | None = None
+        #: Unread parts of a restored state.
+        self.unread = Unread(self.namespace)
+        self.notices = Notices(self.namespace)
+        self.recorder = Recorder(self.namespace, self.capture, self.unread, self.notices)
         self.pace = pace.Pace(time.perf_counter())
         #: Whether a cell's reply leaves without its capture, then made before the next request.
         self._due = False
@@ -90,11 +92,7 @@ class Agent:
         self._cells = Cells()
         #: Whether the reply of the last cell waits for what is captured now.
         self._reply_waits = False
-        #: Numbers of the last run cell and of the last captured cell.
-        self._last = self._seq = 0
         self._waiting: list[Ran] = []
-        #: The next record holds everything, because an earlier one was lost.
-        self._anew = False
         self._audited = -1
         #: The planned capture in think time; others that the loop still holds are superseded.
         self._intended: object = None
@@ -103,14 +101,8 @@ class Agent:
         self.effects = effects.Effects()
         #: Variables that no cells can make again, and the findings behind this.
         self._bound: tuple[Any, set[str]] = None, set()
-        #: Findings of each capture, for the plan of a save.
-        self.notes: list[dict[str, Any]] = []
         #: Rates of the store for writing and reading, in bytes per second (measured at the first need).
         self.rates: tuple[float, float] | None = None
-        #: Unread parts of a restored state.
-        self.later: later.Later | None = None
-        #: Lost variables of which the user was told, once while their placeholders stand, and the ids of their values.
-        self.told: dict[str, int] = {}
         #: In a standby, the follower keeping its variables equal to the executor's.
         self._follower: follow.Follower | None = None
         #: Reports the progress of a restore beside the notebook.
@@ -131,19 +123,12 @@ class Agent:
     def begin(self, journal: records.Journal | None, ahead: bool = True) -> None:
         """Capture after each cell, and keep each capture in a journal if one is given."""
         self.capture.memories.ahead = ahead
-        self.journal = journal
-        if not self.notes:
-            self._first()
+        self.recorder.journal = journal
+        if not self.recorder.notes:
+            self.recorder.first()
         self.shell.events.register("pre_run_cell", self._before)
         self.shell.events.register("post_run_cell", self._after)
         self.shell.events.register("post_execute", self._after_silent)
-
-    def _first(self) -> None:
-        """Records the state before the first observed cell."""
-        started = time.perf_counter()
-        delta = self.capture.run(None, self._seq, everything=self._anew, libraries=False)
-        self._note(delta, None)
-        self._keep(delta, [], (), "begin", started)
 
     def unwatch(self) -> None:
         """Stop capturing."""
@@ -156,9 +141,9 @@ class Agent:
             if hook in self.shell.events.callbacks[event]:
                 self.shell.events.unregister(event, hook)
         self._audited = -1
-        if self.journal is not None:
-            self.journal.close()
-            self.journal = None
+        if self.recorder.journal is not None:
+            self.recorder.journal.close()
+            self.recorder.journal = None
 
     def _before(self, info: Any) -> None:
         with hurry.interrupts_for_the_cell(self.shell.user_ns):
@@ -176,8 +161,8 @@ class Agent:
             contexts.cell_is_over()
             streams.take_back()
         seconds = self.pace.cell_over(ended)
-        self._last += 1
-        ran = Ran(result, self._last, self._msg_id(), seconds, self.effects.stop())
+        self.recorder.last += 1
+        ran = Ran(result, self.recorder.last, self._msg_id(), seconds, self.effects.stop())
         self._waiting = [*self._waiting, ran][-WAITING:]
         with hurry.interrupts_deferred():
             self._reply_waits = True
@@ -185,22 +170,22 @@ class Agent:
             self._reply_waits = False
             took = time.perf_counter() - ended
             self.pace.took_before_reply(took)
-            if self.journal is not None:
-                self.journal.cell_over(ran, outcome, took)
+            if self.recorder.journal is not None:
+                self.recorder.journal.cell_over(ran, outcome, took)
 
     def _after_silent(self) -> None:
         """Note a silent request, which fires no hooks of a cell. It is captured between its reply and the next cell."""
         if self._cells:
             return
         asked = self._parent().get("content") or {}
-        ran = Ran.silently(str(asked.get("code", "")), self._last, self._msg_id())
+        ran = Ran.silently(str(asked.get("code", "")), self.recorder.last, self._msg_id())
         if not asked.get("silent") or (self._waiting and self._waiting[-1].msg_id == ran.msg_id):
             return
         self._waiting = [*self._waiting, ran][-WAITING:]
         if ran.raw.strip():
             self._audited = -1
         if in_main_thread():
-            self._due = self.journal is not None and self._soon(self._promptly)
+            self._due = self.recorder.journal is not None and self._soon(self._promptly)
             self._later()
         else:
             self.shell.kernel.io_loop.add_callback(self._later)
@@ -217,7 +202,7 @@ class Agent:
         if not in_main_thread():
             self.shell.kernel.io_loop.add_callback(self._later)
             return Outcome("later", "it ran in a subshell")
-        self._due = self.journal is not None and self._soon(self._promptly)
+        self._due = self.recorder.journal is not None and self._soon(self._promptly)
         if self.pace.patience is not None:
             outcome = self._work_off(hurry.Until(ended + self.pace.patience), read=False)
             if outcome.status == "later":
@@ -284,9 +269,8 @@ class Agent:
             self._later()
         elif self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
             self._later(self.pace.retry(started))
-        elif self.later:
-            with self.namespace.as_in_a_cell():
-                self.later.some()
+        elif self.unread:
+            self.unread.read_some()
             self._later()
         else:
             self._rest_in(pace.REST)
@@ -308,7 +292,7 @@ class Agent:
         """
         self.pace.audit_begins()
         started = time.perf_counter()
-        if self._cells or self._waiting or (self._audited == self._seq and not self._writer.is_beside()):
+        if self._cells or self._waiting or (self._audited == self.recorder.seq and not self.recorder.is_beside()):
             return
         left = self.pace.until_audit(started)
         if left > 0 or hurry.is_asked(self.shell):
@@ -317,7 +301,7 @@ class Agent:
         try:
             with hurry.bound(self.capture.session, hurry.UntilAsked(self.shell)):
                 self.audit()
-            self._audited = self._seq
+            self._audited = self.recorder.seq
             restoring.environment()  # which a save asks for
         except pickling.Interrupted as e:
             self._hold_off(e)
@@ -325,7 +309,7 @@ class Agent:
         except Exception as e:  # nor must an audit fail anything of the user's
             self._told(e)
         following = self.pace.audited(started, time.perf_counter())
-        if self._writer.is_beside():
+        if self.recorder.is_beside():
             self._rest_in(following)
 
     def _work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
@@ -338,12 +322,12 @@ class Agent:
         waiting, self._waiting = self._waiting, []
         try:
             with hurry.bound(self.capture.session, patience):
-                self._take(waiting)
+                self.recorder.cells(waiting, self._reply_waits)
         except NotYet:
             self._waiting = waiting + self._waiting
             if not read:
                 return Outcome("later", "what is still being restored has to be read for it")
-            self._read_all()
+            self.unread.read_all()
             return self._work_off(patience, read=False)
         except pickling.Interrupted as e:
             self._waiting = waiting + self._waiting
@@ -362,12 +346,6 @@ class Agent:
         self._failed = outcome if outcome.status == "failed" else self._failed
         return outcome
 
-    def _read_all(self) -> None:
-        """Read the unread parts of a restored state."""
-        if self.later is not None:
-            with self.namespace.as_in_a_cell():
-                self.later.all()
-
     def _hold_off(self, e: pickling.Interrupted) -> None:
         """After a capture that found no room: tell the user, and pause captures for a while."""
         if isinstance(e, Away):
@@ -375,99 +353,6 @@ class Agent:
         elif isinstance(e, NoRoom):
             self._told(e)
             self.pace.finds_no_room(time.perf_counter())
-
-    def _take(self, waiting: list[Ran]) -> None:
-        started = time.perf_counter()
-        sources = [self.namespace.source_of(ran.raw, ran.count) for ran in waiting]
-        found = [names.names_of_source(source) for source in sources]
-        together = names.Names(
-            set().union(*(f.names for f in found)),
-            any(f.dynamic for f in found),
-            frozenset().union(*(f.stored for f in found)),
-        )
-        together.names.update(self.namespace.displayed(together.names))
-        delta = self._capture_for_record(together, waiting[-1].seq)
-        self._seq = waiting[-1].seq
-        cells = self._described(waiting, sources, found)
-        for i, cell in enumerate(cells):
-            self._note(delta if i + 1 == len(cells) else _NOTHING, cell)
-        if not cells:
-            self._note(delta, None)
-        self._keep(delta, cells, waiting, "cells", started)
-
-    def _capture_for_record(self, found: names.Names | None, seq: int) -> capture.Delta:
-        if self._anew:
-            self._read_all()
-            return self.capture.run(None, seq, everything=True, libraries=found is None)
-        return self.capture.run(found, seq, arm=found is None)
-
-    def _keep(
-        self, delta: capture.Delta, cells: list[dict[str, Any]], ran: Sequence[Ran], cause: str, started: float
-    ) -> None:
-        """Put a capture's findings into the journal. After a failure no record has these units, so the next record
-        holds everything."""
-        if self.journal is None:
-            return
-        anew, self._anew = self._anew, True
-        head, body = self._writer.record(delta, cells, full=anew)
-        self._forget_told()
-        if self.told:
-            head["told"] = sorted(self.told)
-        took = time.perf_counter() - started
-        self.journal.add(records.Record(head, body, tuple(ran), cause, took, self._reply_waits))
-        self._anew = False
-
-    def _described(self, waiting: list[Ran], sources: list[str], found: list[names.Names]) -> list[dict[str, Any]]:
-        cells = []
-        shown = [one for one in zip(waiting, sources, found) if not one[0].silent]
-        joint = sum(not ran.silent or bool(ran.raw.strip()) for ran in waiting) > 1
-        for i, (ran, source, named) in enumerate(shown):
-            touched = self.capture.chosen if i + 1 == len(shown) else sorted(self.capture.units)
-            used = sorted(n for n in named.names if n in self.shell.user_ns)
-            cells.append(
-                {
-                    "seq": ran.seq,
-                    "source": source,
-                    "file": self.namespace.file_of(source, ran.raw, ran.count),
-                    "seconds": ran.seconds,
-                    "ok": ran.ok,
-                    "joint": joint,
-                    "names": used,
-                    "touched": touched,
-                    "uses": self._uses(used, touched),
-                    "effects": ran.effects,
-                    "count": ran.count,
-                }
-            )
-        return cells
-
-    def _uses(self, used: list[str], touched: list[int]) -> list[str]:
-        """Names in the functions that a cell may call, if relevant for a re-run."""
-        reached = {m for u in touched if u in self.capture.units for m in self.capture.units[u].touches}
-        told = effects.telling(reached)
-        space = self.shell.user_ns
-        if any(_own_module(space[n]) for n in {*used, *reached} if n in space):
-            told.append(effects.LOCAL)
-        return told
-
-    def _note(self, delta: capture.Delta, cell: dict[str, Any] | None) -> None:
-        """Remember what a capture found."""
-        drawn = {k: v for k, v in delta.process.items() if k in process.AGAIN}
-        if cell is None and not delta.changed and not delta.removed and not drawn:
-            return
-        units = [
-            {
-                "u": c.unit.uid,
-                "m": list(c.unit.members),
-                "dig": c.unit.digest.hex(),
-                "tags": c.unit.tags,
-                "lost": bool(c.unit.gone),
-            }
-            for c in delta.changed
-        ]
-        self.notes.append({"cell": cell, "units": units, "gone": list(delta.removed), "drawn": drawn})
-        if len(self.notes) > NOTES:
-            self.notes = planning.shortened(self.notes, NOTES // 2)
 
     def _told(self, e: BaseException) -> None:
         text = f"{type(e).__name__}: {e}"
@@ -482,26 +367,7 @@ class Agent:
     def audit(self) -> capture.Delta:
         """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
         self._work_off()
-        started = time.perf_counter()
-        try:
-            delta = self._capture_for_record(None, self._seq)
-        except NotYet:
-            self._read_all()
-            delta = self._capture_for_record(None, self._seq)
-        self._note(delta, None)
-        found = delta.changed or delta.removed or delta.process
-        if self.journal is not None and (found or self._writer.moved()):
-            self._keep(delta, [], (), "audit", started)
-        return delta
-
-    @property
-    def seq(self) -> int:
-        """The number of the last cell that was captured."""
-        return self._seq
-
-    def next_record(self, anew: bool) -> None:
-        """The next record is asked for; `anew`: it has to hold everything."""
-        self._anew = self._anew or anew
+        return self.recorder.audit()
 
     # --- saving ---
 
@@ -516,7 +382,7 @@ class Agent:
         for module in sorted(own.without_file()):
             for unit in self.capture.units.values():
                 held = (self.capture.namespace.get(name) for name in unit.names)
-                if any(t.startswith(f"{module}.") for t in unit.types) or any(_home(v) == module for v in held):
+                if any(t.startswith(f"{module}.") for t in unit.types) or any(own.home_of(v) == module for v in held):
                     found.setdefault(", ".join(unit.names), []).append(f"the file of the module {module} is gone")
         return found
 
@@ -528,9 +394,9 @@ class Agent:
         said = {
             unit.uid: [f"{', '.join(unit.names) or 'a class'}: {p.what}: {p.why}" for p in unit.gone] for unit in gone
         }
-        key = len(self.notes), id(self.notes[-1]) if self.notes else 0, said
+        key = len(self.recorder.notes), id(self.recorder.notes[-1]) if self.recorder.notes else 0, said
         if self._bound[0] != key:
-            history = planning.History(self.notes)
+            history = planning.History(self.recorder.notes)
             bound = (uid for uid in said if not planning.rerunnable(history, uid, rerun.MOST))
             self._bound = key, {sentence for uid in bound for sentence in said[uid]}
         return self._bound[1]
@@ -549,13 +415,11 @@ class Agent:
 
     def forget(self) -> None:
         """Empty the namespace, and begin anew: nothing of what was recorded or is still to be read counts."""
-        if self.later is not None:
-            self.later.drop()
-            self.later = None
+        self.unread.drop()
         self._follower = None
         self.shell.reset(new_session=True, aggressive=False)
-        self.capture.reset()
-        self._waiting, self.notes, self._anew = [], [], True
+        self.recorder.forget()
+        self._waiting = []
 
     def save(self, directory: Path, durable: bool = True, whole: bool = False) -> dict[str, Any]:
         """Write the whole present state. Content left by the plan to its cells is omitted, unless `whole`.
@@ -567,20 +431,22 @@ class Agent:
         before = self.store.written
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a collection forgets a place that isn't there
         self.store.keep_content_of(directory)
-        self._read_all()
+        self.unread.read_all()
         self._work_off()
-        if self.journal is not None:
+        if self.recorder.journal is not None:
             self.audit()  # what is found is to be in the log, too
         known = {unit.uid: (unit, unit.digest, unit.tags) for unit in self.capture.units.values()}
         # Nothing ran since everything was audited: going through all classes of all libraries takes the longest.
-        delta = self.capture.run(None, self._seq, everything=True, libraries=self._audited != self._seq)
+        delta = self.capture.run(
+            None, self.recorder.seq, everything=True, libraries=self._audited != self.recorder.seq
+        )
         fresh = [c for c in delta.changed if not _is_known(c.unit, known.get(c.unit.uid))]
-        self._note(delta._replace(changed=fresh), None)
+        self.recorder.note(delta._replace(changed=fresh))
         plan = planning.Plan({c.unit.uid: planning.SHIP for c in delta.changed}, [], {})
         history = planning.History([])
         again: dict[int, dict[str, Any]] = {}
         if any(c.unit.gone or _unstored(c.unit) >= planning.WORTH for c in delta.changed):
-            history = planning.History(self.notes)
+            history = planning.History(self.recorder.notes)
             plan, again = self._planned(directory, delta, history, durable, whole)
         length = self._write(directory, delta, history, plan, again, durable)
         if self.store.written != self._packed:
@@ -631,7 +497,7 @@ class Agent:
         return self.rates
 
     def _seqs(self, history: planning.History, uid: int) -> list[int]:
-        return [self.notes[i]["cell"]["seq"] for i in history.back(uid)]
+        return [self.recorder.notes[i]["cell"]["seq"] for i in history.back(uid)]
 
     def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
         """The variable behind each of IPython's names for displayed values; nothing if one of them isn't a
@@ -657,7 +523,7 @@ class Agent:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
             self._write(Path(place), delta, history, plan, again, False)
-            seconds = sum(self.notes[i]["cell"]["seconds"] for i in plan.rerun)
+            seconds = sum(self.recorder.notes[i]["cell"]["seconds"] for i in plan.rerun)
             try:
                 done = subprocess.run(
                     [sys.executable, "-c", _TRIAL, str(Path(__file__).parents[2]), place, str(self.store.root)],
@@ -769,25 +635,9 @@ class Agent:
         self.tell(told.lost, told.notices)
         return told
 
-    def news(self, lost: Mapping[str, str]) -> dict[str, str]:
-        """The lost variables of which the user has not been told. It is done now."""
-        new = {name: why for name, why in lost.items() if name not in self.told}
-        self._note_told(new)
-        return new
-
-    def _note_told(self, names: Iterable[str]) -> None:
-        space = self.shell.user_ns
-        self.told.update({name: id(space[name]) for name in names if name in space})
-
-    def _forget_told(self) -> None:
-        """A variable that was set anew is told of again, should it be lost again."""
-        space = self.shell.user_ns
-        stands = ((n, was, space[n]) for n, was in self.told.items() if n in space)
-        self.told = {n: was for n, was, value in stands if type(value) is Lost or id(value) == was}
-
     def tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
         """Tell the user which variables came back changed, or not at all."""
-        if self.journal is not None and self.journal.notice(self.news(lost), notices):
+        if self.recorder.journal is not None and self.recorder.journal.notice(self.notices.news(lost), notices):
             return
         for text in notices:
             print(f"Gresshopper: {text}", file=sys.stderr)
@@ -817,7 +667,7 @@ class Agent:
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
-        self._read_all()
+        self.unread.read_all()
         with self.namespace.as_in_a_cell():
             return self._rebuild(snapshot, lazy, again, wait, shown)
 
@@ -831,21 +681,16 @@ class Agent:
         )
         pending = {uid: names for uid, names in pending.items() if uid not in {*loader.failed, *loader.sooner}}
         if pending:
-            self.later = later.Later(loader, pending, self.shell, self._set_later, self.tell)
-            self.later.begin()
-            self.capture.pending = self.later.pending
+            self.capture.pending = self.unread.begin(loader, pending, self._set_later, self.tell)
             self._later()
         if again and snapshot.redo["cells"]:
             told = redo.recover(snapshot, self.store, self.capture.session, self.namespace.put, told)
         if again and told.lost and any(r.head["cell"] for r in snapshot.records):
             told = rerun.recover(snapshot, self.store, self.capture.session, self.namespace.put, told)
-        if snapshot.redo["cells"] and not self.notes:
-            self.notes = redo.notes_of(snapshot, self.store)
-            self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store, _unsaid))
-            self._last = self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
+        self.recorder.adopt_redone(snapshot)
         space = self.shell.user_ns
-        self.told = {}
-        self._note_told(n for n in snapshot.told if n in told.lost or isinstance(space.get(n), Pending))
+        self.notices.forget()
+        self.notices.know(n for n in snapshot.told if n in told.lost or isinstance(space.get(n), Pending))
         self._settle(snapshot)
         know_sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
         return told._replace(notices=[*differences, *told.notices])
@@ -873,19 +718,11 @@ class Agent:
         """
         self.store.keep_content_of(directory)
         told = self.restore(directory, lazy=lazy)
-        self.adopt(self.read(directory))
-        self.journal = records.FileJournal(directory, resume=True)
+        self.recorder.adopt(self.read(directory))
+        self.recorder.journal = records.FileJournal(directory, resume=True)
         self.audit()
-        self.begin(self.journal)
+        self.begin(self.recorder.journal)
         return told
-
-    def adopt(self, snapshot: restoring.Snapshot) -> None:
-        """Go on from a restored state: later captures are differences to it."""
-        cells = [r.head["cell"]["seq"] for r in snapshot.records if r.head["cell"]]
-        self._last = self._seq = max([self._seq, *cells])
-        self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store, _unsaid))
-        self._writer.continues(len(self.shell.user_ns.get("_ih") or [""]), snapshot.beside)
-        self.notes = self.notes or redo.notes_of(snapshot, self.store)
 
     def follow(self, snapshot: restoring.Snapshot) -> None:
         """From here on records of an executor may be applied to what was restored."""
@@ -899,16 +736,16 @@ class Agent:
         """
         if self._follower is None:
             raise follow.RebuildError("this kernel follows nobody: nothing was restored in it, or it captures")
-        self._read_all()
+        self.unread.read_all()
         with self.namespace.as_in_a_cell():
             told = self._follower.apply(record)
         snapshot = self._follower.snapshot
-        self.told = {n: was for n, was in self.told.items() if n not in told.names}
-        self._note_told(snapshot.told)
+        self.notices.forget(told.names)
+        self.notices.know(snapshot.told)
         self._settle(snapshot)
         cells = _cells_of(record)
         know_sources(cells)
-        self._last = self._seq = max([self._seq, *(cell["seq"] for cell in cells)])
+        self.recorder.last = self.recorder.seq = max([self.recorder.seq, *(cell["seq"] for cell in cells)])
         return told
 
     def elect(self) -> list[str]:
@@ -919,7 +756,7 @@ class Agent:
             return []
         snapshot, self._follower = self._follower.snapshot, None
         self.capture.reset()
-        self.adopt(snapshot)
+        self.recorder.adopt(snapshot)
         return snapshot.ended()
 
     def _set_later(self, staged: dict[str, Any]) -> None:
@@ -949,10 +786,6 @@ class Agent:
                 self.tell({}, told)
 
 
-def _unsaid(_: str) -> None:
-    """Something that the restore has told already."""
-
-
 def _cells_of(record: form.Record) -> list[dict[str, Any]]:
     """The cells that a record completes."""
     return [cell for cell in [*record.head.get("before", ()), record.head.get("cell")] if cell]
@@ -962,7 +795,6 @@ def _cells_of(record: form.Record) -> list[dict[str, Any]]:
 _TRIAL = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gresshopper.state import redo; redo.main()"
 #: So often a plan is made and tried; then everything is stored.
 _TRIALS = 4
-_NOTHING = capture.Delta([], [], {}, 0.0)
 
 
 def _given_up(e: pickling.Interrupted) -> Outcome:
@@ -980,22 +812,6 @@ def _is_known(unit: capture.Unit, before: tuple[capture.Unit, bytes, str] | None
 
 def _unstored(unit: capture.Unit) -> int:
     return unit.size + sum(b.nbytes for b in unit.blobs if b.deferred)
-
-
-def _own_module(value: Any) -> bool:
-    """Whether a value is, or comes from, a module of the user's own."""
-    return own_module(value if issubclass(type(value), types.ModuleType) else sys.modules.get(_home(value)))
-
-
-def _home(value: Any) -> str:
-    """The name of the module that a value is or comes from. The value isn't asked for its class: it may count that."""
-    kind: type = type(value)
-    if issubclass(kind, types.ModuleType):
-        return str(value.__name__)
-    if kind is types.FunctionType:
-        return str(value.__module__)
-    kind = value if issubclass(kind, type) else kind
-    return str(type.__getattribute__(kind, "__module__"))
 
 
 def agent(shell: Any = None, root: Path | None = None) -> Agent:

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import effects, names, restore, settings, unswept
 from .lost import Lost, Pending, is_read
-from .namespace import DISPLAYED, SHOWN
+from .namespace import DISPLAYED, SHOWN, Namespace
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
@@ -61,8 +61,8 @@ def _size(said: Any) -> int:
     return int(stream) + sum(int(blob[0]) for blob in said["b"])
 
 
-class Later:
-    """Unread variables of one namespace."""
+class Deferred:
+    """Unread variables of one restored state."""
 
     def __init__(
         self,
@@ -204,14 +204,59 @@ class Later:
 class _Gate(ast.NodeTransformer):
     """Sees each cell, silent ones too, before the cell runs; changes nothing."""
 
-    def __init__(self, later: Later) -> None:
-        self._later = later
+    def __init__(self, deferred: Deferred) -> None:
+        self._deferred = deferred
 
     def visit(self, node: Any) -> Any:
         """Have what the cell needs read."""
         try:
             code = compile(node, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-            self._later.need(names.names_of_code(code))
+            self._deferred.need(names.names_of_code(code))
         except Exception:  # whatever can't be looked at gets everything
-            self._later.all()
+            self._deferred.all()
         return node
+
+
+class Unread:
+    """The unread parts of the state that was restored last, if there are any."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._deferred: Deferred | None = None
+
+    def begin(
+        self,
+        loader: restore.Loader,
+        waiting: Mapping[int, Collection[str]],
+        setter: Callable[[Any], None],
+        tell: Callable[[dict[str, str], list[str]], None],
+    ) -> Collection[int]:
+        """Defer these groups; returns the groups that are still to be read, at any time."""
+        self._deferred = Deferred(loader, waiting, self._namespace.shell, setter, tell)
+        self._deferred.begin()
+        return self._deferred.pending
+
+    def __bool__(self) -> bool:
+        return bool(self._deferred)
+
+    def read_all(self) -> None:
+        """Read what is left."""
+        if self._deferred is not None:
+            with self._namespace.as_in_a_cell():
+                self._deferred.all()
+
+    def read_some(self) -> None:
+        """Read for a moment."""
+        if self._deferred is not None:
+            with self._namespace.as_in_a_cell():
+                self._deferred.some()
+
+    def drop(self) -> None:
+        """Read nothing any more."""
+        if self._deferred is not None:
+            self._deferred.drop()
+            self._deferred = None
+
+    def size(self) -> tuple[int, int]:
+        """How many groups are still to be read, and their bytes."""
+        return (0, 0) if self._deferred is None else self._deferred.size()

@@ -157,6 +157,25 @@ def _members(kind: type) -> list[tuple[str, Any]]:
     ]
 
 
+# --- values ---
+
+
+def is_from_own(value: Any) -> bool:
+    """Whether a value is, or comes from, a module of the user's own."""
+    return own_module(value if issubclass(type(value), types.ModuleType) else sys.modules.get(home_of(value)))
+
+
+def home_of(value: Any) -> str:
+    """The name of the module that a value is or comes from. The value isn't asked for its class: it may count that."""
+    kind: type = type(value)
+    if issubclass(kind, types.ModuleType):
+        return str(value.__name__)
+    if kind is types.FunctionType:
+        return str(value.__module__)
+    kind = value if issubclass(kind, type) else kind
+    return str(type.__getattribute__(kind, "__module__"))
+
+
 # --- found again ---
 
 #: A module's file (none: a package without one), and the folders of a package.

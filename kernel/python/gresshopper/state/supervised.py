@@ -143,12 +143,12 @@ class Supervised:
         of.pace.patience = None if patience is None else patience / 1000
         if asked["capture"] == "nothing":
             of.unwatch()
-        elif isinstance(of.journal, ChannelJournal):
-            of.next_record(asked["record"] != of.journal.next or bool(asked.get("anew")))
-            of.journal.next = asked["record"]
+        elif isinstance(of.recorder.journal, ChannelJournal):
+            of.recorder.next_record(asked["record"] != of.recorder.journal.next or bool(asked.get("anew")))
+            of.recorder.journal.next = asked["record"]
         else:
             ended = of.elect()
-            of.begin(ChannelJournal(self._channel, of, asked["record"], of.seq))
+            of.begin(ChannelJournal(self._channel, of, asked["record"], of.recorder.seq))
             if ended:
                 of.tell({}, ended)
         return {"form": form.VERSION, "python": platform.python_version(), "pid": os.getpid()}
@@ -161,22 +161,22 @@ class Supervised:
             more = _records(call.attachments)
             snapshot = restoring.Snapshot([*snapshot.records, *more])
         lazy = bool(asked.get("lazy", True))
-        capturing = of.journal is not None
+        capturing = of.recorder.journal is not None
         told = of.rebuild(snapshot, wait=not lazy, shown=not lazy)
         if capturing:
             told = told._replace(notices=[*told.notices, *snapshot.ended()])
             of.audit()
         else:
-            of.adopt(snapshot)
+            of.recorder.adopt(snapshot)
             of.follow(snapshot)
             self._applied = None
-        groups, nbytes = of.later.size() if of.later is not None else (0, 0)
+        groups, nbytes = of.unread.size()
         return {
             "names": told.names,
-            "lost": of.news(told.lost),
+            "lost": of.notices.news(told.lost),
             "notices": told.notices,
             "pending": {"groups": groups, "bytes": nbytes},
-            "seq": of.seq,
+            "seq": of.recorder.seq,
             "execution_count": self._shell.execution_count,
             "seconds": told.seconds,
             "unmovable": of.unmovable(),
@@ -195,7 +195,7 @@ class Supervised:
             except follow.RebuildError as e:
                 raise OperationError("rebuild", f"{e}: restore it anew") from e
             lost = {name: why for name, why in lost.items() if name not in told.names}
-            lost.update(of.news(told.lost))
+            lost.update(of.notices.news(told.lost))
             names.update(told.names)
             notices += [notice for notice in told.notices if notice not in notices]
             self._applied, number = number, number + 1
@@ -209,12 +209,12 @@ class Supervised:
 
     def _flush(self, call: Call) -> dict[str, Any]:
         of = self._of
-        if not isinstance(of.journal, ChannelJournal):
+        if not isinstance(of.recorder.journal, ChannelJournal):
             raise OperationError("refused", "nothing is captured in this kernel: begin first")
         outcome = of.flush(bool(call.body.get("audit", True)))
         return {
-            "record": of.journal.next - 1,
-            "seq": of.journal.through,
+            "record": of.recorder.journal.next - 1,
+            "seq": of.recorder.journal.through,
             "whole": outcome.status == "whole",
             "why": outcome.why,
             "unmovable": of.unmovable(),
@@ -224,8 +224,8 @@ class Supervised:
         of = self._of
         of.forget()
         self._applied = None
-        if isinstance(of.journal, ChannelJournal):
-            of.journal.next = call.body["record"]
+        if isinstance(of.recorder.journal, ChannelJournal):
+            of.recorder.journal.next = call.body["record"]
         return {}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gresshopper.state import agent as agents
-from gresshopper.state import capture, hurry, native, planning, session
+from gresshopper.state import capture, hurry, native, planning, recorder, session
 from gresshopper.state.session import NoRoom
 
 import child
@@ -127,7 +127,7 @@ def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monke
     """Two notebooks' worth of cells later it holds no more than before."""
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(agents, "NOTES", 60)
+    monkeypatch.setattr(recorder, "NOTES", 60)
     monkeypatch.setattr(capture, "TABLED", 100)
     tmp_path.chmod(0o700)
     config = pytest.importorskip("traitlets.config").Config()

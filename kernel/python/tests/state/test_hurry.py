@@ -199,7 +199,7 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
 
     asyncio.run(asyncio.wait_for(thinks(), 30))
     assert not agent.trouble
-    assert agent.notes[-1]["cell"] is None and agent.notes[-1]["units"][0]["m"] == ["n:a"]
+    assert agent.recorder.notes[-1]["cell"] is None and agent.recorder.notes[-1]["units"][0]["m"] == ["n:a"]
     assert not agent.capture.run(None).changed
 
 

@@ -48,7 +48,7 @@ else:
         said.append([repr(ip.user_ns.get("out")), waiting()])
     if do["save"]:
         agent.save(base / "again", durable=False)
-    agent.later.all()
+    agent.unread.read_all()
     said += [waiting(), len(ip.ast_transformers)]
 print("\\x1e" + json.dumps(said))
 """
@@ -147,11 +147,11 @@ def test_a_copied_placeholder_is_captured_as_its_value(tmp_path: Path) -> None:
 
 INTERRUPTED = """
     agent.restore(base / "state", wait=False, shown=False)
-    values = agent.later._loader.values
+    values = agent.unread._deferred._loader.values
     def interrupted(uid):
-        agent.later._loader.values = values
+        agent.unread._deferred._loader.values = values
         raise KeyboardInterrupt
-    agent.later._loader.values = interrupted
+    agent.unread._deferred._loader.values = interrupted
 """
 
 
