@@ -149,7 +149,7 @@ def _by_agent(array: Any, directory: Path) -> tuple[float, float]:
     started = time.perf_counter()
     agent.save(directory / "state", durable=True)
     out = time.perf_counter() - started
-    agent.packed()
+    agent.saver.packed()
     forget(directory)
     fresh, other = agent_in(directory)
     other.unwatch()

@@ -91,7 +91,7 @@ class Ours(Peer):
         self.agent.save(self.directory / "state", durable=False)
 
     def finish(self) -> None:
-        self.agent.packed()
+        self.agent.saver.packed()
 
     def begin(self, ip: Any) -> None:
         from gresshopper.state.agent import Agent

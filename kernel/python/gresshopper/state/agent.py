@@ -6,17 +6,12 @@ the failure is told once and the next capture makes up for the gap. Everything h
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import os
-import subprocess
 import sys
-import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +29,8 @@ from . import (
     hurry,
     later,
     leaving,
-    own,
     pace,
     pickling,
-    planning,
     process,
     records,
     redo,
@@ -52,8 +45,10 @@ from .namespace import Namespace, know_sources
 from .notices import Notices
 from .recorder import Recorder
 from .records import Outcome, Ran
+from .saving import Saver
 from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
+from .unmovable import Unmovable
 
 #: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
 LEAVES = 0.004
@@ -85,6 +80,8 @@ class Agent:
         self.unread = Unread(self.namespace)
         self.notices = Notices(self.namespace)
         self.recorder = Recorder(self.namespace, self.capture, self.unread, self.notices)
+        self.unmovable = Unmovable(self.capture, self.recorder)
+        self.saver = Saver(self.namespace, self.capture, self.recorder, self.unmovable)
         self.pace = pace.Pace(time.perf_counter())
         #: Whether a cell's reply leaves without its capture, then made before the next request.
         self._due = False
@@ -99,10 +96,6 @@ class Agent:
         #: How the last capture failed, until one doesn't.
         self._failed: Outcome | None = None
         self.effects = effects.Effects()
-        #: Variables that no cells can make again, and the findings behind this.
-        self._bound: tuple[Any, set[str]] = None, set()
-        #: Rates of the store for writing and reading, in bytes per second (measured at the first need).
-        self.rates: tuple[float, float] | None = None
         #: In a standby, the follower keeping its variables equal to the executor's.
         self._follower: follow.Follower | None = None
         #: Reports the progress of a restore beside the notebook.
@@ -371,36 +364,6 @@ class Agent:
 
     # --- saving ---
 
-    def unmovable(self) -> list[str]:
-        """Reasons why this kernel would change by a move: the uncapturable objects, in sentences."""
-        unfindable = (f"{names}: {note}" for names, notes in self._unfindable().items() for note in notes)
-        return sorted({*self._not_rerunnable(), *self.capture.busy(), *self.capture.away(), *unfindable})
-
-    def _unfindable(self) -> dict[str, list[str]]:
-        """Notes on variables with parts of modules of the user's own that no import finds again."""
-        found: dict[str, list[str]] = {}
-        for module in sorted(own.without_file()):
-            for unit in self.capture.units.values():
-                held = (self.capture.namespace.get(name) for name in unit.names)
-                if any(t.startswith(f"{module}.") for t in unit.types) or any(own.home_of(v) == module for v in held):
-                    found.setdefault(", ".join(unit.names), []).append(f"the file of the module {module} is gone")
-        return found
-
-    def _not_rerunnable(self) -> set[str]:
-        """Uncapturable objects that no cells can make again. Asked for before each reply, and found anew after captures."""
-        gone = [unit for unit in self.capture.units.values() if unit.gone]
-        if not gone:
-            return set()
-        said = {
-            unit.uid: [f"{', '.join(unit.names) or 'a class'}: {p.what}: {p.why}" for p in unit.gone] for unit in gone
-        }
-        key = len(self.recorder.notes), id(self.recorder.notes[-1]) if self.recorder.notes else 0, said
-        if self._bound[0] != key:
-            history = planning.History(self.recorder.notes)
-            bound = (uid for uid in said if not planning.rerunnable(history, uid, rerun.MOST))
-            self._bound = key, {sentence for uid in bound for sentence in said[uid]}
-        return self._bound[1]
-
     def flush(self, audit: bool = True) -> Outcome:
         """Capture all waiting cells, and changes that no name showed. Captured cells stay in the journal even if the
         rest fails."""
@@ -435,182 +398,15 @@ class Agent:
         self._work_off()
         if self.recorder.journal is not None:
             self.audit()  # what is found is to be in the log, too
-        known = {unit.uid: (unit, unit.digest, unit.tags) for unit in self.capture.units.values()}
         # Nothing ran since everything was audited: going through all classes of all libraries takes the longest.
-        delta = self.capture.run(
-            None, self.recorder.seq, everything=True, libraries=self._audited != self.recorder.seq
-        )
-        fresh = [c for c in delta.changed if not _is_known(c.unit, known.get(c.unit.uid))]
-        self.recorder.note(delta._replace(changed=fresh))
-        plan = planning.Plan({c.unit.uid: planning.SHIP for c in delta.changed}, [], {})
-        history = planning.History([])
-        again: dict[int, dict[str, Any]] = {}
-        if any(c.unit.gone or _unstored(c.unit) >= planning.WORTH for c in delta.changed):
-            history = planning.History(self.recorder.notes)
-            plan, again = self._planned(directory, delta, history, durable, whole)
-        length = self._write(directory, delta, history, plan, again, durable)
-        if self.store.written != self._packed:
-            self._packed = self.store.written
-            self._packing = threading.Event()
-            _thread.start_new_thread(self._pack, (self._packing,))  # without waiting until it runs
-        return {
-            "units": len(delta.changed),
-            "log_bytes": length,
-            "chunk_bytes": self.store.written - before,
-            "seconds": time.perf_counter() - started,
-            "lost": self._lost(plan),
-            "left": self._again(plan, gone=False),
-            "rebuilt": self._again(plan, gone=True),
-            "notes": self._notes(),
-        }
-
-    def _planned(
-        self, directory: Path, delta: capture.Delta, history: planning.History, durable: bool, whole: bool
-    ) -> tuple[planning.Plan, dict[int, dict[str, Any]]]:
-        """Groups to ship, and groups to leave to their cells: only groups within a trial's power."""
-        units = [c.unit for c in delta.changed]
-        groups = [
-            planning.Group(u.uid, u.members, u.nbytes(), _unstored(u), u.plain, u.seconds, bool(u.gone))
-            for u in units
-        ]
-        failed: dict[int, str] = {u.uid: "" for u in units if whole or self._shown_as(u) is None}
-        again: dict[int, dict[str, Any]] = {}
-        for _ in range(_TRIALS):
-            plan = planning.plan(history, groups, lambda: self._measure(durable), failed)
-            again = {
-                u.uid: {"redo": self._seqs(history, u.uid), "as": self._shown_as(u) or {}, "tags": u.tags}
-                for u in units
-                if plan.choices[u.uid] == planning.RECOMPUTE
-            }
-            again.update({uid: {"why": why} for uid, why in plan.why.items()})
-            if not any(u.uid in again and not u.gone for u in units):
-                return plan, again
-            wrong = self._trial(directory, delta, history, plan, again)
-            if not wrong:
-                return plan, again
-            failed.update(wrong)
-        return self._planned(directory, delta, history, durable, whole=True)
-
-    def _measure(self, durable: bool) -> tuple[float, float]:
-        if self.rates is None:
-            self.rates = self.store.rates(durable)
-        return self.rates
-
-    def _seqs(self, history: planning.History, uid: int) -> list[int]:
-        return [self.recorder.notes[i]["cell"]["seq"] for i in history.back(uid)]
-
-    def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
-        """The variable behind each of IPython's names for displayed values; nothing if one of them isn't a
-        variable."""
-        space = self.shell.user_ns
-        plain = [n for n in unit.names if not effects.shown(n)]
-        found = {
-            name: next((n for n in plain if space[n] is space[name]), "")
-            for name in unit.names
-            if effects.shown(name)
-        }
-        return found if all(found.values()) else None
-
-    def _trial(
-        self,
-        directory: Path,
-        delta: capture.Delta,
-        history: planning.History,
-        plan: planning.Plan,
-        again: dict[int, dict[str, Any]],
-    ) -> dict[int, str]:
-        """Rebuild omitted groups in a fresh Python; returns the failed groups with reasons."""
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
-            self._write(Path(place), delta, history, plan, again, False)
-            seconds = sum(self.recorder.notes[i]["cell"]["seconds"] for i in plan.rerun)
-            try:
-                done = subprocess.run(
-                    [sys.executable, "-c", _TRIAL, str(Path(__file__).parents[2]), place, str(self.store.root)],
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=30 + 4 * seconds,
-                    check=False,
-                    env={k: v for k, v in os.environ.items() if k != "GRESSHOPPER_AGENT_FD"},
-                )
-                said = json.loads(done.stdout.decode(errors="replace").rpartition("\x1e")[2])
-                return {int(uid): str(why) for uid, why in said.items() if not self.capture.units[int(uid)].gone}
-            except (OSError, ValueError, subprocess.SubprocessError) as e:
-                return {uid: f"its trial failed: {e}" for uid in again if not self.capture.units[uid].gone}
-
-    def _write(
-        self,
-        directory: Path,
-        delta: capture.Delta,
-        history: planning.History,
-        plan: planning.Plan,
-        again: dict[int, dict[str, Any]],
-        durable: bool,
-    ) -> int:
-        log = form.Log(directory, form.owner_key())
-        log.create()
-        try:
-            cells: Any = functools.partial(redo.described, history, plan.rerun) if plan.rerun else None
-            head, body = records.Writer(self.shell, self.capture).record(delta, [], True, again, cells)
-            length = log.add(json.dumps(head, separators=(",", ":")).encode(), body, compress=True)
-            if durable:
-                self.store.sync()
-            log.commit(durable)
-        finally:
-            log.close()
-        return length
-
-    _packing: threading.Event | None = None
-    _packed = 0
-
-    def _pack(self, done: threading.Event) -> None:
-        try:
-            self.store.pack()
-        finally:
-            done.set()
-
-    def packed(self) -> None:
-        """Wait until what was saved is compressed."""
-        if self._packing is not None:
-            self._packing.wait()
-
-    def _lost(self, plan: planning.Plan) -> dict[str, str]:
-        """Lost values, and why they can't be made again."""
-        return {
-            name: f"{g.what}: {g.why}; it can't be made again: {plan.why[u.uid]}"
-            for u in self.capture.units.values()
-            if u.uid in plan.why
-            for g in u.gone
-            for name in u.names
-        }
-
-    def _again(self, plan: planning.Plan, gone: bool) -> dict[str, int]:
-        """Groups left to their cells, with bytes: unsavable ones (`gone`), or ones cheaper to make again."""
-        return {
-            ", ".join(u.names): u.nbytes()
-            for u in self.capture.units.values()
-            if plan.choices.get(u.uid) == planning.RECOMPUTE and bool(u.gone) == gone
-        }
-
-    def _notes(self) -> dict[str, list[str]]:
-        found = {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
-        return {**found, **{names: found.get(names, []) + more for names, more in self._unfindable().items()}}
+        libraries = self._audited != self.recorder.seq
+        said = self.saver.save(directory, durable, whole, libraries)
+        return {**said, "chunk_bytes": self.store.written - before, "seconds": time.perf_counter() - started}
 
     def show(self) -> list[dict[str, Any]]:
         """Each group: its variables, cost and unsavable parts."""
         self.audit()
-        return [
-            {
-                "names": u.names,
-                "bytes": u.nbytes(),
-                "seconds": u.seconds,
-                "types": sorted(u.types),
-                "lost": [list(g) for g in u.gone],
-                "notes": u.notes,
-            }
-            for u in sorted(self.capture.units.values(), key=lambda u: -u.nbytes())
-            if u.names
-        ]
+        return self.saver.groups()
 
     # --- restoring ---
 
@@ -791,27 +587,12 @@ def _cells_of(record: form.Record) -> list[dict[str, Any]]:
     return [cell for cell in [*record.head.get("before", ()), record.head.get("cell")] if cell]
 
 
-#: Program of the trial's Python, with this process's copy of the package.
-_TRIAL = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gresshopper.state import redo; redo.main()"
-#: So often a plan is made and tried; then everything is stored.
-_TRIALS = 4
-
-
 def _given_up(e: pickling.Interrupted) -> Outcome:
     if isinstance(e, NoRoom):
         return Outcome("failed", str(e))
     if isinstance(e, Away):
         return Outcome("later", "what is on the GPU can't be read now")
     return Outcome("later", "it took longer than the reply may wait")
-
-
-def _is_known(unit: capture.Unit, before: tuple[capture.Unit, bytes, str] | None) -> bool:
-    """Whether a unit is unchanged: the same object, or the same content under new chunk names."""
-    return before is not None and (unit is before[0] or (unit.digest, unit.tags) == before[1:])
-
-
-def _unstored(unit: capture.Unit) -> int:
-    return unit.size + sum(b.nbytes for b in unit.blobs if b.deferred)
 
 
 def agent(shell: Any = None, root: Path | None = None) -> Agent:

@@ -43,7 +43,7 @@ class ChannelJournal:
             "cells": [{"msg_id": ran.msg_id, "seq": ran.seq} for ran in record.cells],
             "cause": record.cause,
             "took_ms": round(1e3 * record.seconds, 3),
-            "unmovable": self._of.unmovable(),
+            "unmovable": self._of.unmovable.reasons(),
         }
         self.next += 1
         if record.reply_waits:
@@ -68,7 +68,7 @@ class ChannelJournal:
             said.update({key: record[key] for key in ("record", "through", "cells", "unmovable")})
             self._tell("state.cell", said, attachments)
         else:
-            self._tell("state.cell", {**said, "why": outcome.why, "unmovable": self._of.unmovable()}, [])
+            self._tell("state.cell", {**said, "why": outcome.why, "unmovable": self._of.unmovable.reasons()}, [])
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """As `Journal`."""
@@ -179,7 +179,7 @@ class Supervised:
             "seq": of.recorder.seq,
             "execution_count": self._shell.execution_count,
             "seconds": told.seconds,
-            "unmovable": of.unmovable(),
+            "unmovable": of.unmovable.reasons(),
         }
 
     def _apply(self, call: Call) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Supervised:
             "seq": of.recorder.journal.through,
             "whole": outcome.status == "whole",
             "why": outcome.why,
-            "unmovable": of.unmovable(),
+            "unmovable": of.unmovable.reasons(),
         }
 
     def _forget(self, call: Call) -> dict[str, Any]:

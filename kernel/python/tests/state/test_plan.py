@@ -32,7 +32,7 @@ with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
     if asked["do"] in ("save", "again"):
         if asked["do"] == "again":
             agent.restore(base / "state")
-        agent.pace.patience, agent.rates = float("inf"), tuple(asked["rates"])
+        agent.pace.patience, agent.saver.rates = float("inf"), tuple(asked["rates"])
         agent.watch(ahead=False)
         for cell in asked["cells"]:
             ip.run_cell(cell, store_history=True)
