@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,30 +24,28 @@ from . import (
     capture,
     contexts,
     effects,
-    follow,
     form,
     hurry,
-    later,
     leaving,
     pace,
     pickling,
     process,
     records,
-    redo,
-    rerun,
+    recovery,
     streams,
     yielding,
 )
-from . import restore as restoring
 from .later import Unread
-from .lost import Pending
-from .namespace import Namespace, know_sources
+from .namespace import Namespace
 from .notices import Notices
 from .recorder import Recorder
 from .records import Outcome, Ran
+from .recovery import Recovery
+from .restore import Told, environment
 from .saving import Saver
 from .session import Away, NoRoom, NotYet
-from .store import Store, StoreError, ask_for
+from .standby import Standby
+from .store import Store, StoreError
 from .unmovable import Unmovable
 
 #: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
@@ -96,10 +94,8 @@ class Agent:
         #: How the last capture failed, until one doesn't.
         self._failed: Outcome | None = None
         self.effects = effects.Effects()
-        #: In a standby, the follower keeping its variables equal to the executor's.
-        self._follower: follow.Follower | None = None
-        #: Reports the progress of a restore beside the notebook.
-        self.progress: Callable[[str], None] | None = None
+        self.recovery = Recovery(self.namespace, self.capture, self.recorder, self.unread, self.notices, self._later)
+        self.standby = Standby(self.namespace, self.capture, self.recorder, self.unread, self.notices, self.recovery)
         streams.know()
         process.know()
 
@@ -295,7 +291,7 @@ class Agent:
             with hurry.bound(self.capture.session, hurry.UntilAsked(self.shell)):
                 self.audit()
             self._audited = self.recorder.seq
-            restoring.environment()  # which a save asks for
+            environment()  # which a save asks for
         except pickling.Interrupted as e:
             self._hold_off(e)
             self._rest_in(self.pace.audit_retry(started))
@@ -379,7 +375,7 @@ class Agent:
     def forget(self) -> None:
         """Empty the namespace, and begin anew: nothing of what was recorded or is still to be read counts."""
         self.unread.drop()
-        self._follower = None
+        self.standby.forget()
         self.shell.reset(new_session=True, aggressive=False)
         self.recorder.forget()
         self._waiting = []
@@ -418,95 +414,19 @@ class Agent:
         again: bool = True,
         wait: bool = True,
         shown: bool = True,
-    ) -> restoring.Told:
-        """Rebuild a saved state in this kernel. Without `wait`, large groups are read when needed. Without `shown`,
-        displayed values outside all variables are read when needed, too.
+    ) -> Told:
+        """Rebuild a saved state in this kernel as `Recovery.rebuild` does, and tell its user what didn't come back.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
-        snapshot = self.read(directory, upto)
-        told = self.rebuild(snapshot, lazy, again, wait, shown)
+        snapshot = recovery.read(directory, upto)
+        told = self.recovery.rebuild(snapshot, lazy, again, wait, shown)
         told = told._replace(notices=[*told.notices, *snapshot.ended()])
-        self.tell(told.lost, told.notices)
+        self.recovery.tell(told.lost, told.notices)
         return told
 
-    def tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
-        """Tell the user which variables came back changed, or not at all."""
-        if self.recorder.journal is not None and self.recorder.journal.notice(self.notices.news(lost), notices):
-            return
-        for text in notices:
-            print(f"Gresshopper: {text}", file=sys.stderr)
-        for name, why in lost.items():
-            print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
-
-    def read(self, directory: Path, upto: int | None = None, end: form.End | None = None) -> restoring.Snapshot:
-        """A state that lies in a folder, proven. `end`: as much of its log as counts.
-
-        # Errors
-        `FormError`.
-        """
-        for path in (form.key_path(), directory / "head", directory / "log"):
-            ask_for(path)  # together: each takes as long as the disk does
-        return restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto, end))
-
-    def rebuild(
-        self,
-        snapshot: restoring.Snapshot,
-        lazy: bool = True,
-        again: bool = True,
-        wait: bool = True,
-        shown: bool = True,
-    ) -> restoring.Told:
-        """The same for a state just read; nothing is said beside the notebook's cells.
-
-        # Errors
-        `FormError` or `StoreError`, with the namespace as it was.
-        """
-        self.unread.read_all()
-        with self.namespace.as_in_a_cell():
-            return self._rebuild(snapshot, lazy, again, wait, shown)
-
-    def _rebuild(
-        self, snapshot: restoring.Snapshot, lazy: bool, again: bool, wait: bool, shown: bool
-    ) -> restoring.Told:
-        differences = restoring.differences(snapshot.environment)
-        pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
-        told, loader = restoring.restore(
-            snapshot, self.store, self.capture.session, self.namespace.put, lazy, self._progress(), pending
-        )
-        pending = {uid: names for uid, names in pending.items() if uid not in {*loader.failed, *loader.sooner}}
-        if pending:
-            self.capture.pending = self.unread.begin(loader, pending, self._set_later, self.tell)
-            self._later()
-        if again and snapshot.redo["cells"]:
-            told = redo.recover(snapshot, self.store, self.capture.session, self.namespace.put, told)
-        if again and told.lost and any(r.head["cell"] for r in snapshot.records):
-            told = rerun.recover(snapshot, self.store, self.capture.session, self.namespace.put, told)
-        self.recorder.adopt_redone(snapshot)
-        space = self.shell.user_ns
-        self.notices.forget()
-        self.notices.know(n for n in snapshot.told if n in told.lost or isinstance(space.get(n), Pending))
-        self._settle(snapshot)
-        know_sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
-        return told._replace(notices=[*differences, *told.notices])
-
-    def _progress(self) -> Any:
-        started = last = time.monotonic()
-
-        def tell(done: int, of: int) -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - started > 1 and (now - last > 1 or done == of):
-                last = now
-                said = f"restoring, {done} of {of} groups"
-                print(f"Gresshopper: {said}", file=sys.stderr)
-                if self.progress is not None:
-                    self.progress(said)
-
-        return tell
-
-    def resume(self, directory: Path, lazy: bool = True) -> restoring.Told:
+    def resume(self, directory: Path, lazy: bool = True) -> Told:
         """Restore a state and go on in the state's log, to which later captures are added.
 
         # Errors
@@ -514,77 +434,11 @@ class Agent:
         """
         self.store.keep_content_of(directory)
         told = self.restore(directory, lazy=lazy)
-        self.recorder.adopt(self.read(directory))
+        self.recorder.adopt(recovery.read(directory))
         self.recorder.journal = records.FileJournal(directory, resume=True)
         self.audit()
         self.begin(self.recorder.journal)
         return told
-
-    def follow(self, snapshot: restoring.Snapshot) -> None:
-        """From here on records of an executor may be applied to what was restored."""
-        self._follower = follow.Follower(snapshot, self.store, self.capture.session, self.namespace.put)
-
-    def apply(self, record: form.Record) -> restoring.Told:
-        """Have the variables as they are at the executor after a record.
-
-        # Errors
-        `RebuildError`.
-        """
-        if self._follower is None:
-            raise follow.RebuildError("this kernel follows nobody: nothing was restored in it, or it captures")
-        self.unread.read_all()
-        with self.namespace.as_in_a_cell():
-            told = self._follower.apply(record)
-        snapshot = self._follower.snapshot
-        self.notices.forget(told.names)
-        self.notices.know(snapshot.told)
-        self._settle(snapshot)
-        cells = _cells_of(record)
-        know_sources(cells)
-        self.recorder.last = self.recorder.seq = max([self.recorder.seq, *(cell["seq"] for cell in cells)])
-        return told
-
-    def elect(self) -> list[str]:
-        """Follow no more: later captures are differences to the last applied record. Returns what ended with the process that
-        was followed, in sentences.
-        """
-        if self._follower is None:
-            return []
-        snapshot, self._follower = self._follower.snapshot, None
-        self.capture.reset()
-        self.recorder.adopt(snapshot)
-        return snapshot.ended()
-
-    def _set_later(self, staged: dict[str, Any]) -> None:
-        self.namespace.put_read(staged)
-        self.capture.resettle(staged)
-
-    def _settle(self, snapshot: restoring.Snapshot) -> None:
-        """Have IPython's own memory, and the next cell's context, as they were."""
-        self.namespace.settle(snapshot)
-        self._set_in_cell(snapshot)
-
-    def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
-        """Have the next cell find settings beyond the reach of a restore."""
-        sections: dict[str, bytes] = {}
-        for name in process.of_context():
-            with contextlib.suppress(KeyError, StoreError):  # the restore has told it
-                sections[name] = restoring.stream(snapshot.sections[name], self.store)
-        process.for_cells(sections)
-        hooks = self.shell.events.callbacks["pre_execute"]
-        if self._in_cell not in hooks:
-            self.shell.events.register("pre_execute", self._in_cell)
-
-    def _in_cell(self) -> None:
-        if in_main_thread():
-            self.shell.events.unregister("pre_execute", self._in_cell)
-            if told := process.cell_begins():
-                self.tell({}, told)
-
-
-def _cells_of(record: form.Record) -> list[dict[str, Any]]:
-    """The cells that a record completes."""
-    return [cell for cell in [*record.head.get("before", ()), record.head.get("cell")] if cell]
 
 
 def _given_up(e: pickling.Interrupted) -> Outcome:

@@ -12,7 +12,7 @@ from typing import Any
 from gresshopper import between, operations
 from gresshopper.operations import Answer, Call, OperationError
 
-from . import form
+from . import form, recovery
 from . import restore as restoring
 from .agent import Agent, agent
 from .lost import LostError
@@ -55,11 +55,11 @@ def carry_out(shell: Any, name: str, call: Call) -> Answer:
     try:
         with told():
             of = agent(shell, Path(store) if store else None)
-            of.progress = call.progress
+            of.recovery.progress = call.progress
             try:
                 answer: Answer = _COMMANDS[name](of, call.body)
             finally:
-                of.progress = None
+                of.recovery.progress = None
             return answer
     except OperationError:
         raise
@@ -87,7 +87,7 @@ def _save(of: Agent, asked: Mapping[str, Any]) -> dict[str, Any]:
 def _load(of: Agent, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Restore a saved state. Without `anyway` a different environment's is left alone."""
     folder = _folder(asked, "folder")
-    differences = restoring.differences(of.read(folder).environment)
+    differences = restoring.differences(recovery.read(folder).environment)
     if differences and not asked.get("anyway"):
         return {"differences": differences}
     wait = asked.get("wait", True)

@@ -19,7 +19,7 @@ from gresshopper import between, door, operations
 from gresshopper.channel import Channel, ChannelClosed
 from gresshopper.operations import Call, OperationError
 
-from . import commands, follow, form, native
+from . import commands, follow, form, native, recovery
 from . import restore as restoring
 from .agent import Agent, agent
 from .records import Outcome, Ran, Record
@@ -147,28 +147,28 @@ class Supervised:
             of.recorder.next_record(asked["record"] != of.recorder.journal.next or bool(asked.get("anew")))
             of.recorder.journal.next = asked["record"]
         else:
-            ended = of.elect()
+            ended = of.standby.elect()
             of.begin(ChannelJournal(self._channel, of, asked["record"], of.recorder.seq))
             if ended:
-                of.tell({}, ended)
+                of.recovery.tell({}, ended)
         return {"form": form.VERSION, "python": platform.python_version(), "pid": os.getpid()}
 
     def _restore(self, call: Call) -> dict[str, Any]:
         asked, of = call.body, self._of
         end = form.End(asked["length"], asked["mac"]) if asked.get("mac") else None
-        snapshot = of.read(Path(asked["folder"]), asked.get("upto"), end)
+        snapshot = recovery.read(Path(asked["folder"]), asked.get("upto"), end)
         if call.attachments:
             more = _records(call.attachments)
             snapshot = restoring.Snapshot([*snapshot.records, *more])
         lazy = bool(asked.get("lazy", True))
         capturing = of.recorder.journal is not None
-        told = of.rebuild(snapshot, wait=not lazy, shown=not lazy)
+        told = of.recovery.rebuild(snapshot, wait=not lazy, shown=not lazy)
         if capturing:
             told = told._replace(notices=[*told.notices, *snapshot.ended()])
             of.audit()
         else:
             of.recorder.adopt(snapshot)
-            of.follow(snapshot)
+            of.standby.follow(snapshot)
             self._applied = None
         groups, nbytes = of.unread.size()
         return {
@@ -191,7 +191,7 @@ class Supervised:
         names: set[str] = set()
         for record in _records(call.attachments):
             try:
-                told = of.apply(record)
+                told = of.standby.apply(record)
             except follow.RebuildError as e:
                 raise OperationError("rebuild", f"{e}: restore it anew") from e
             lost = {name: why for name, why in lost.items() if name not in told.names}
