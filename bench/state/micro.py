@@ -39,18 +39,18 @@ def agent_in(directory: Path) -> tuple[Any, Any]:
     shell = InteractiveShell(config=quiet)
     agent = Agent(shell, directory / "store")
     agent.watch(directory / "log")
-    agent.pace.patience = float("inf")  # what is measured is the capture, not the waiting for think time
+    agent.watcher.pace.patience = float("inf")  # what is measured is the capture, not the waiting for think time
     return shell, agent
 
 
 def cell(shell: Any, agent: Any, source: str) -> float:
     """Seconds that the hooks took around a cell."""
-    before = agent.pace.spent
+    before = agent.watcher.pace.spent
     result = shell.run_cell(source, store_history=True)
     result.raise_error()
-    if agent.trouble:
-        raise RuntimeError(agent.trouble[-1])
-    return agent.pace.spent - before
+    if agent.watcher.failures.texts:
+        raise RuntimeError(agent.watcher.failures.texts[-1])
+    return agent.watcher.pace.spent - before
 
 
 def idle(directory: Path, gigabytes: int) -> None:
@@ -62,8 +62,8 @@ def idle(directory: Path, gigabytes: int) -> None:
         agent,
         f"import numpy as np\nbig = [np.full(1 << 27, float(i)) for i in range({gigabytes})]\na0 = big[0]\nk = 0",
     )
-    agent.audit()
-    agent.audit()
+    agent.watcher.audit()
+    agent.watcher.audit()
     counter = [cell(shell, agent, "k = k + 1") for _ in range(30)]
     named = [cell(shell, agent, "k = float(a0[5])") for _ in range(10)]
     written = [cell(shell, agent, f"a0[{i * 1000}] = -1.0") for i in range(10)]
@@ -72,7 +72,7 @@ def idle(directory: Path, gigabytes: int) -> None:
     emit("named_capture_ms_10gb", 1e3 * statistics.median(named), "ms", len(named))
     emit("eight_bytes_capture_ms_10gb", 1e3 * statistics.median(written), "ms", len(written))
     started = time.perf_counter()
-    agent.audit()
+    agent.watcher.audit()
     emit("audit_ms_10gb", 1e3 * (time.perf_counter() - started), "ms", 1)
     agent.unwatch()
 
@@ -87,7 +87,7 @@ def scaling(directory: Path) -> None:
         audits = []
         for _ in range(3):
             started = time.perf_counter()
-            agent.audit()
+            agent.watcher.audit()
             audits.append(time.perf_counter() - started)
         found.append((n, 1e3 * statistics.median(one), 1e3 * statistics.median(audits)))
         emit(f"capture_ms_{n}_variables", found[-1][1], "ms", len(one))

@@ -76,16 +76,16 @@ class Ours(Peer):
 
     def run(self, source: str) -> Any:
         result = super().run(source)
-        self.tracking = self.agent.pace.spent
+        self.tracking = self.agent.watcher.pace.spent
         return result
 
     def think(self) -> None:
-        self.agent._idle()
-        self.thought = self.agent.pace.thought
+        self.agent.watcher.idle()
+        self.thought = self.agent.watcher.pace.thought
 
     def rest(self) -> None:
-        self.agent._rest()
-        self.thought = self.agent.pace.thought
+        self.agent.watcher.rest()
+        self.thought = self.agent.watcher.pace.thought
 
     def checkpoint(self) -> None:
         self.agent.save(self.directory / "state", durable=False)
@@ -121,7 +121,7 @@ class OursPerCell(Ours):
         self.agent.watch(self.directory / "state")
 
     def checkpoint(self) -> None:
-        self.agent.audit()
+        self.agent.watcher.audit()
 
 
 class _Whole(Peer):

@@ -215,12 +215,12 @@ def _one(base: Path, state: Path, i: int, source: str) -> dict[str, Any]:
         told = [f"{n}: {w}" for n, w in done.lost.items()] + done.notices
     restoring = time.perf_counter() - started
     said = run_cell(ip, source)
-    agent.audit()
+    agent.watcher.audit()
     return {
         **said,
-        "told": told + agent.trouble,
-        "spent": agent.pace.spent,
-        "ran": agent.pace.ran,
+        "told": told + agent.watcher.failures.texts,
+        "spent": agent.watcher.pace.spent,
+        "ran": agent.watcher.pace.ran,
         "restoring": restoring,
     }
 

@@ -102,9 +102,9 @@ def _load(of: Agent, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spent(of: Agent, asked: Mapping[str, Any]) -> dict[str, Any]:
-    took = of.pace
+    took = of.watcher.pace
     seconds = {"ran": took.ran, "spent": took.spent, "between": took.between, "thought": took.thought}
-    return {**seconds, "trouble": of.trouble}
+    return {**seconds, "trouble": of.watcher.failures.texts}
 
 
 _COMMANDS: dict[str, Any] = {"show": _show, "save": _save, "load": _load, "spent": _spent}

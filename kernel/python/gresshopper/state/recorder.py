@@ -37,14 +37,23 @@ class Recorder:
         #: The next record holds everything, because an earlier one was lost.
         self._anew = False
 
-    # --- captures ---
-
-    def first(self) -> None:
-        """Record the state before the first observed cell."""
+    def begin(self, journal: records.Journal | None) -> None:
+        """Keep records in a journal if one is given, the first one of the state before the first observed cell."""
+        self.journal = journal
+        if self.notes:
+            return
         started = time.perf_counter()
         delta = self._capture.run(None, self.seq, everything=self._anew, libraries=False)
         self.note(delta)
         self._keep(delta, [], (), "begin", started)
+
+    def end(self) -> None:
+        """Keep no more records."""
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
+
+    # --- captures ---
 
     def cells(self, waiting: list[Ran], reply_waits: bool) -> None:
         """Capture what these cells did. `reply_waits`: the last one's reply waits for the record."""

@@ -140,7 +140,7 @@ class Supervised:
         if (opened := door.get()) is not None:
             opened.standby = asked["capture"] == "nothing"
         patience = asked.get("patience_ms")
-        of.pace.patience = None if patience is None else patience / 1000
+        of.watcher.pace.patience = None if patience is None else patience / 1000
         if asked["capture"] == "nothing":
             of.unwatch()
         elif isinstance(of.recorder.journal, ChannelJournal):
@@ -165,7 +165,7 @@ class Supervised:
         told = of.recovery.rebuild(snapshot, wait=not lazy, shown=not lazy)
         if capturing:
             told = told._replace(notices=[*told.notices, *snapshot.ended()])
-            of.audit()
+            of.watcher.audit()
         else:
             of.recorder.adopt(snapshot)
             of.standby.follow(snapshot)
@@ -211,7 +211,7 @@ class Supervised:
         of = self._of
         if not isinstance(of.recorder.journal, ChannelJournal):
             raise OperationError("refused", "nothing is captured in this kernel: begin first")
-        outcome = of.flush(bool(call.body.get("audit", True)))
+        outcome = of.watcher.flush(bool(call.body.get("audit", True)))
         return {
             "record": of.recorder.journal.next - 1,
             "seq": of.recorder.journal.through,

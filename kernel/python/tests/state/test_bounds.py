@@ -106,14 +106,14 @@ hurry.FLOOR = 32 << 20
 native.room = lambda: 0
 ip = InteractiveShell.instance()
 agent = agents.Agent(ip, Path(sys.argv[1]) / "store")
-agent.pace.patience = float("inf")
+agent.watcher.pace.patience = float("inf")
 agent.watch()
 ip.run_cell("big = [str(i) * 20 for i in range(2_000_000)]")
 ip.run_cell("x = 1")
-first = len(agent.trouble), len(agent._waiting)
-agent.pace._crowded_until = 0.0
+first = len(agent.watcher.failures.texts), len(agent.watcher._waiting)
+agent.watcher.pace._crowded_until = 0.0
 ip.run_cell("del big; x = 2")
-print("\\x1e" + json.dumps([first, agent.trouble, len(agent._waiting)]))
+print("\\x1e" + json.dumps([first, agent.watcher.failures.texts, len(agent.watcher._waiting)]))
 """
 
 
@@ -134,7 +134,7 @@ def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monke
     config.HistoryManager.enabled = False
     shell = interactive.InteractiveShell(config=config)
     agent = agents.Agent(shell, tmp_path / "store")
-    agent.pace.patience = float("inf")
+    agent.watcher.pace.patience = float("inf")
     agent.watch(tmp_path / "log")
 
     def cells(n: int) -> int:
@@ -144,7 +144,7 @@ def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monke
                 "try: 1 / 0\nexcept Exception as e: caught = e"
             )
         gc.collect()
-        agent.audit()  # as in think time: it finds that the older classes are gone
+        agent.watcher.audit()  # as in think time: it finds that the older classes are gone
         ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/gresshopper/state/*")])
         return sum(stat.size for stat in ours.statistics("filename"))
 
@@ -155,7 +155,7 @@ def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monke
     finally:
         tracemalloc.stop()
         agent.unwatch()
-    assert not agent.trouble
+    assert not agent.watcher.failures.texts
     assert held[2] - held[1] < 40_000, held
 
 

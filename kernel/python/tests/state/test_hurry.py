@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import capture, hurry, pace, pickling, threads
+from gresshopper.state import capture, event_loop, hurry, pace, pickling, threads
 from gresshopper.state.pickling import Interrupted
 
 import child
@@ -188,17 +188,17 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
     agent.watch()
 
     async def thinks() -> None:
-        agent._after(_Cell("a = [1]"))
+        agent.watcher._after(_Cell("a = [1]"))
         shell.user_ns["a"] = [1]
-        while agent._audited < 1:  # noqa: ASYNC110 - the agent tells nobody
+        while agent.watcher._audited < 1:  # noqa: ASYNC110 - the agent tells nobody
             await asyncio.sleep(0.01)
         shell.user_ns["a"].append(2)  # as a callback may
-        agent._after(_Cell("1 + 1"))
-        while agent._audited < 2:  # noqa: ASYNC110 - the agent tells nobody
+        agent.watcher._after(_Cell("1 + 1"))
+        while agent.watcher._audited < 2:  # noqa: ASYNC110 - the agent tells nobody
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(thinks(), 30))
-    assert not agent.trouble
+    assert not agent.watcher.failures.texts
     assert agent.recorder.notes[-1]["cell"] is None and agent.recorder.notes[-1]["units"][0]["m"] == ["n:a"]
     assert not agent.capture.run(None).changed
 
@@ -210,23 +210,21 @@ def test_nothing_is_audited_while_cell_follows_cell(tmp_path: Path, monkeypatch:
     agent = agents.Agent(_shell(tmp_path, monkeypatch), tmp_path / "store")
     agent.watch()
     planned: list[float] = []
-    monkeypatch.setattr(agent, "_after_seconds", lambda seconds, work: planned.append(seconds))
-    agent._after(_Cell("a = [1]"))
-    agent._idle()
-    assert agent.pace._audit_due and not agent._waiting
+    monkeypatch.setattr(event_loop, "after", lambda seconds, work: planned.append(seconds))
+    agent.watcher._after(_Cell("a = [1]"))
+    agent.watcher.idle()
+    assert agent.watcher.pace._audit_due and not agent.watcher._waiting
     planned.clear()
-    agent._idle()
+    agent.watcher.idle()
     assert not planned
-    agent._rest()
-    assert agent._audited < 1 and len(planned) == 1 and 900 < planned[0] <= 1000
-    agent.pace._ended -= 1000
-    agent._rest()
-    assert agent._audited == 1 and not agent.pace._audit_due and len(planned) == 1
+    agent.watcher.rest()
+    assert agent.watcher._audited < 1 and len(planned) == 1 and 900 < planned[0] <= 1000
+    agent.watcher.pace._ended -= 1000
+    agent.watcher.rest()
+    assert agent.watcher._audited == 1 and not agent.watcher.pace._audit_due and len(planned) == 1
 
 
 def test_a_request_that_came_with_the_timer_goes_first() -> None:
-    from gresshopper.state import agent as agents
-
     ours, theirs = socket.socketpair()
     order: list[str] = []
 
@@ -237,7 +235,7 @@ def test_a_request_that_came_with_the_timer_goes_first() -> None:
         loop = asyncio.get_running_loop()
         running: list[Any] = []
         loop.add_reader(ours, lambda: (ours.recv(1), running.append(loop.create_task(cell()))))
-        agents.Agent._after_seconds(0.01, lambda: order.append("capture"))
+        event_loop.after(0.01, lambda: order.append("capture"))
         theirs.send(b"x")
         time.sleep(0.03)  # noqa: ASYNC251 - the loop is late: it finds both
         await asyncio.sleep(0.05)
@@ -291,11 +289,11 @@ from gresshopper.state.agent import Agent
 ip = InteractiveShell.instance()
 agent = Agent(ip, Path(sys.argv[1]) / "store")
 agent.watch()
-begins = agent._cells.begins
+begins = agent.watcher._cells.begins
 def interrupted(info):
     signal.raise_signal(signal.SIGINT)
     return begins(info)
-agent._cells.begins = interrupted
+agent.watcher._cells.begins = interrupted
 result = ip.run_cell("time = __import__('time'); time.sleep(20)")
 print("\\x1e" + __import__("json").dumps(type(result.error_in_exec).__name__))
 """

@@ -23,7 +23,7 @@ if do == "restore":
     agent.restore(base / "log")
     print("\\x1e" + json.dumps([ip.user_ns["a"], [n for n in ip.user_ns if n in "abc"], ip.user_ns["In"]]))
 else:
-    agent.pace.patience = float("inf")
+    agent.watcher.pace.patience = float("inf")
     agent.watch(base / "log")
     ip.run_cell("b = 1; a = [1]; c = a", store_history=True)
     ip.user_ns["a"].append(2)  # as a callback does
@@ -56,7 +56,7 @@ if again:
 else:
     agent.watch(base / "log")
     ip.run_cell("def f():\\n    return 'the source'\\n", store_history=True)
-    agent.audit()
+    agent.watcher.audit()
 print("\\x1e" + json.dumps(inspect.getsource(ip.user_ns["f"])))
 """
 

@@ -106,8 +106,8 @@ def test_aborted_and_silent_requests_are_not_told(start: Callable[..., Kernel]) 
 #: Nothing is captured between cells.
 NEVER = """
 import sys
-agent, pace, a = sys.modules['gresshopper.state.agent'], sys.modules['gresshopper.state.pace'], [1]
-pace.THINK, agent.Agent._promptly = 600, lambda self: None
+watcher, pace, a = sys.modules['gresshopper.state.watcher'], sys.modules['gresshopper.state.pace'], [1]
+pace.THINK, watcher.Watcher._promptly = 600, lambda self: None
 """
 
 
@@ -211,9 +211,9 @@ def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(
 #: A capture that keeps the interpreter until the file is there. A call by `PyDLL` doesn't let go of it.
 KEEPING = """
 import ctypes, sys, time
-agent = sys.modules['gresshopper.state.agent']
-agent.LEAVES = 60
-work_off = agent.Agent._work_off
+watcher = sys.modules['gresshopper.state.watcher']
+watcher.LEAVES = 60
+work_off = watcher.Watcher.work_off
 def keeping(*args, **more):
     before, until = sys.getswitchinterval(), time.monotonic() + 40
     sys.setswitchinterval(1000)
@@ -221,7 +221,7 @@ def keeping(*args, **more):
         pass
     sys.setswitchinterval(before)
     return work_off(*args, **more)
-agent.Agent._work_off = keeping
+watcher.Watcher.work_off = keeping
 kernel = get_ipython().kernel
 """
 BUSY = [

@@ -32,7 +32,7 @@ with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
     if asked["do"] in ("save", "again"):
         if asked["do"] == "again":
             agent.restore(base / "state")
-        agent.pace.patience, agent.saver.rates = float("inf"), tuple(asked["rates"])
+        agent.watcher.pace.patience, agent.saver.rates = float("inf"), tuple(asked["rates"])
         agent.watch(ahead=False)
         for cell in asked["cells"]:
             ip.run_cell(cell, store_history=True)
@@ -42,7 +42,7 @@ with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
         said = {"lost": told.lost, "notices": told.notices}
     for cell in asked["check"]:
         ip.run_cell(cell)
-said["out"], said["trouble"] = repr(ip.user_ns.get("out")), agent.trouble
+said["out"], said["trouble"] = repr(ip.user_ns.get("out")), agent.watcher.failures.texts
 print("\\x1e" + json.dumps(said))
 """
 

@@ -388,7 +388,7 @@ def test_a_cell_that_runs_again_is_compiled_as_it_was(tmp_path: Path, futures: l
     """Its functions' annotations are the recorded ones, or the re-run isn't taken."""
     kind = "Later" if futures else "int"
     script = SCRIPT.replace(
-        "store_history=True).success, cell", "store_history=True).success, cell\n            agent.audit()"
+        "store_history=True).success, cell", "store_history=True).success, cell\n            agent.watcher.audit()"
     )
     cells = [*futures, f"def g(x: {kind}):\n    yield x\n    yield 2\nit = g(1)\nnext(it)"]
     asked = "out = [next(it), str(g.__annotations__['x'])]"

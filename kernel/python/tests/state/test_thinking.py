@@ -31,9 +31,9 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
 #: Notes the order of captures in think time and of cells in a list on disk. Each capture lasts until a request is there.
 ORDER = """
 import pathlib, select, sys
-_agents, _hurry = sys.modules['gresshopper.state.agent'], sys.modules['gresshopper.state.hurry']
+_watchers, _hurry = sys.modules['gresshopper.state.watcher'], sys.modules['gresshopper.state.hurry']
 _captures, _pace = sys.modules['gresshopper.state.capture'], sys.modules['gresshopper.state.pace']
-_of = _agents.agent()
+_of = sys.modules['gresshopper.state.agent'].agent().watcher
 def _note(what):
     with open('order', 'a') as file:
         file.write(what + ' ')
@@ -53,7 +53,7 @@ def _noted(capture, *asked, **how):
         raise
 _run, _captures.Capture._run = _captures.Capture._run, _noted
 _hurry.UntilAsked.check = _hurry.UntilAsked.expect = _lasting
-_agents.Agent._promptly = lambda self: None
+_watchers.Watcher._promptly = lambda self: None
 get_ipython().events.register('pre_execute', lambda: _note('cell'))
 """
 
@@ -67,7 +67,7 @@ def test_after_a_request_broke_a_capture_off_its_cell_runs_before_the_next_captu
     start: Callable[[], Kernel],
 ) -> None:
     kernel = start()
-    kernel.run(ORDER + "for _ in range(3): _of._later()")
+    kernel.run(ORDER + "for _ in range(3): _of.think()")
     kernel.eventually(lambda: order(kernel) == ["capture"])
     kernel.run("1")
     kernel.eventually(lambda: len(order(kernel)) >= 3)
@@ -85,9 +85,9 @@ _stream = _hurry._requests(get_ipython())
 def _and_capture(message, read=_stream._recv_callback):
     _stream._recv_callback = read
     begun = read(message)
-    get_ipython().kernel.io_loop.asyncio_loop.call_soon(_of._idle)
+    get_ipython().kernel.io_loop.asyncio_loop.call_soon(_of.idle)
     if begun is None:
-        _of._idle()
+        _of.idle()
     return begun
 _stream._recv_callback = _and_capture
 """

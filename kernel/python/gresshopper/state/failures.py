@@ -1,0 +1,73 @@
+"""Captures that failed: what failed is told once, remembered, and makes the pace slower."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+import traceback
+
+from .form import FormError
+from .pace import Pace
+from .records import Outcome
+from .session import Away, Interrupted, NoRoom
+from .store import StoreError
+
+#: Number of the last failures that are remembered.
+REMEMBERED = 100
+
+_log = logging.getLogger("gresshopper.state")
+
+
+class Failures:
+    """The failed captures of one kernel."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        #: The last failures in words, oldest first.
+        self.texts: list[str] = []
+        #: How the last capture failed, until one doesn't. No cell's own message tells the supervisor of it.
+        self.last: Outcome | None = None
+
+    def tell(self, e: BaseException) -> None:
+        """Remember a failure, and tell the user if it is new and theirs to mend."""
+        text = f"{type(e).__name__}: {e}"
+        again = text in self.texts
+        self.texts = [*self.texts, text][-REMEMBERED:]
+        self._pace.fails(time.perf_counter())
+        _log.debug("%s", traceback.format_exc())
+        if again or not isinstance(e, (StoreError, FormError, NoRoom)):
+            return
+        print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
+
+    def hold_off(self, e: Interrupted) -> None:
+        """Pause captures after one that was given up for what the next one would meet, too."""
+        if isinstance(e, Away):
+            self._pace.fails(time.perf_counter())
+        elif isinstance(e, NoRoom):
+            self.tell(e)
+            self._pace.finds_no_room(time.perf_counter())
+
+    def given_up(self, e: Interrupted) -> Outcome:
+        """The outcome of a capture that was given up."""
+        self.hold_off(e)
+        if isinstance(e, NoRoom):
+            return self._failed(str(e))
+        if isinstance(e, Away):
+            return Outcome("later", "what is on the GPU can't be read now")
+        return Outcome("later", "it took longer than the reply may wait")
+
+    def failed(self, e: BaseException) -> Outcome:
+        """The outcome of a capture that raised this error."""
+        self.tell(e)
+        return self._failed(self.texts[-1])
+
+    def whole(self) -> Outcome:
+        """The outcome of a capture that didn't fail."""
+        self._pace.succeeds()
+        self.last = None
+        return Outcome("whole")
+
+    def _failed(self, why: str) -> Outcome:
+        self.last = Outcome("failed", why)
+        return self.last

@@ -1,0 +1,272 @@
+"""Runs captures around the cells of a kernel: before a reply, between two cells, or in think time.
+
+The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a cell: the
+next one makes up for the gap. Everything runs in the kernel's main thread. `Pace` decides when and how long; `Recorder`
+captures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from gresshopper.between import Cells, in_main_thread
+
+from . import capture, contexts, effects, event_loop, hurry, leaving, pace, streams, yielding
+from .failures import Failures
+from .later import Unread
+from .recorder import Recorder
+from .records import Outcome, Ran
+from .restore import environment
+from .session import Interrupted, NotYet, Session
+
+#: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
+LEAVES = 0.004
+#: Most cells that may wait for their capture. Older cells are captured with them, but their sources aren't recorded.
+WAITING = 500
+
+
+class Watcher:
+    """The cells of one kernel, and when they are captured."""
+
+    def __init__(self, shell: Any, session: Session, recorder: Recorder, unread: Unread) -> None:
+        self._shell, self._session, self._recorder, self._unread = shell, session, recorder, unread
+        self.pace = pace.Pace(time.perf_counter())
+        self.failures = Failures(self.pace)
+        self._effects = effects.Effects()
+        self._cells = Cells()
+        #: Cells and silent requests that wait for their capture.
+        self._waiting: list[Ran] = []
+        #: Whether a cell's reply leaves without its capture, then made before the next request.
+        self._due = False
+        #: Whether the reply of the last cell waits for what is captured now.
+        self._reply_waits = False
+        #: Number of the last captured cell at the last audit; -1 if something ran since.
+        self._audited = -1
+        self._think_time = event_loop.Timer(self.idle)
+
+    # --- hooks ---
+
+    def begin(self) -> None:
+        """Capture after each cell."""
+        for event, hook in self._hooks():
+            self._shell.events.register(event, hook)
+
+    def end(self) -> None:
+        """Stop capturing."""
+        for event, hook in self._hooks():
+            if hook in self._shell.events.callbacks[event]:
+                self._shell.events.unregister(event, hook)
+        self._audited = -1
+
+    def _hooks(self) -> tuple[tuple[str, Any], ...]:
+        return (
+            ("pre_run_cell", self._before),
+            ("post_run_cell", self._after),
+            ("post_execute", self._after_silent),
+        )
+
+    def _before(self, info: Any) -> None:
+        with hurry.interrupts_for_the_cell(self._shell.user_ns):
+            if not self._cells and in_main_thread():
+                self._promptly()  # should the loop have taken this request first
+            if self._cells.begins(info):
+                self._effects.start()
+                self.pace.cell_begins(time.perf_counter())
+
+    def _after(self, result: Any) -> None:
+        ended = time.perf_counter()
+        if not self._cells.over(result):
+            return
+        if in_main_thread():
+            contexts.cell_is_over()
+            streams.take_back()
+        seconds = self.pace.cell_over(ended)
+        self._recorder.last += 1
+        ran = Ran(result, self._recorder.last, self._msg_id(), seconds, self._effects.stop())
+        self._waiting = [*self._waiting, ran][-WAITING:]
+        with hurry.interrupts_deferred():
+            self._reply_waits = True
+            outcome = self._hold_up(ended)
+            self._reply_waits = False
+            took = time.perf_counter() - ended
+            self.pace.took_before_reply(took)
+            if self._recorder.journal is not None:
+                self._recorder.journal.cell_over(ran, outcome, took)
+
+    def _after_silent(self) -> None:
+        """Note a silent request, which fires no hooks of a cell. It is captured between its reply and the next cell."""
+        if self._cells:
+            return
+        asked = self._parent().get("content") or {}
+        ran = Ran.silently(str(asked.get("code", "")), self._recorder.last, self._msg_id())
+        if not asked.get("silent") or (self._waiting and self._waiting[-1].msg_id == ran.msg_id):
+            return
+        self._waiting = [*self._waiting, ran][-WAITING:]
+        if ran.raw.strip():
+            self._audited = -1
+        if in_main_thread():
+            self._due = self._recorder.journal is not None and event_loop.soon(self._promptly)
+            self.think()
+        else:
+            self._shell.kernel.io_loop.add_callback(self.think)
+
+    def _parent(self) -> Mapping[str, Any]:
+        """The request that runs."""
+        return (self._shell.get_parent() if hasattr(self._shell, "get_parent") else None) or {}
+
+    def _msg_id(self) -> str:
+        return str((self._parent().get("header") or {}).get("msg_id", ""))
+
+    # --- before a reply, and between it and the next request ---
+
+    def _hold_up(self, ended: float) -> Outcome:
+        """Capture before the reply if time permits."""
+        if not in_main_thread():
+            self._shell.kernel.io_loop.add_callback(self.think)
+            return Outcome("later", "it ran in a subshell")
+        self._due = self._recorder.journal is not None and event_loop.soon(self._promptly)
+        if self.pace.patience is not None:
+            outcome = self.work_off(hurry.Until(ended + self.pace.patience), read=False)
+            if outcome.status == "later":
+                self.pace.gave_up_before_reply(time.perf_counter())
+        elif self._due:
+            outcome = self.failures.last or Outcome("later", "it comes after the reply")
+        else:
+            left = self.pace.share()
+            short = Outcome("later", "it takes longer than the reply may wait")
+            outcome = self.work_off(hurry.Until(ended + left)) if left else short
+        if outcome.status != "whole":
+            self.think()
+        return outcome
+
+    @yielding.Yielding()
+    def _promptly(self) -> None:
+        """Capture between a cell's reply and the next request, within the allowance."""
+        if not self._due or self._cells or not self._waiting:
+            return
+        self._due = False
+        started = time.perf_counter()
+        allowed = self.pace.after_reply(started)
+        if not allowed:
+            return
+        with hurry.interrupts_deferred():
+            leaving.wait(self._shell, LEAVES)
+            outcome = self.work_off(hurry.Until(started + allowed), read=False)
+        self.pace.took_after_reply(started, time.perf_counter(), outcome.status == "whole")
+
+    # --- think time ---
+
+    def think(self, seconds: float | None = None) -> None:
+        """Use the think time that begins in so many seconds, by default after a cell: a cell cheaper than its capture isn't
+        delayed. If a request breaks off the first of two attempts, the second would begin before the request's turn;
+        so there is one at a time.
+        """
+        self._think_time.start(pace.THINK if seconds is None else seconds)
+
+    @yielding.Yielding()
+    def idle(self) -> None:
+        """Capture what waits, else read what is unread, else plan an audit."""
+        if self._cells:
+            return
+        started = time.perf_counter()
+        if hurry.is_asked(self._shell):
+            self.think()
+        elif self.work_off(hurry.UntilAsked(self._shell)).status != "whole":
+            self.think(self.pace.retry(started))
+        elif self._unread:
+            self._unread.read_some()
+            self.think()
+        else:
+            self._rest_in(pace.REST)
+        self.pace.took_thinking(time.perf_counter() - started)
+
+    def _rest_in(self, seconds: float) -> None:
+        due = self.pace.plan_audit(time.perf_counter(), seconds)
+        if due is not None:
+            event_loop.after(seconds, lambda: self._rest_if(due))
+
+    def _rest_if(self, due: float) -> None:
+        if self.pace.is_audit_due(due):
+            self.rest()
+
+    @yielding.Yielding()
+    def rest(self) -> None:
+        """Audit once after the last cell when the user thinks for longer. A request puts the audit off. While
+        something runs beside the cells, audits follow in longer and longer pauses.
+        """
+        self.pace.audit_begins()
+        started = time.perf_counter()
+        if self._cells or self._waiting or (self.is_audited and not self._recorder.is_beside()):
+            return
+        left = self.pace.until_audit(started)
+        if left > 0 or hurry.is_asked(self._shell):
+            self._rest_in(max(left, pace.THINK))
+            return
+        try:
+            with hurry.bound(self._session, hurry.UntilAsked(self._shell)):
+                self.audit()
+            self._audited = self._recorder.seq
+            environment()  # which a save asks for
+        except Interrupted as e:
+            self.failures.hold_off(e)
+            self._rest_in(self.pace.audit_retry(started))
+        except Exception as e:  # nor must an audit fail anything of the user's
+            self.failures.tell(e)
+        following = self.pace.audited(started, time.perf_counter())
+        if self._recorder.is_beside():
+            self._rest_in(following)
+
+    # --- captures ---
+
+    def work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
+        """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
+        must be read."""
+        if not self._waiting:
+            return Outcome("whole")
+        if patience is not None and self.pace.is_crowded(time.perf_counter()):
+            return Outcome("failed", self.failures.texts[-1])
+        waiting, self._waiting = self._waiting, []
+        try:
+            with hurry.bound(self._session, patience):
+                self._recorder.cells(waiting, self._reply_waits)
+        except NotYet:
+            self._waiting = waiting + self._waiting
+            if not read:
+                return Outcome("later", "what is still being restored has to be read for it")
+            self._unread.read_all()
+            return self.work_off(patience, read=False)
+        except Interrupted as e:
+            self._waiting = waiting + self._waiting
+            return self.failures.given_up(e)
+        except Exception as e:  # a capture must never fail the user's cell
+            self._waiting = waiting + self._waiting
+            return self.failures.failed(e)
+        return self.failures.whole()
+
+    def audit(self) -> capture.Delta:
+        """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
+        self.work_off()
+        return self._recorder.audit()
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether no cell was captured since the audit of the last think time."""
+        return self._audited == self._recorder.seq
+
+    def flush(self, audit: bool = True) -> Outcome:
+        """Capture all waiting cells, and changes that no name showed. Captured cells stay in the journal even if the
+        rest fails."""
+        try:
+            outcome = self.work_off()
+            if audit and outcome.status == "whole":
+                self.audit()
+            return outcome
+        except (Interrupted, Exception) as e:
+            self.failures.tell(e)
+            return Outcome("failed", str(e))
+
+    def forget(self) -> None:
+        """Capture none of the cells that wait."""
+        self._waiting = []
