@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from . import capture, form, native
 from . import restore as restoring
 from .namespace import SHOWN, number_of
+from .units import Unit
 
 
 class Ran:
@@ -231,13 +232,13 @@ class Writer:
         }
 
 
-def _left(unit: capture.Unit) -> dict[str, Any]:
+def _left(unit: Unit) -> dict[str, Any]:
     """A group left to its cells."""
     nothing = {"left": True, "s": {"n": 0, "c": []}, "f": [], "t": [], "gone": []}
     return {**_described(unit), **nothing, "b": [[b.nbytes, int(b.items), []] for b in unit.blobs]}
 
 
-def _described(unit: capture.Unit) -> dict[str, Any]:
+def _described(unit: Unit) -> dict[str, Any]:
     return {
         "u": unit.uid,
         "m": list(unit.members),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import capture, effects, form, pickling, planning, process, rerun, restore
+from . import buffers, effects, form, pickling, planning, process, rerun, restore
 from .session import reason
 from .store import Store
 
@@ -68,7 +68,7 @@ def tags_of(buffers: Sequence[pickling.Buffer], of: Callable[[pickling.Buffer], 
 
 
 def _plain_tags(buffer: pickling.Buffer) -> bytes:
-    return capture.content_tags(buffer)
+    return buffers.content_tags(buffer)
 
 
 class _Mismatch(Exception):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from . import capture, effects, form, planning, records, redo
 from .namespace import Namespace
 from .recorder import Recorder
+from .units import Unit
 from .unmovable import Unmovable
 
 #: Program of the trial's Python, with this process's copy of the package.
@@ -131,7 +132,7 @@ class Saver:
     def _seqs(self, history: planning.History, uid: int) -> list[int]:
         return [self._recorder.notes[i]["cell"]["seq"] for i in history.back(uid)]
 
-    def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
+    def _shown_as(self, unit: Unit) -> dict[str, str] | None:
         """The variable behind each of IPython's names for displayed values; nothing if one of them isn't a
         variable."""
         space = self._namespace.variables
@@ -226,10 +227,10 @@ class Saver:
         return {**found, **{names: found.get(names, []) + notes for names, notes in more.items()}}
 
 
-def _is_known(unit: capture.Unit, before: tuple[capture.Unit, bytes, str] | None) -> bool:
+def _is_known(unit: Unit, before: tuple[Unit, bytes, str] | None) -> bool:
     """Whether a unit is unchanged: the same object, or the same content under new chunk names."""
     return before is not None and (unit is before[0] or (unit.digest, unit.tags) == before[1:])
 
 
-def _unstored(unit: capture.Unit) -> int:
+def _unstored(unit: Unit) -> int:
     return unit.size + sum(b.nbytes for b in unit.blobs if b.deferred)

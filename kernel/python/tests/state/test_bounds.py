@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gresshopper.state import agent as agents
-from gresshopper.state import capture, hurry, native, planning, recorder, session
+from gresshopper.state import hurry, native, planning, recorder, session, units
 from gresshopper.state.session import NoRoom
 
 import child
@@ -128,7 +128,7 @@ def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monke
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(recorder, "NOTES", 60)
-    monkeypatch.setattr(capture, "TABLED", 100)
+    monkeypatch.setattr(units, "TABLED", 100)
     tmp_path.chmod(0o700)
     config = pytest.importorskip("traitlets.config").Config()
     config.HistoryManager.enabled = False
@@ -178,11 +178,11 @@ def test_a_class_that_is_defined_anew_goes_with_what_it_holds(tmp_path: Path) ->
 
 
 def test_the_table_of_objects_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "ALL_TABLED", 1000)
+    monkeypatch.setattr(units, "ALL_TABLED", 1000)
     kernel = Kernel(tmp_path)
     assert kernel.run("".join(f"l{i} = [[j] for j in range(150)]\n" for i in range(20)))
     kernel.capture.run(None)
-    assert len(kernel.capture._table) <= 1000 and kernel.capture._large
+    assert len(kernel.capture._known._table) <= 1000 and kernel.capture._known._large
     assert kernel.run("alias = l19[3]")  # what isn't in the table is found all the same
     changed = kernel.capture.run(None).changed
     assert [c.unit.members for c in changed] == [("n:alias", "n:l19")]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import capture, event_loop, hurry, pace, pickling, threads
+from gresshopper.state import buffers, event_loop, grouping, hurry, pace, pickling, threads
 from gresshopper.state.pickling import Interrupted
 
 import child
@@ -93,7 +93,7 @@ def test_looking_for_what_many_objects_share_asks_often(tmp_path: Path, monkeypa
     kernel = Kernel(tmp_path)
     assert kernel.run("big = [[] for i in range(300_000)]; small = [1]")
     patience, asked = After(10_000), []
-    merge = capture._Round._merge
+    merge = grouping.Search._merge
 
     def counted(work: Any) -> Any:
         before = patience.left
@@ -101,7 +101,7 @@ def test_looking_for_what_many_objects_share_asks_often(tmp_path: Path, monkeypa
         asked.append(before - patience.left)
         return found
 
-    monkeypatch.setattr(capture._Round, "_merge", counted)
+    monkeypatch.setattr(grouping.Search, "_merge", counted)
     with hurry.bound(kernel.capture.session, patience):
         kernel.capture.run(None)
     assert asked[-1] >= 4
@@ -124,7 +124,7 @@ def test_what_an_array_of_objects_holds_is_written_once(tmp_path: Path, monkeypa
     assert kernel.run("import numpy as np; names = np.array([str(i) for i in range(6000)], dtype=object)")
     kernel.capture.run(None)
     before = {u.members: u.tags for u in kernel.capture.units.values()}
-    monkeypatch.setattr(capture, "content_tags", lambda buffer: pytest.fail("it was written a second time"))
+    monkeypatch.setattr(buffers, "content_tags", lambda buffer: pytest.fail("it was written a second time"))
     assert kernel.run("also = [names]")
     assert kernel.capture.run(None).changed
     after = {u.members: u.tags for u in kernel.capture.units.values()}
