@@ -14,7 +14,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import hurry, own, pickling, process, quiet, rules, settings, threads, unswept, verify
+from . import hurry, own, pickling, process, quiet, settings, threads, unswept, verify
 from . import names as naming
 from .buffers import Memories
 from .grouping import ATOMS, Grouped, Search
@@ -189,7 +189,7 @@ class Capture:
         if name not in visible or name in visible.changed:
             return False
         kind = type(visible[name])
-        return kind in ATOMS or (kind is types.ModuleType and not rules.of_notebook(visible[name]))
+        return kind in ATOMS or (kind is types.ModuleType and not own.of_notebook(visible[name]))
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()

@@ -165,6 +165,14 @@ def is_from_own(value: Any) -> bool:
     return own_module(value if issubclass(type(value), types.ModuleType) else sys.modules.get(home_of(value)))
 
 
+def of_notebook(module: types.ModuleType) -> bool:
+    """Whether a module was made in the notebook, or of a file beside it, and isn't there under its name."""
+    name = vars(module).get("__name__")
+    if sys.modules.get(str(name)) is module:
+        return False
+    return vars(module).get("__spec__") is None or own_module(module)
+
+
 def home_of(value: Any) -> str:
     """The name of the module that a value is or comes from. The value isn't asked for its class: it may count that."""
     kind: type = type(value)

@@ -6,42 +6,29 @@ that concern other libraries.
 
 from __future__ import annotations
 
-import _thread
 import builtins
 import copyreg
 import ctypes
 import enum
 import functools
-import gc
 import io
 import operator
-import os
-import pickle
-import re
-import stat
-import struct
 import sys
 import threading
 import types
-import typing
-import weakref
-from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
 
-from . import adapters, answering, contexts, iterators, names, native, places, recipes, settings, shapes, singles
+from . import adapters, answering, names, places, recipes, settings, shapes, singles, stdlib_rules
 from .adapters import Adapter, Rule
-from .kinds import CANT, a_kind, bound_kind, kind_of
+from .kinds import bound_kind
 from .lost import Lost, Pending, parts, value_of
+from .own import of_notebook
 from .session import ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
 from .streams import STREAMS
 from .writing import Writing
-
-#: Most bytes that are kept of a file that was removed while open, and the bytes that are read in a second.
-KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
-
 
 #: The notice on classes under a cloudpickle before 3.0, which loses slots and the fields of dataclasses.
 _FORGETS = (
@@ -132,7 +119,7 @@ class Rules(Writing):
                 if reduced is not NotImplemented:
                     return reduced
         if issubclass(t, BaseException):
-            return self._exception(obj)
+            return stdlib_rules.exception(self, obj)
         named = _by_name.get(t.__name__)
         if named is not None and t.__module__.startswith(named[0]):
             return named[1](self, obj)
@@ -371,196 +358,6 @@ class Rules(Writing):
         made.take_its_place(self)
         return tuple, ()
 
-    # --- the standard library ---
-
-    def _decimals(self, made: Any) -> Any:
-        # Before the next cell the cells have the one that was restored.
-        waits = recipes.decimals and contexts.waits("decimal")
-        if made is not (recipes.decimals[0] if waits else contexts.of_cells(sys.modules["decimal"].getcontext)):
-            return NotImplemented
-        self.unlinked.add(id(made))  # its content is the process's
-        return recipes.decimal_context, ()
-
-    def _lock(self, made: Any) -> Any:
-        if made.locked():
-            self.notes.append("a lock that was held is free after a restore")
-        return recipes.lock, ()
-
-    def _rlock(self, made: Any) -> Any:
-        if "owner=0" not in repr(made):
-            self.notes.append("a lock that was held is free after a restore")
-        return recipes.rlock, ()
-
-    def _weakref(self, ref: Any) -> Any:
-        target = ref()
-        if target is not None and ref.__callback__ is not None:
-            self.notes.append("what a weak reference calls when its object ends isn't called any more")
-        return (recipes.dead_ref, ()) if target is None else (recipes.weak_ref, (target,))
-
-    def _weak_dict(self, made: Any) -> Any:
-        return recipes.weak_dict, (type(made), list(made.items()))
-
-    def _weak_set(self, made: Any) -> Any:
-        return recipes.weak_set, (type(made), list(made))
-
-    def _exception(self, e: BaseException) -> Any:
-        if e.__traceback__ is not None:
-            self.notes.append("an exception's traceback isn't saved")
-        own_init = isinstance(type(e).__init__, _FunctionType)
-        if not own_init or isinstance(e, (OSError, SyntaxError, UnicodeError)):
-            if e.__cause__ is None and e.__context__ is None:
-                return cloudpickle.CloudPickler.reducer_override(self, e)
-            plain: Any = e.__reduce_ex__(5)
-            links = (plain[2] if len(plain) > 2 else None, e.__cause__, e.__context__, e.__suppress_context__)
-            return plain[0], plain[1], links, None, None, recipes.set_linked_exception
-        state = (e.args, dict(e.__dict__), e.__cause__, e.__context__, e.__suppress_context__)
-        return recipes.exception, (type(e), e.args), state, None, None, recipes.set_exception
-
-    def _file(self, handle: Any) -> Any:
-        for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
-            if handle is (STREAMS.get(name) or getattr(sys, name, None)):
-                return recipes.std_stream, (name,)
-        text = isinstance(handle, io.TextIOWrapper)
-        raw = isinstance(handle, io.FileIO)
-        try:
-            if handle.closed:
-                closed = _closed(handle)
-                return (recipes.closed_file, closed) if closed else self.lose(handle, "it was closed")
-            if handle.writable():
-                return self.lose(handle, "a file that is open for writing can't be opened again without changing it")
-            if type(_below(handle)) is not io.FileIO:
-                return self.lose(
-                    handle, f"it reads through {a_kind(kind_of(_below(handle)))}, whose place can't be saved"
-                )
-            found = os.fstat(handle.fileno())
-            offset = handle.tell()
-            newline = _newline(handle) if text else None
-            path = os.path.abspath(os.fsdecode(handle.name))
-            kept = None if _is_at(found, path) else self._content_of(handle.fileno(), found)
-        except (OSError, ValueError, TypeError, AttributeError) as e:
-            return self.lose(handle, f"its place can't be saved ({e})")
-        self.seen.add(type(handle))
-        how = (handle.encoding, handle.errors, handle.line_buffering, newline) if text else None
-        mode = "r" if text else ("raw" if raw else "rb")
-        if kept is not None:
-            self.notes.append(
-                "a file that was removed or replaced while it was open is a copy of the one that was open"
-            )
-            return recipes.reopen_copy, (handle.name, mode, how, offset, kept)
-        same = (found.st_ino, found.st_size, found.st_mtime_ns)
-        if self.session.opened.setdefault(handle, same) != same:
-            self.notes.append("a file was changed while it was open: what was read ahead of it isn't kept")
-        return recipes.reopen, (path, mode, how, offset, same, handle.name)
-
-    def _content_of(self, handle: int, found: os.stat_result) -> pickle.PickleBuffer:
-        """Content of a file that no other process can open any more.
-
-        # Errors
-        `ValueError` when the content isn't kept, and `OSError`.
-        """
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("its file was removed or replaced")
-        if found.st_size > KEPT:
-            raise ValueError("its file was removed or replaced, and is too large to be kept")
-        self.session.expect(found.st_size / READ_RATE)
-        content = bytearray(found.st_size)
-        length = os.preadv(handle, [content], 0)
-        return pickle.PickleBuffer(bytes(content[:length]))
-
-    def _generator(self, made: Any) -> Any:
-        found = iterators.generator(made, importable, self.notes.append)
-        if found is None:
-            return self.lose(made, CANT["generator"])
-        if found[0] is recipes.generator:
-            self.unlinked.add(id(found[1][0]))  # a library's function, or made for the dump
-        return found
-
-    def _iterator(self, made: Any) -> Any:
-        return iterators.iterator(made, self.notes.append)
-
-    def _dict_keys(self, view: Any) -> Any:
-        return recipes.dict_view, (_mapping_of(view), "keys")
-
-    def _dict_values(self, view: Any) -> Any:
-        return recipes.dict_view, (_mapping_of(view), "values")
-
-    def _dict_items(self, view: Any) -> Any:
-        return recipes.dict_view, (_mapping_of(view), "items")
-
-    def _proxy(self, proxy: Any) -> Any:
-        # A proxy doesn't name its mapping; the garbage collector does.
-        mapping = gc.get_referents(proxy)[0]
-        if type(mapping) is dict and "__module__" in mapping and "__doc__" in mapping:
-            self.notes.append("a view of a class's attributes is saved as a copy")
-        return recipes.mapping_proxy, (mapping,)
-
-    def _module(self, module: Any) -> Any:
-        if not of_notebook(module):
-            parts = _named_parts(module, self.session.namespace.get("In", ()))
-            return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
-        if any(held is vars(module) for held in self.session.namespace.values()):
-            self.notes.append("what vars() gives of a module isn't its attributes any more")
-        self.linked.add(id(module))
-        held = {name: value for name, value in vars(module).items() if name != "__builtins__"}
-        state = (held, "__builtins__" in vars(module))
-        return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
-
-    def _argparse(self, made: Any) -> Any:
-        # argparse knows `SUPPRESS` by its identity, so an equal string isn't enough.
-        attrs = object.__getattribute__(made, "__dict__")
-        suppress = sys.modules["argparse"].SUPPRESS
-        names_ = [name for name, value in attrs.items() if value is suppress]
-        plain: Any = made.__reduce_ex__(5) if names_ else ()
-        if len(plain) < 3 or any(plain[3:]) or plain[2] is not attrs:
-            return NotImplemented
-        state = {name: None if value is suppress else value for name, value in attrs.items()}
-        return plain[0], plain[1], (state, names_), None, None, recipes.suppressed
-
-    def _new_type(self, made: Any) -> Any:
-        if made.__module__ != MAIN:
-            return NotImplemented
-        return recipes.new_type, (made.__name__, made.__supertype__, made.__qualname__)
-
-    def _type_parameter(self, made: Any) -> Any:
-        if made.__module__ != MAIN:
-            return NotImplemented
-        names_ = ("bound", "covariant", "contravariant", "infer_variance")
-        how = {name: getattr(made, f"__{name}__") for name in names_ if getattr(made, f"__{name}__", None)}
-        if getattr(made, "has_default", bool)():  # since Python 3.13
-            how["default"] = made.__default__
-        return recipes.type_parameter, (type(made).__name__, made.__name__, how)
-
-    def _match(self, m: Any) -> Any:
-        for how in ("search", "match", "fullmatch"):
-            again = getattr(m.re, how)(m.string, m.pos, m.endpos)
-            if again is not None and again.regs == m.regs:
-                return recipes.match, (m.re, m.string, m.pos, m.endpos, how)
-        for pos in (m.start(),):
-            again = m.re.match(m.string, pos, m.endpos)
-            if again is not None and again.regs == m.regs:
-                return recipes.match, (m.re, m.string, pos, m.endpos, "match")
-        return self.lose(m, "the search that found it can't be repeated")
-
-    def _struct(self, made: struct.Struct) -> Any:
-        return recipes.struct_of, (made.format,)
-
-    def _memoryview(self, view: memoryview) -> Any:
-        obj = view.obj
-        if obj is None or not view.contiguous or isinstance(obj, memoryview):
-            return self.lose(view, "it lies over memory that isn't an object's")
-        base = memoryview(obj)
-        offset = native.address(view) - native.address(base) if view.nbytes else 0
-        shape = tuple(view.shape or ())
-        return recipes.memory, (obj, offset, view.nbytes, view.format, shape, view.readonly and not base.readonly)
-
-    def _future(self, future: Any) -> Any:
-        return NotImplemented if future.done() else self.lose(future, "what it waits for runs in this process")
-
-    def _thread(self, thread: Any) -> Any:
-        if thread.is_alive():
-            return self.lose(thread, "a running thread can't be saved")
-        return self.lose(thread, "a thread belongs to this process")
-
 
 class _ModuleScope:
     """Written in place of the globals of a function that a module holds under no name."""
@@ -580,27 +377,6 @@ class _MadeScope:
 
     def __reduce__(self) -> Any:
         return recipes.module_scope, (self.module,)
-
-
-def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str, ...]:
-    """Modules of a package that cells name. Importing the package doesn't import all of them (`import html.parser`)."""
-    package = module.__name__
-    if not hasattr(module, "__path__"):
-        return ()
-    named = re.compile(rf"\b{re.escape(package)}((?:\.\w+)+)")
-    tails = {tail for source in sources if package in source for tail in named.findall(source)}
-    parts = {
-        ".".join([package, *tail.split(".")[1 : n + 1]]) for tail in tails for n in range(1, tail.count(".") + 1)
-    }
-    return tuple(sorted(part for part in parts if part in sys.modules))
-
-
-def of_notebook(module: types.ModuleType) -> bool:
-    """Whether a module was made in the notebook, or of a file beside it, and isn't there under its name."""
-    name = vars(module).get("__name__")
-    if sys.modules.get(str(name)) is module:
-        return False
-    return vars(module).get("__spec__") is None or own_module(module)
 
 
 #: Most instances with a hash of their own that are looked at more closely.
@@ -763,61 +539,6 @@ _CONTENT: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def _closed(handle: Any) -> tuple[Any, ...] | None:
-    """Attributes of a closed file, as arguments of `recipes.closed_file`. `None` means a file of another kind."""
-    kind = type(handle)
-    if kind is io.FileIO:
-        return handle.name, handle.mode, None, None
-    text = None
-    buffer = handle
-    if kind is io.TextIOWrapper:
-        buffer = handle.buffer
-        text = (handle.encoding, handle.errors, handle.line_buffering, handle.write_through, handle.newlines)
-    if type(buffer) not in (io.BufferedReader, io.BufferedWriter, io.BufferedRandom):
-        return None
-    if type(buffer.raw) is not io.FileIO:
-        return None
-    return handle.name, handle.mode, buffer.raw.mode, text
-
-
-def _below(handle: Any) -> Any:
-    """The layer below a file's buffer: the file on the disk, or a decompressor (`gzip.open` in text mode)."""
-    buffer = handle.buffer if isinstance(handle, io.TextIOWrapper) else handle
-    return buffer.raw if isinstance(buffer, (io.BufferedReader, io.BufferedRandom)) else buffer
-
-
-def _is_at(found: os.stat_result, path: str) -> bool:
-    """Whether the file is still the file at this path."""
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (there.st_ino, there.st_dev) == (found.st_ino, found.st_dev)
-
-
-def _newline(handle: Any) -> str | None:
-    """A text file's `newline`, which the file object doesn't tell. It only matters for line ends other than \\n.
-
-    # Errors
-    `ValueError` when the `newline` can't be found out.
-    """
-    if b"\r" not in os.pread(handle.fileno(), 1 << 20, 0):
-        return None
-    # Among a text file's references, its own line end comes between the encoding's name and the text that was read.
-    texts = [r for r in gc.get_referents(handle) if isinstance(r, str)]
-    if len(texts) == 2:
-        return None
-    if len(texts) == 4:
-        return texts[1]
-    if texts[1] in ("", "\n", "\r", "\r\n"):
-        raise ValueError("how it treats line ends isn't known")
-    return None
-
-
-def _mapping_of(view: Any) -> Any:
-    return gc.get_referents(view)[0]
-
-
 def _annotations(f: types.FunctionType) -> Any:
     try:
         return f.__annotations__
@@ -828,6 +549,7 @@ def _annotations(f: types.FunctionType) -> Any:
 _BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
 
 _RULES: dict[type, Rule] = {
+    **stdlib_rules.TYPES,
     Lost: Rules._lost,
     Pending: Rules._pending,
     Order: Rules._order,
@@ -835,33 +557,7 @@ _RULES: dict[type, Rule] = {
     places.Known: Rules._known,
     types.CellType: Rules._cell,
     functools._lru_cache_wrapper: Rules._lru,
-    _thread.LockType: Rules._lock,
-    type(threading.RLock()): Rules._rlock,
-    weakref.ref: Rules._weakref,
-    weakref.WeakValueDictionary: Rules._weak_dict,
-    weakref.WeakKeyDictionary: Rules._weak_dict,
-    weakref.WeakSet: Rules._weak_set,
-    io.TextIOWrapper: Rules._file,
-    io.BufferedReader: Rules._file,
-    io.BufferedWriter: Rules._file,
-    io.BufferedRandom: Rules._file,
-    io.FileIO: Rules._file,
-    type({}.keys()): Rules._dict_keys,
-    type({}.values()): Rules._dict_values,
-    type({}.items()): Rules._dict_items,
-    types.MappingProxyType: Rules._proxy,
-    re.Match: Rules._match,
-    struct.Struct: Rules._struct,
-    memoryview: Rules._memoryview,
-    types.GeneratorType: Rules._generator,
-    types.ModuleType: Rules._module,
-    **dict.fromkeys(iterators.TYPES, Rules._iterator),
 }
-if isinstance(typing.NewType, type):  # since Python 3.10
-    _RULES[typing.NewType] = Rules._new_type
-for _kind in ("ParamSpec", "TypeVarTuple"):  # since Python 3.10 and 3.11
-    if hasattr(typing, _kind):
-        _RULES[getattr(typing, _kind)] = Rules._type_parameter
 
 _ordinary_types: tuple[int, set[type]] = (-1, set())
 
@@ -882,8 +578,6 @@ _modules_seen = -1
 
 #: Rules for types that are told by name alone: a type's name -> (the beginning of its module's name, the rule).
 _by_name: dict[str, tuple[str, Rule]] = {}
-#: Modules of the standard library that have rules once they are loaded.
-_STANDARD = ("concurrent.futures", "argparse", "decimal")
 
 
 def library_rules() -> list[tuple[Any, Rule]]:
@@ -896,26 +590,19 @@ def library_rules() -> list[tuple[Any, Rule]]:
     _modules_seen = len(sys.modules)
     _singletons(loaded)
     found = tuple(name for adapter in loaded for name in adapter.modules if name in sys.modules)
-    found += tuple(name for name in _STANDARD if name in sys.modules)
+    found += tuple(name for name in stdlib_rules.MODULES if name in sys.modules)
     if _library_cache[0] == found and found:
         return _library_cache[1]
-    rules: list[tuple[Any, Rule]] = [(threading.Thread, Rules._thread)]
+    rules: list[tuple[Any, Rule]] = [(threading.Thread, stdlib_rules.thread)]
     for out in (sys.stdout, sys.stderr, *STREAMS.values()):
         if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and saved as any other object
-            _RULES.setdefault(type(out), Rules._file)
+            _RULES.setdefault(type(out), stdlib_rules.file)
     for adapter in loaded:
         _RULES.update(adapter.exact())
         rules += adapter.bases()
         _by_name.update({name: (f"{adapter.modules[0]}.", rule) for name, rule in adapter.by_name.items()})
-    decimals: Any = sys.modules.get("decimal")
-    if decimals is not None and hasattr(decimals, "Context"):
-        _RULES[decimals.Context] = Rules._decimals
-    futures: Any = sys.modules.get("concurrent.futures")
-    if futures is not None and hasattr(futures, "Future"):
-        rules.append((futures.Future, Rules._future))
-    arguments: Any = sys.modules.get("argparse")
-    if arguments is not None and hasattr(arguments, "SUPPRESS"):
-        rules.append(((arguments.Action, arguments._ActionsContainer), Rules._argparse))
+    _RULES.update(stdlib_rules.exact_of_loaded())
+    rules += stdlib_rules.bases_of_loaded()
     _library_cache = (found, rules)
     return rules
 
