@@ -13,7 +13,7 @@ from typing import Any
 
 from gresshopper.between import Cells, in_main_thread
 
-from . import capture, contexts, effects, event_loop, hurry, leaving, pace, streams, yielding
+from . import capture, contexts, effects, event_loop, incoming, interrupts, leaving, limits, pace, streams, yielding
 from .failures import Failures
 from .later import Unread
 from .recorder import Recorder
@@ -68,7 +68,7 @@ class Watcher:
         )
 
     def _before(self, info: Any) -> None:
-        with hurry.interrupts_for_the_cell(self._shell.user_ns):
+        with interrupts.for_the_cell(self._shell.user_ns):
             if not self._cells and in_main_thread():
                 self._promptly()  # should the loop have taken this request first
             if self._cells.begins(info):
@@ -86,7 +86,7 @@ class Watcher:
         self._recorder.last += 1
         ran = Ran(result, self._recorder.last, self._msg_id(), seconds, self._effects.stop())
         self._waiting = [*self._waiting, ran][-WAITING:]
-        with hurry.interrupts_deferred():
+        with interrupts.deferred():
             self._reply_waits = True
             outcome = self._hold_up(ended)
             self._reply_waits = False
@@ -128,7 +128,7 @@ class Watcher:
             return Outcome("later", "it ran in a subshell")
         self._due = self._recorder.journal is not None and event_loop.soon(self._promptly)
         if self.pace.patience is not None:
-            outcome = self.work_off(hurry.Until(ended + self.pace.patience), read=False)
+            outcome = self.work_off(limits.Until(ended + self.pace.patience), read=False)
             if outcome.status == "later":
                 self.pace.gave_up_before_reply(time.perf_counter())
         elif self._due:
@@ -136,7 +136,7 @@ class Watcher:
         else:
             left = self.pace.share()
             short = Outcome("later", "it takes longer than the reply may wait")
-            outcome = self.work_off(hurry.Until(ended + left)) if left else short
+            outcome = self.work_off(limits.Until(ended + left)) if left else short
         if outcome.status != "whole":
             self.think()
         return outcome
@@ -151,9 +151,9 @@ class Watcher:
         allowed = self.pace.after_reply(started)
         if not allowed:
             return
-        with hurry.interrupts_deferred():
+        with interrupts.deferred():
             leaving.wait(self._shell, LEAVES)
-            outcome = self.work_off(hurry.Until(started + allowed), read=False)
+            outcome = self.work_off(limits.Until(started + allowed), read=False)
         self.pace.took_after_reply(started, time.perf_counter(), outcome.status == "whole")
 
     # --- think time ---
@@ -171,9 +171,9 @@ class Watcher:
         if self._cells:
             return
         started = time.perf_counter()
-        if hurry.is_asked(self._shell):
+        if incoming.is_asked(self._shell):
             self.think()
-        elif self.work_off(hurry.UntilAsked(self._shell)).status != "whole":
+        elif self.work_off(limits.UntilAsked(self._shell)).status != "whole":
             self.think(self.pace.retry(started))
         elif self._unread:
             self._unread.read_some()
@@ -201,11 +201,11 @@ class Watcher:
         if self._cells or self._waiting or (self.is_audited and not self._recorder.is_beside()):
             return
         left = self.pace.until_audit(started)
-        if left > 0 or hurry.is_asked(self._shell):
+        if left > 0 or incoming.is_asked(self._shell):
             self._rest_in(max(left, pace.THINK))
             return
         try:
-            with hurry.bound(self._session, hurry.UntilAsked(self._shell)):
+            with limits.bound(self._session, limits.UntilAsked(self._shell)):
                 self.audit()
             self._audited = self._recorder.seq
             environment()  # which a save asks for
@@ -220,7 +220,7 @@ class Watcher:
 
     # --- captures ---
 
-    def work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
+    def work_off(self, patience: limits.Patience | None = None, read: bool = True) -> Outcome:
         """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
         must be read."""
         if not self._waiting:
@@ -229,7 +229,7 @@ class Watcher:
             return Outcome("failed", self.failures.texts[-1])
         waiting, self._waiting = self._waiting, []
         try:
-            with hurry.bound(self._session, patience):
+            with limits.bound(self._session, patience):
                 self._recorder.cells(waiting, self._reply_waits)
         except NotYet:
             self._waiting = waiting + self._waiting

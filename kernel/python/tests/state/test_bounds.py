@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gresshopper.state import agent as agents
-from gresshopper.state import hurry, native, planning, recorder, session, units
+from gresshopper.state import limits, native, planning, recorder, session, units
 from gresshopper.state.session import NoRoom
 
 import child
@@ -31,13 +31,13 @@ d = Deeper(); a = [1]
 
 @pytest.mark.parametrize("source", [ENDLESS, DEEPER], ids=["endless", "deeper"])
 def test_a_capture_that_never_ends_is_given_up(tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hurry, "FLOOR", 64 << 20)
+    monkeypatch.setattr(limits, "FLOOR", 64 << 20)
     monkeypatch.setattr(native, "room", lambda: 0)
     kernel = Kernel(tmp_path)
     assert kernel.run("b = [2]")
     kernel.capture.run(None)
     assert kernel.run(source), kernel.error
-    before, known = hurry.resident(), set(kernel.capture.units)
+    before, known = limits.resident(), set(kernel.capture.units)
     try:
         kernel.capture.run(None)
     except NoRoom as e:
@@ -46,7 +46,7 @@ def test_a_capture_that_never_ends_is_given_up(tmp_path: Path, source: str, monk
     else:  # another limit was met first, and then it is told
         assert any(unit.gone for unit in kernel.capture.units.values())
     gc.collect()
-    assert hurry.resident() - before < 400 << 20
+    assert limits.resident() - before < 400 << 20
     assert kernel.run("del e, d") or kernel.run("e = d = 0")
     assert kernel.capture.run(None).changed
 
@@ -101,8 +101,8 @@ AGENT = """
 import json, sys
 from pathlib import Path
 from IPython.core.interactiveshell import InteractiveShell
-from gresshopper.state import agent as agents, hurry, native
-hurry.FLOOR = 32 << 20
+from gresshopper.state import agent as agents, limits, native
+limits.FLOOR = 32 << 20
 native.room = lambda: 0
 ip = InteractiveShell.instance()
 agent = agents.Agent(ip, Path(sys.argv[1]) / "store")

@@ -31,7 +31,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Kernel]]:
 #: Notes the order of captures in think time and of cells in a list on disk. Each capture lasts until a request is there.
 ORDER = """
 import pathlib, select, sys
-_watchers, _hurry = sys.modules['gresshopper.state.watcher'], sys.modules['gresshopper.state.hurry']
+_watchers, _limits = sys.modules['gresshopper.state.watcher'], sys.modules['gresshopper.state.limits']
 _captures, _pace = sys.modules['gresshopper.state.capture'], sys.modules['gresshopper.state.pace']
 _of = sys.modules['gresshopper.state.agent'].agent().watcher
 def _note(what):
@@ -41,18 +41,18 @@ def _lasting(patience, seconds=0.0):
     poll = select.poll()
     poll.register(patience._descriptor, select.POLLIN)
     assert poll.poll(30_000)
-    raise _hurry.Interrupted
+    raise _limits.Interrupted
 def _noted(capture, *asked, **how):
     if not getattr(capture.session.check, '__func__', None) is _lasting:
         return _run(capture, *asked, **how)
     _note('capture')
     try:
         return _run(capture, *asked, **how)
-    except _hurry.Interrupted:
+    except _limits.Interrupted:
         _note('broken')
         raise
 _run, _captures.Capture._run = _captures.Capture._run, _noted
-_hurry.UntilAsked.check = _hurry.UntilAsked.expect = _lasting
+_limits.UntilAsked.check = _limits.UntilAsked.expect = _lasting
 _watchers.Watcher._promptly = lambda self: None
 get_ipython().events.register('pre_execute', lambda: _note('cell'))
 """
@@ -81,7 +81,7 @@ def test_a_request_that_was_read_begins_before_a_capture(start: Callable[[], Ker
         ORDER
         + """
 _pace.THINK, _pace.REST = 600, 600
-_stream = _hurry._requests(get_ipython())
+_stream = sys.modules['gresshopper.state.incoming'].stream(get_ipython())
 def _and_capture(message, read=_stream._recv_callback):
     _stream._recv_callback = read
     begun = read(message)

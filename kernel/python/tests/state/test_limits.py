@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import buffers, event_loop, grouping, hurry, pace, pickling, threads
+from gresshopper.state import buffers, event_loop, grouping, limits, pace, pickling, threads
 from gresshopper.state.pickling import Interrupted
 
 import child
@@ -52,7 +52,7 @@ def test_giving_up_anywhere_changes_nothing_and_loses_nothing(tmp_path: Path) ->
         before = known(kernel)
         for n in range(10_000):
             try:
-                with hurry.bound(kernel.capture.session, After(n)):
+                with limits.bound(kernel.capture.session, After(n)):
                     kernel.snap(source)
                 break
             except Interrupted:
@@ -72,7 +72,7 @@ def test_giving_up_anywhere_changes_nothing_and_loses_nothing(tmp_path: Path) ->
 def asked_in_a_capture(kernel: Kernel) -> int:
     """How often a capture asks whether it may go on."""
     patience = After(10_000)
-    with hurry.bound(kernel.capture.session, patience):
+    with limits.bound(kernel.capture.session, patience):
         kernel.capture.run(None)
     return 10_000 - patience.left
 
@@ -102,7 +102,7 @@ def test_looking_for_what_many_objects_share_asks_often(tmp_path: Path, monkeypa
         return found
 
     monkeypatch.setattr(grouping.Search, "_merge", counted)
-    with hurry.bound(kernel.capture.session, patience):
+    with limits.bound(kernel.capture.session, patience):
         kernel.capture.run(None)
     assert asked[-1] >= 4
 
@@ -111,7 +111,7 @@ def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -
     pytest.importorskip("numpy")
     kernel = Kernel(tmp_path)
     assert kernel.run("import numpy as np; big = np.ones(3_000_000)")
-    with pytest.raises(Interrupted), hurry.bound(kernel.capture.session, hurry.Until(time.perf_counter() + 0.02)):
+    with pytest.raises(Interrupted), limits.bound(kernel.capture.session, limits.Until(time.perf_counter() + 0.02)):
         kernel.capture.run(None)
     assert kernel.store.written == 0
     kernel.capture.run(None)
@@ -144,7 +144,7 @@ def test_watched_memory_that_was_written_costs_what_it_takes_to_store(tmp_path: 
     assert {n: memories.cost(b) for n, b in buffers.items()} == {"items": 0.0, "plain": 0.0}
     assert kernel.run("items[7] = 'another'; plain[7] = 3")
     assert memories.cost(buffers["items"]) > 0.05 and 0.005 < memories.cost(buffers["plain"]) < 0.05
-    with pytest.raises(Interrupted), hurry.bound(kernel.capture.session, hurry.Until(time.perf_counter() + 0.05)):
+    with pytest.raises(Interrupted), limits.bound(kernel.capture.session, limits.Until(time.perf_counter() + 0.05)):
         kernel.capture.run(None)
     assert len(kernel.capture.run(None).changed) == 2  # asking what it costs hides nothing
 
@@ -164,7 +164,7 @@ def test_what_took_long_to_write_is_not_begun_in_a_hurry(tmp_path: Path) -> None
             if seconds >= 1.0:
                 raise Interrupted
 
-    with pytest.raises(Interrupted), hurry.bound(kernel.capture.session, Counts(0)):
+    with pytest.raises(Interrupted), limits.bound(kernel.capture.session, Counts(0)):
         kernel.capture.run(None)
 
 
@@ -254,7 +254,7 @@ def test_asking_for_requests_takes_none_from_the_loop() -> None:
         theirs.connect(f"tcp://127.0.0.1:{port}")
         shell = types.SimpleNamespace(kernel=types.SimpleNamespace(shell_stream=types.SimpleNamespace(socket=ours)))
         ours.getsockopt(zmq.EVENTS)
-        patience = hurry.UntilAsked(shell)
+        patience = limits.UntilAsked(shell)
         theirs.send(b"a request")
         for _ in range(3):  # it tells each time, until whoever the request is for has looked
             with pytest.raises(Interrupted):
@@ -265,7 +265,7 @@ def test_asking_for_requests_takes_none_from_the_loop() -> None:
         _ask_for_seconds(patience, 0.05)
 
 
-def _ask_for_seconds(patience: hurry.UntilAsked, seconds: float) -> None:
+def _ask_for_seconds(patience: limits.UntilAsked, seconds: float) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         patience.check()
