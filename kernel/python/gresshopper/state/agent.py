@@ -12,7 +12,7 @@ from typing import Any
 
 from . import process, records, recovery, streams
 from .capture import Capture
-from .later import Unread
+from .deferred import Unread
 from .namespace import Namespace
 from .notices import Notices
 from .recorder import Recorder

@@ -14,7 +14,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import limits, own, pickling, process, quiet, settings, threads, unswept, verify
+from . import gc_pause, limits, muting, pickling, process, settings, threads, user_modules, verify
 from . import names as naming
 from .buffers import Memories
 from .grouping import ATOMS, Grouped, Search
@@ -125,7 +125,7 @@ class Capture:
         `StoreError` if the store can't take it, `Interrupted` at the word of the session's `check`, `NoRoom` for a
         lack of memory. The known state is then as before, and nothing is lost.
         """
-        with unswept.Unswept(), quiet.quiet(), limits.roomy(self.session), limits.reading_devices(self.session):
+        with gc_pause.Paused(), muting.muted(), limits.roomy(self.session), limits.reading_devices(self.session):
             return self._run(found, cell, arm, everything, libraries)
 
     def _run(self, found: naming.Names | None, cell: int, arm: bool, everything: bool, libraries: bool) -> Delta:
@@ -189,14 +189,14 @@ class Capture:
         if name not in visible or name in visible.changed:
             return False
         kind = type(visible[name])
-        return kind in ATOMS or (kind is types.ModuleType and not own.of_notebook(visible[name]))
+        return kind in ATOMS or (kind is types.ModuleType and not user_modules.of_notebook(visible[name]))
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()
         if libraries:
             self._libraries = process.look_at_libraries(self.namespace)  # sees new modules, too
         else:
-            own.see()
+            user_modules.see()
         now.update(self._libraries)
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from . import form, process, restore, unswept
+from . import form, gc_pause, process, restore
 from .session import Session
 from .store import Store
 
@@ -117,7 +117,7 @@ class Follower:
             for member in units[uid].said["m"]:
                 if member.startswith("c:"):
                     _forget_class(self._session.classes.pop(member[2:], None))
-        with unswept.Unswept():
+        with gc_pause.Paused():
             staged: dict[str, Any] = {}
             for uid in sorted(changed, key=lambda uid: (not any(m[:2] == "c:" for m in units[uid].said["m"]), uid)):
                 staged.update(loader._values(uid, units[uid]))

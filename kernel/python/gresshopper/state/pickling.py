@@ -24,7 +24,7 @@ import cloudpickle
 from . import native, places, recipes, shapes
 from .kinds import harmless
 from .lost import Lost, parts
-from .quiet import DEEP_THREAD
+from .muting import DEEP_THREAD
 from .rules import Rules, library_rules
 from .session import (
     ENDLESS,

@@ -28,7 +28,19 @@ from typing import Any, Callable
 
 from gresshopper import started
 
-from . import adapters, contexts, contextual, libraries, loggers, own, recipes, settings, standard, unswept, yielding
+from . import (
+    adapters,
+    context_variables,
+    contexts,
+    gc_pause,
+    libraries,
+    loggers,
+    recipes,
+    settings,
+    standard,
+    switch_interval,
+    user_modules,
+)
 from .adapters import Adapter, Section
 from .session import NotHereError, reason
 
@@ -107,8 +119,8 @@ def _decimal() -> Any:
 
 def _interpreter() -> Any:
     found: dict[str, Any] = {
-        "gc": (unswept.enabled(), gc.get_threshold()),
-        "switch": yielding.turn(),
+        "gc": (gc_pause.enabled(), gc.get_threshold()),
+        "switch": switch_interval.seconds(),
         "locale": {c: locale.setlocale(getattr(locale, c)) for c in _LOCALES},
     }
     with (
@@ -151,9 +163,9 @@ def _set_interpreter(state: Any) -> None:
     elif _argv:
         sys.argv[:], _argv = _argv, []
     enabled, threshold = state["gc"]
-    unswept.enable(enabled)
+    gc_pause.enable(enabled)
     gc.set_threshold(*threshold)
-    yielding.set_turn(state["switch"])
+    switch_interval.set_seconds(state["switch"])
     if "umask" in state:
         os.umask(state["umask"])
     if "digits" in state and hasattr(sys, "set_int_max_str_digits"):
@@ -302,7 +314,7 @@ def read() -> dict[str, bytes]:
 def look_at_libraries(scope: dict[str, Any]) -> dict[str, bytes]:
     """The sections that take a look at all modules."""
     standard.find_codecs()
-    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": own.read()}
+    found = {**libraries.look(scope), "types of files": standard.types_of_files(), "own modules": user_modules.read()}
     return {name: pickle.dumps(content, protocol=5) for name, content in found.items()}
 
 
@@ -312,7 +324,7 @@ def know() -> None:
         if section.know is not None and name in sys.modules:
             with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
                 section.know()
-    own.see()
+    user_modules.see()
 
 
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
@@ -483,7 +495,7 @@ def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> Non
 
 def _set_paths(state: Any) -> None:
     sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
-    own.set_places(state.get("modules", {}))
+    user_modules.set_places(state.get("modules", {}))
     os.chdir(state["cwd"])
 
 
@@ -540,7 +552,7 @@ def _elsewhere() -> Any:
 
 #: Sections of the interpreter and the standard library, in the order in which they are set.
 _OWN: dict[str, Section] = {
-    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": own.places()}, _set_paths),
+    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths),
     "environ": Section(_environ, _set_environ),
     "python": Section(lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True),
@@ -560,15 +572,15 @@ _OWN: dict[str, Section] = {
     "lent functions": Section(_elsewhere, libraries.set_lent, soon=True),
     "library tables": Section(_elsewhere, libraries.set_tables, soon=True),
     "types of files": Section(_elsewhere, standard.set_types_of_files, soon=True),
-    "own modules": Section(_elsewhere, own.set_, soon=True),
+    "own modules": Section(_elsewhere, user_modules.set_, soon=True),
     "decimal": Section(
         functools.partial(contexts.read, "decimal", _decimal), _set_decimal, soon=True, in_context=_set_decimal
     ),
     "contextvars": Section(
-        functools.partial(contexts.read, "contextvars", contextual.read),
-        contextual.set_,
+        functools.partial(contexts.read, "contextvars", context_variables.read),
+        context_variables.set_,
         soon=True,
-        in_context=contextual.set_in_context,
+        in_context=context_variables.set_in_context,
     ),
     "random": Section(_random, _set_random, soon=True),
 }

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from . import capture, effects, names, own, planning, process, records, redo, restore
-from .later import Unread
+from . import capture, effects, names, planning, process, records, redo, restore, user_modules
+from .deferred import Unread
 from .namespace import Namespace
 from .notices import Notices
 from .records import Ran
@@ -150,7 +150,7 @@ class Recorder:
         reached = {m for u in touched if u in units for m in units[u].touches}
         told = effects.telling(reached)
         space = self._namespace.variables
-        if any(own.is_from_own(space[n]) for n in {*used, *reached} if n in space):
+        if any(user_modules.is_from_own(space[n]) for n in {*used, *reached} if n in space):
             told.append(effects.LOCAL)
         return told
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from gresshopper.between import in_main_thread
 
-from . import capture, form, later, process, redo, rerun, restore
-from .later import Unread
+from . import capture, deferred, form, process, redo, rerun, restore
+from .deferred import Unread
 from .lost import Pending
 from .namespace import Namespace, know_sources
 from .notices import Notices
@@ -78,7 +78,7 @@ class Recovery:
     def _rebuild(self, snapshot: restore.Snapshot, lazy: bool, again: bool, wait: bool, shown: bool) -> restore.Told:
         store, session, put = self._capture.store, self._capture.session, self._namespace.put
         differences = restore.differences(snapshot.environment)
-        pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
+        pending = deferred.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
         told, loader = restore.restore(snapshot, store, session, put, lazy, self._progress(), pending)
         pending = {uid: names for uid, names in pending.items() if uid not in {*loader.failed, *loader.sooner}}
         if pending:

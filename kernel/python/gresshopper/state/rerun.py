@@ -16,7 +16,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from . import effects, form, own, pickling, process, restore
+from . import effects, form, pickling, process, restore, user_modules
 from .session import reason
 from .store import Store, StoreError
 
@@ -230,8 +230,10 @@ def other_modules(cell: Mapping[str, Any], snapshot: restore.Snapshot, store: St
         return None
     state = pickle.loads(restore.stream(held, store))
     changed = [f"{name}.{attr}" for name, saved in state.items() for attr in saved["changed"]]
-    changed = list(dict.fromkeys(changed + own.others(state)))
-    return f"it uses the user's own modules, and {', '.join(changed[: own.NAMED])} changed" if changed else None
+    changed = list(dict.fromkeys(changed + user_modules.others(state)))
+    return (
+        f"it uses the user's own modules, and {', '.join(changed[: user_modules.NAMED])} changed" if changed else None
+    )
 
 
 #: The section of what cells imported from `__future__`.

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
-from . import form, pickling, process, recipes, settings, unswept
+from . import form, gc_pause, pickling, process, recipes, settings
 from .lost import Lost, LostError
 from .session import MAIN, reason
 from .store import Store, StoreError
@@ -547,12 +547,12 @@ def restore(
     later = {uid: names for uid, names in later.items() if store.holds(chunks_of(snapshot.units[uid]))}
     sections = snapshot.process(store, loader.notice)
     process.apply_early(sections, loader.notice)
-    with unswept.Unswept():
+    with gc_pause.Paused():
         staged = loader.load_all(progress=progress, later=later)
     gone = {name for uid in loader.failed for name in snapshot.units[uid].names}
     set_names({name: value for name, value in staged.items() if name not in gone})
     if gone:
-        with unswept.Unswept():
+        with gc_pause.Paused():
             staged.update(loader.again())
         set_names({name: staged[name] for name in gone})
     with _put_off(loader, later, staged, set_names):

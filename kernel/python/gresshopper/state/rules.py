@@ -20,14 +20,14 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
 
-from . import adapters, answering, names, places, recipes, settings, shapes, singles, stdlib_rules
+from . import adapters, dynamic_attributes, names, places, recipes, settings, shapes, singles, stdlib_rules
 from .adapters import Adapter, Rule
 from .kinds import bound_kind
 from .lost import Lost, Pending, parts, value_of
-from .own import of_notebook
 from .session import ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
 from .streams import STREAMS
+from .user_modules import of_notebook
 from .writing import Writing
 
 #: The notice on classes under a cloudpickle before 3.0, which loses slots and the fields of dataclasses.
@@ -187,14 +187,14 @@ class Rules(Writing):
     def _made(self, t: type) -> _Made:
         found = self.made.get(t)
         if found is None:
-            answers = answering.answers(t)
-            unasked = answers and answering.is_plain(t)
+            answers = dynamic_attributes.answers(t)
+            unasked = answers and dynamic_attributes.is_plain(t)
             found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked)
         return found
 
     def _unasked(self, obj: Any) -> Any:
         shared = self._attributes(obj) if type(obj).__dictoffset__ else NotImplemented
-        return answering.written(obj) if shared is NotImplemented else shared
+        return dynamic_attributes.written(obj) if shared is NotImplemented else shared
 
     def _attributes(self, obj: Any) -> Any:
         """Writes an instance with its very `__dict__`, if others hold that too: by `vars(obj)`, or as their own."""
@@ -426,7 +426,7 @@ _ALONE = _dict_refs(_Probe())
 
 def _sharing(obj: Any, unasked: bool) -> Any:
     """Writes an instance with the very dictionary of its attributes."""
-    reduced: Any = answering.written(obj) if unasked else obj.__reduce_ex__(5)
+    reduced: Any = dynamic_attributes.written(obj) if unasked else obj.__reduce_ex__(5)
     attrs = object.__getattribute__(obj, "__dict__")
     state = reduced[2] if len(reduced) > 2 else None
     slots = state[1] if isinstance(state, tuple) else None

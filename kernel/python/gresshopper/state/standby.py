@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import capture, follow, form, restore
-from .later import Unread
+from .deferred import Unread
 from .namespace import Namespace
 from .notices import Notices
 from .recorder import Recorder

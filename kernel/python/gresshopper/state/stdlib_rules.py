@@ -26,9 +26,9 @@ import cloudpickle
 from . import contexts, iterators, native, recipes
 from .adapters import Rule
 from .kinds import CANT, a_kind, kind_of
-from .own import of_notebook
 from .session import MAIN, importable
 from .streams import STREAMS
+from .user_modules import of_notebook
 from .writing import Writing
 
 #: Most bytes that are kept of a file that was removed while open, and the bytes that are read in a second.

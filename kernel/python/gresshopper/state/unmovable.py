@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import capture, own, planning, rerun
+from . import capture, planning, rerun, user_modules
 from .recorder import Recorder
 
 
@@ -24,10 +24,12 @@ class Unmovable:
     def unfindable(self) -> dict[str, list[str]]:
         """Notes on variables with parts of modules of the user's own that no import finds again."""
         found: dict[str, list[str]] = {}
-        for module in sorted(own.without_file()):
+        for module in sorted(user_modules.without_file()):
             for unit in self._capture.units.values():
                 held = (self._capture.namespace.get(name) for name in unit.names)
-                if any(t.startswith(f"{module}.") for t in unit.types) or any(own.home_of(v) == module for v in held):
+                if any(t.startswith(f"{module}.") for t in unit.types) or any(
+                    user_modules.home_of(v) == module for v in held
+                ):
                     found.setdefault(", ".join(unit.names), []).append(f"the file of the module {module} is gone")
         return found
 

@@ -13,9 +13,21 @@ from typing import Any
 
 from gresshopper.between import Cells, in_main_thread
 
-from . import capture, contexts, effects, event_loop, incoming, interrupts, leaving, limits, pace, streams, yielding
+from . import (
+    capture,
+    contexts,
+    draining,
+    effects,
+    event_loop,
+    incoming,
+    interrupts,
+    limits,
+    pace,
+    streams,
+    switch_interval,
+)
+from .deferred import Unread
 from .failures import Failures
-from .later import Unread
 from .recorder import Recorder
 from .records import Outcome, Ran
 from .restore import environment
@@ -141,7 +153,7 @@ class Watcher:
             self.think()
         return outcome
 
-    @yielding.Yielding()
+    @switch_interval.Shortened()
     def _promptly(self) -> None:
         """Capture between a cell's reply and the next request, within the allowance."""
         if not self._due or self._cells or not self._waiting:
@@ -152,7 +164,7 @@ class Watcher:
         if not allowed:
             return
         with interrupts.deferred():
-            leaving.wait(self._shell, LEAVES)
+            draining.wait(self._shell, LEAVES)
             outcome = self.work_off(limits.Until(started + allowed), read=False)
         self.pace.took_after_reply(started, time.perf_counter(), outcome.status == "whole")
 
@@ -165,7 +177,7 @@ class Watcher:
         """
         self._think_time.start(pace.THINK if seconds is None else seconds)
 
-    @yielding.Yielding()
+    @switch_interval.Shortened()
     def idle(self) -> None:
         """Capture what waits, else read what is unread, else plan an audit."""
         if self._cells:
@@ -191,7 +203,7 @@ class Watcher:
         if self.pace.is_audit_due(due):
             self.rest()
 
-    @yielding.Yielding()
+    @switch_interval.Shortened()
     def rest(self) -> None:
         """Audit once after the last cell when the user thinks for longer. A request puts the audit off. While
         something runs beside the cells, audits follow in longer and longer pauses.

@@ -22,7 +22,19 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, effects, follow, form, names, own, records, rerun, restore, session, streams
+from gresshopper.state import (
+    capture,
+    effects,
+    follow,
+    form,
+    names,
+    records,
+    rerun,
+    restore,
+    session,
+    streams,
+    user_modules,
+)
 from gresshopper.state.store import Store
 
 
@@ -184,7 +196,7 @@ def main() -> None:
     do, base, module = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     cases = importlib.import_module(module).CASES
     only = set(sys.argv[4:])
-    own._ALL = 60.0  # on a busy machine, too, marks of all modules are made
+    user_modules._ALL = 60.0  # on a busy machine, too, marks of all modules are made
     for case in cases:
         if (only and case.name not in only) or not case.possible():
             continue

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from gresshopper.state import quiet
+from gresshopper.state import muting
 
 
 class Stream(io.StringIO):
@@ -17,7 +17,7 @@ class Stream(io.StringIO):
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
     made = Stream()
-    monkeypatch.setattr(quiet, "STREAMS", {"stdout": made})
+    monkeypatch.setattr(muting, "STREAMS", {"stdout": made})
     return made
 
 
@@ -28,9 +28,9 @@ def in_a_thread(work: Any, name: str) -> None:
 
 
 def test_only_the_captures_threads_are_quiet(stream: Stream) -> None:
-    with quiet.quiet():
+    with muting.muted():
         print("ours", file=stream)
-        in_a_thread(lambda: print("ours", file=stream), quiet.DEEP_THREAD)
+        in_a_thread(lambda: print("ours", file=stream), muting.DEEP_THREAD)
         in_a_thread(lambda: print("another's", file=stream), "worker")
     print("after", file=stream)
     assert stream.getvalue() == "another's\nafter\n" and "write" not in vars(stream)
@@ -40,17 +40,17 @@ def test_what_the_notebook_set_is_there_again(stream: Stream) -> None:
     told: list[str] = []
     own = told.append
     stream.write = own  # type: ignore[method-assign,assignment]
-    with quiet.quiet():
+    with muting.muted():
         print("ours", file=stream)
         kept = stream.write
     assert vars(stream)["write"] is own and not told
     kept("later")  # whoever kept it meanwhile
-    with quiet.quiet():
+    with muting.muted():
         stream.write = kept  # type: ignore[method-assign]
     assert told == ["later"] and stream.write is kept
 
 
 def test_a_stream_without_attributes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quiet, "STREAMS", {"stdout": object()})
-    with quiet.quiet():
+    monkeypatch.setattr(muting, "STREAMS", {"stdout": object()})
+    with muting.muted():
         pass

@@ -26,7 +26,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from IPython.core.interactiveshell import InteractiveShell
-from gresshopper.state import later
+from gresshopper.state import deferred
 from gresshopper.state.agent import Agent
 base, do = Path(sys.argv[1]), json.loads(sys.argv[2])
 ip = InteractiveShell.instance()
@@ -34,7 +34,7 @@ agent = Agent(ip, base / "store")
 said = []
 def waiting():
     names = do["names"] or "abcdef"
-    return sorted(n for n in names if isinstance(ip.user_ns.get(n), later.Pending))
+    return sorted(n for n in names if isinstance(ip.user_ns.get(n), deferred.Pending))
 if do["cells"]:
     agent.watch()
     for cell in do["cells"]:

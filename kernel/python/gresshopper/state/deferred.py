@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from . import effects, names, restore, settings, unswept
+from . import effects, gc_pause, names, restore, settings
 from .lost import Lost, Pending, is_read
 from .namespace import DISPLAYED, SHOWN, Namespace
 
@@ -171,7 +171,7 @@ class Deferred:
         told = len(self._loader.notices)
         lost: dict[str, str] = {}
         try:
-            with unswept.Unswept():
+            with gc_pause.Paused():
                 values = self._loader.values(uid)
             self._loader.forget()
         except Exception as e:

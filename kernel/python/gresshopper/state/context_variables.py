@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import own, settings
+from . import settings, user_modules
 from .lost import Lost, LostError
 from .session import NotHereError
 
@@ -23,7 +23,7 @@ _found: tuple[Any, list[tuple[_Place, Any]]] = (None, [])
 
 def _of_modules() -> list[tuple[_Place, Any]]:
     global _found  # noqa: PLW0603 - a process has one list of modules
-    modules = own.loaded()
+    modules = user_modules.loaded()
     if _found[0] is not modules:
         held = (((m.__name__, name), value) for m in modules for name, value in list(vars(m).items()))
         _found = modules, [(place, value) for place, value in held if type(value) is contextvars.ContextVar]

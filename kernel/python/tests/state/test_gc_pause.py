@@ -5,21 +5,21 @@ from __future__ import annotations
 import gc
 
 import pytest
-from gresshopper.state import unswept
+from gresshopper.state import gc_pause
 
 
 @pytest.mark.parametrize("on", [True, False])
 def test_a_pause_doesnt_show_and_ends(on: bool) -> None:
     before = gc.isenabled()
     try:
-        unswept.enable(on)
-        with unswept.Unswept(), unswept.Unswept():
-            assert unswept.enabled() == on and not gc.isenabled()
+        gc_pause.enable(on)
+        with gc_pause.Paused(), gc_pause.Paused():
+            assert gc_pause.enabled() == on and not gc.isenabled()
         assert gc.isenabled() == on
-        with pytest.raises(ZeroDivisionError), unswept.Unswept():
-            unswept.enable(not on)
-            assert not gc.isenabled() and unswept.enabled() != on
+        with pytest.raises(ZeroDivisionError), gc_pause.Paused():
+            gc_pause.enable(not on)
+            assert not gc.isenabled() and gc_pause.enabled() != on
             raise ZeroDivisionError
         assert gc.isenabled() != on
     finally:
-        unswept.enable(before)
+        gc_pause.enable(before)

@@ -17,7 +17,7 @@ DEEP_THREAD = "gresshopper-deep"
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def muted() -> Iterator[None]:
     """Have this thread print nothing."""
     ours = threading.get_ident()
     on = [True]

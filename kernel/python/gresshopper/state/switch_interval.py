@@ -1,7 +1,7 @@
-"""A shorter turn of the interpreter's lock, invisible in captured or restored state.
+"""A shorter switch interval of the interpreter, invisible in captured or restored state.
 
-A kernel sends replies and takes requests in threads of its own. Each of their steps may wait for a whole turn of the main
-thread, 5 ms by Python's default, while that computes.
+A kernel sends replies and takes requests in threads of its own. Each of their steps may wait for a whole
+interval, 5 ms by Python's default, while the main thread computes.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import contextlib
 import sys
 
 #: Seconds after which another thread gets the interpreter's lock.
-TURN = 0.0002
+SHORT = 0.0002
 
-#: The turn after the work; none outside of it.
+#: The interval after the work; none outside of it.
 _after: float | None = None
 
 
-def turn() -> float:
-    """Seconds of a turn, but for our work."""
+def seconds() -> float:
+    """The interval in seconds, but for our work."""
     return sys.getswitchinterval() if _after is None else _after
 
 
-def set_turn(seconds: float) -> None:
-    """Set the seconds of a turn, after our work if that is under way."""
+def set_seconds(wanted: float) -> None:
+    """Set the interval in seconds, after our work if that is under way."""
     global _after  # noqa: PLW0603 - a process has one lock
     if _after is None:
-        sys.setswitchinterval(seconds)
+        sys.setswitchinterval(wanted)
     else:
-        _after = seconds
+        _after = wanted
 
 
-class Yielding(contextlib.ContextDecorator):
+class Shortened(contextlib.ContextDecorator):
     """Work of the main thread between cells, which other threads interrupt at once."""
 
     def __enter__(self) -> None:
@@ -38,7 +38,7 @@ class Yielding(contextlib.ContextDecorator):
         self._outer = _after is None
         if self._outer:
             _after = sys.getswitchinterval()
-            sys.setswitchinterval(min(TURN, _after))
+            sys.setswitchinterval(min(SHORT, _after))
 
     def __exit__(self, *_: object) -> None:
         global _after  # noqa: PLW0603 - a process has one lock
@@ -47,5 +47,5 @@ class Yielding(contextlib.ContextDecorator):
             sys.setswitchinterval(_after + 5e-7)
             _after = None
 
-    def _recreate_cm(self) -> Yielding:
-        return Yielding()
+    def _recreate_cm(self) -> Shortened:
+        return Shortened()

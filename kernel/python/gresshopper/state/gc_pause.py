@@ -25,7 +25,7 @@ def enable(on: bool) -> None:
         gc.disable()
 
 
-class Unswept(contextlib.ContextDecorator):
+class Paused(contextlib.ContextDecorator):
     """The collector waits: it would go through all of a notebook's objects again and again while millions of new ones,
     none of them garbage, are made."""
 
@@ -43,5 +43,5 @@ class Unswept(contextlib.ContextDecorator):
                 gc.enable()
             _after = None
 
-    def _recreate_cm(self) -> Unswept:
-        return Unswept()
+    def _recreate_cm(self) -> Paused:
+        return Paused()
