@@ -1,4 +1,17 @@
-"""Capturing, saving and restoring the state of a notebook's kernel."""
+"""Capturing, saving and restoring the state of a notebook's kernel.
+
+`agent` puts the parts of one kernel together; `supervised` and `commands` ask it. Where to look:
+
+- Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
+  `event_loop`, `limits`, `interrupts`, `incoming` requests, `draining` of messages, and the `switch_interval`.
+- What changed: `capture` makes deltas of `variables` (which are others), `units` (the known groups), `grouping` (the search
+  for groups), `buffers` (content of large memory) and `process` (all settings outside of variables).
+- Objects as bytes: `pickling`, by `rules`, `stdlib_rules`, and `adapters` of libraries; `recipes` makes them again.
+- What is kept: `recorder` makes `records` of deltas, in the `form` on disk and the `store` of content.
+- Saves: `saving`, with `planning` of what cells make again, `redo` and `rerun` of cells, and their `effects`.
+- Restores: `recovery`, with `restore` of the variables, `deferred` reading, `lost` placeholders, `notices` of losses, and
+  the `namespace` that IPython keeps. `standby` and `follow` are for a kernel in waiting.
+"""
 
 from __future__ import annotations
 

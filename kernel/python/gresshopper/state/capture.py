@@ -1,7 +1,7 @@
 """Finds a cell's changes: groups of variables with shared objects, their content, and the process's state.
 
-A capture writes the units with possible changes, compares them with the known content, and yields a `Delta`. It keeps no
-reference to a user's object.
+A capture writes the units with possible changes, compares them with the known content, and yields a `Delta`. It keeps
+no reference to a user's object.
 """
 
 from __future__ import annotations

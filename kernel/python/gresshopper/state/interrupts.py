@@ -1,4 +1,7 @@
-"""Interrupts from the keyboard that arrive around a cell: given to a capture as the wish to end, or to the cell that begins."""
+"""Interrupts from the keyboard that arrive while our own code runs around a cell.
+
+A capture takes one as the wish to end. One that arrives before a cell is left to the cell.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writes the whole present state into a folder.
 
-A plan may leave groups to the cells that made them. Before it counts, a fresh Python tries it: what the cells don't make
-again there is written after all. The store's content is compressed afterwards, beside the cells.
+A plan may leave groups to the cells that made them. Before it counts, a fresh Python tries it: what the cells don't
+make again there is written after all. The store's content is compressed afterwards, beside the cells.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs captures around the cells of a kernel: before a reply, between two cells, or in think time.
 
-The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a cell: the
-next one makes up for the gap. Everything runs in the kernel's main thread. `Pace` decides when and how long; `Recorder`
-captures.
+The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a cell:
+the next one makes up for the gap. Everything runs in the kernel's main thread. `Pace` decides when and how long;
+`Recorder` captures.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ class Watcher:
     # --- think time ---
 
     def think(self, seconds: float | None = None) -> None:
-        """Use the think time that begins in so many seconds, by default after a cell: a cell cheaper than its capture isn't
-        delayed. If a request breaks off the first of two attempts, the second would begin before the request's turn;
-        so there is one at a time.
+        """Use the think time that begins in so many seconds, by default the time after a cell. A cell cheaper than its
+        capture isn't delayed. One attempt is planned at a time: if a request breaks off the first of two attempts, the
+        second would begin before the request's turn.
         """
         self._think_time.start(pace.THINK if seconds is None else seconds)
 
