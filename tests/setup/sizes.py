@@ -28,6 +28,7 @@ CORES = (
     "scheduler/agent/src/state",
     "kernel/front/src/core",
     "kernel/front/src/life",
+    "kernel/front/src/termination",
     "kernel/gpu/src/machine",
     "kernel/log/src",
     "kernel/replica/src/core",

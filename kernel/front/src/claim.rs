@@ -1,12 +1,15 @@
 //! The kernel behind a saved state. Each kernel's folder of states names its notebook, and the kernel's front holds a
-//! lock there. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables.
+//! lock there. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables. At its
+//! end the front removes what that opening must not find.
 //!
 //! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends. In a home without
 //! locks a kernel counts as free if it has no `front.json`, which a front removes at its orderly end.
 
 use crate::owner::Notebook;
+use crate::termination::Removal;
 use hop_log::{Office, State};
 use hop_protocol::file::make_private;
+use hop_protocol::meanwhile::Meanwhile;
 use hop_protocol::states::{self, NOTEBOOK, OWNER};
 use hop_words::error::chain;
 use hop_words::id::KernelId;
@@ -273,9 +276,33 @@ pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes a kernel's folders at its front's end: the front's own, and the state's. `meanwhile` is news for the
+/// notebook's next opening, kept beside the state.
+pub fn clear_away(removal: Removal, front: &Path, state: Option<&Path>, meanwhile: Option<Meanwhile>) {
+    // A saved kernel keeps its state; its next front makes a new folder with new keys. A replica that is still saving
+    // the kernel finds no front, and goes on by itself. A lost front may already have removed a folder.
+    if removal != Removal::Nothing {
+        let _ = std::fs::remove_dir_all(front);
+    }
+    let Some(state) = state else {
+        return;
+    };
+    if let Some(Err(error)) = meanwhile.map(|meanwhile| meanwhile.write(state)) {
+        tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
+    }
+    let closed = match removal {
+        Removal::Nothing => false,
+        Removal::Front => is_without_state(state),
+        Removal::Kernel => true,
+    };
+    if closed {
+        let _ = std::fs::remove_dir_all(state);
+    }
+}
+
 /// Whether nothing of the kernel was saved, for certain: such a kernel is as good as none. A state that can't be read
 /// may hold variables.
-pub fn is_without_state(folder: &Path) -> bool {
+fn is_without_state(folder: &Path) -> bool {
     match states::newest(folder) {
         Ok(state) => state.is_none_or(|s| s.settled().is_none()),
         Err(error) => {
@@ -436,6 +463,34 @@ mod tests {
         assert!(!is_without_state(&folder));
         let found = find(tmp.path(), &notebook("x"), &"new".into(), |_| false);
         assert!(matches!(found, Found::Unreadable(k) if k.as_str() == "k1"));
+    }
+
+    #[test]
+    fn a_front_removes_what_its_successors_must_not_find() {
+        for (removal, is_saved, front_stays, state_stays) in [
+            (Removal::Nothing, false, true, true),
+            (Removal::Front, true, false, true),
+            (Removal::Front, false, false, false),
+            (Removal::Kernel, true, false, false),
+        ] {
+            let tmp = tempfile::tempdir().unwrap();
+            let (front, state) = (tmp.path().join("front"), tmp.path().join("k1"));
+            std::fs::create_dir(&front).unwrap();
+            std::fs::create_dir(&state).unwrap();
+            if is_saved {
+                saved(tmp.path(), "k1", "x.ipynb");
+            }
+            let mut meanwhile = Meanwhile::default();
+            meanwhile.lost.push("x = 1".into());
+            clear_away(removal, &front, Some(&state), Some(meanwhile));
+            assert_eq!(
+                (front.exists(), state.exists()),
+                (front_stays, state_stays),
+                "{removal:?}"
+            );
+            let told = Meanwhile::take(&state).map(|m| m.lost);
+            assert_eq!(told, state_stays.then(|| vec!["x = 1".to_owned()]), "{removal:?}");
+        }
     }
 
     #[test]

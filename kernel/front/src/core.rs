@@ -696,4 +696,4 @@ fn is_worth_keeping(message: &Message) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -19,4 +19,5 @@ pub mod owner;
 mod rekey;
 pub mod run;
 mod sockets;
+pub mod termination;
 mod welcome;

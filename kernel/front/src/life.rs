@@ -213,6 +213,11 @@ impl Life {
         self.stage == Stage::Starting
     }
 
+    /// Whether an earlier server and front are gone, and their replica may still connect.
+    pub fn is_left(&self) -> bool {
+        matches!(self.stage, Stage::Down { .. }) && !self.lived
+    }
+
     /// Since when the started process has had no connection yet.
     pub fn awaited_since(&self) -> Option<Timestamp> {
         match self.stage {
@@ -701,6 +706,39 @@ mod tests {
             here.handle(Input::Tick, at(23))
         );
         assert_eq!(left().handle(Input::Tick, at(46)), [begins]);
+    }
+
+    #[test]
+    fn a_kernel_is_left_until_its_replica_connects_or_another_begins() {
+        let left = || Life::left(true, false, Tenure(3), at(10));
+        let after = |inputs: &[(u64, Input)]| {
+            let mut life = left();
+            for (seconds, input) in inputs {
+                life.handle(input.clone(), at(*seconds));
+            }
+            life.is_left()
+        };
+        let connected = Input::Connected { node: "n1".into() };
+        assert!(after(&[]));
+        assert!(after(&[
+            (11, Input::Tick),
+            (12, Input::Wanted),
+            (13, Input::ProcessGone)
+        ]));
+        let elected = Input::Started { tenure: Tenure(4) };
+        assert!(after(&[(11, elected)]), "its group has elected another replica");
+        assert!(!after(&[(11, connected.clone())]));
+        let lost = Input::Disconnected { silent: true };
+        assert!(!after(&[(11, connected), (12, lost)]), "of this front by now");
+        assert!(!after(&[(46, Input::Tick)]), "a replica is being started");
+        assert!(!after(&[(11, Input::Over)]));
+        for other in [
+            Life::new(true, false),
+            Life::resumed(true, false, 1, Tenure(3), at(10)),
+            up(true),
+        ] {
+            assert!(!other.is_left(), "{other:?}");
+        }
     }
 
     #[test]

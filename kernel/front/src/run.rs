@@ -1,11 +1,11 @@
 //! The front's main loop: one task owns sockets and processes, and never waits for a client or a replica.
-//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this module carries the decisions
-//! out.
+//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas, [`crate::termination`] for the end;
+//! this module carries the decisions out.
 
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
-use crate::core::{Asked, End, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
+use crate::core::{Asked, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::info;
@@ -18,6 +18,7 @@ use crate::orphans;
 use crate::owner::{Notebook, Said, Start, Wish, say};
 use crate::rekey::Rekey;
 use crate::sockets::{Sockets, bind, is_of_widget};
+use crate::termination::{self, Keeps, Outcome, Removal, Termination};
 use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -43,17 +44,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, interval, sleep, timeout};
 
-/// Pause between the news of a kernel's death and the answers to its open requests. Clients poll the kernel's process
-/// about every second, and should learn of the death first.
-const OBITUARY: Duration = Duration::from_secs(3);
-
-/// Time at the end for clients to read their last messages.
+/// Time at the end for the replica to hang up, and for its process to exit.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// Time for a kernel to end, before the front ends without it.
-const ENDING: Duration = Duration::from_secs(8);
-
-/// Time for a connected kernel to be saved. The front then ends, and the replica goes on with the save by itself.
-const PARTING: Duration = Duration::from_secs(40);
 
 /// Time after which a disconnected client counts as gone, if no message is due to the client.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
@@ -109,19 +101,7 @@ struct Main {
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
-    /// Time at which the open requests of a dead kernel are answered.
-    obituary_at: Option<Instant>,
-    /// Latest time at which the front ends. It ends earlier if the kernel has ended and no message is due.
-    over_at: Option<Instant>,
-    ending: bool,
-    /// A client ends the kernel, and its replica may not have heard of that.
-    shutdown: Option<Shutdown>,
-    /// A client restarts the kernel: what becomes of the state is for the next front.
-    restarts: bool,
-    /// The kernel is being saved; this front ends afterwards.
-    parting: bool,
-    /// An earlier server and front of the kernel are gone, and the kernel's replica may still connect.
-    left: bool,
+    termination: Termination,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
     /// The sentences for the user on the fate of the notebook's earlier kernel, and of this one.
@@ -129,8 +109,6 @@ struct Main {
     /// The connection to `hopd` while the kernel hibernates.
     listener: Option<Listener>,
     wakes: mpsc::UnboundedSender<()>,
-    /// At the end, `hopd` is told that the kernel is closed for good, and the kernel's state is removed.
-    close: bool,
 }
 
 /// The searches for seats under way.
@@ -225,18 +203,11 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         acks: Vec::new(),
         ack_at: None,
         away: HashMap::new(),
-        obituary_at: None,
-        over_at: None,
-        ending: false,
-        shutdown: None,
-        restarts: false,
-        parting: false,
-        left,
+        termination: Termination::new(keeps(&start, owned.is_some())),
         owned,
         sentences,
         listener: None,
         wakes: wakes_tx,
-        close: false,
         dir,
         file,
         start,
@@ -251,9 +222,18 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         grown,
         seat_waits,
     };
-    let died = main.main_loop(inputs).await?;
-    main.clean_up().await;
+    let Outcome { died, removal } = main.main_loop(inputs).await?;
+    main.clean_up(removal).await;
     Ok(!died)
+}
+
+/// The part of the kernel that outlives its server. `owned` means that this front has the right to the kernel's state.
+fn keeps(start: &Start, owned: bool) -> Keeps {
+    match start.notebook {
+        None => Keeps::Nothing,
+        Some(_) if !owned => Keeps::State,
+        Some(_) => Keeps::Kernel,
+    }
 }
 
 /// Closes a kernel whose lost front has left no folder. Otherwise `hopd` would list the kernel for a day, and the
@@ -265,10 +245,7 @@ async fn close_in_its_place(start: &Start) -> Result<bool> {
     }
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
     let states = states(start).map(|states| states.kernel);
-    for folder in [Some(dir), states].into_iter().flatten() {
-        // The lost front may already have removed the folder.
-        let _ = std::fs::remove_dir_all(&folder);
-    }
+    claim::clear_away(Removal::Kernel, &dir, states.as_deref(), None);
     Ok(true)
 }
 
@@ -477,18 +454,24 @@ fn states(start: &Start) -> Option<States> {
 }
 
 impl Main {
-    /// Runs until the front's end. Returns `true` if the kernel died.
-    async fn main_loop(&mut self, mut inputs: Inputs) -> Result<bool> {
+    /// Runs until the front's end.
+    async fn main_loop(&mut self, mut inputs: Inputs) -> Result<Outcome> {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut tick = interval(LOOK_EVERY);
-        self.end_in_its_place();
+        if self.start.close {
+            self.terminate(termination::Input::EndAgain);
+        }
         if self.life.is_starting() {
             self.launch(false, None, None);
         }
-        loop {
+        let outcome = loop {
             let receipts = self.sockets.receipts.clone();
+            let due = self
+                .termination
+                .due()
+                .map(|at| wait::instant(at, self.clock.now()));
             tokio::select! {
                 (channel, event) = wait::some(inputs.clients.recv()) => if let Some(channel) = channel {
                     self.on_client(channel, event);
@@ -514,30 +497,31 @@ impl Main {
                     self.process = None;
                     self.live(Input::ProcessGone);
                 }
-                _ = terminate.recv() => self.end(),
+                _ = terminate.recv() => {
+                    let connected = self.sockets.out.is_some();
+                    self.terminate(termination::Input::End { connected });
+                }
                 _ = interrupt.recv() => self.interrupt(Interrupt::Signal),
                 Some(wish) = inputs.wishes.recv() => self.wishes(wish),
                 Some(()) = inputs.wakes.recv() => self.live(Input::Wanted),
-                () = wait::at(self.obituary_at) => self.send_obituaries(),
+                () = wait::at(due) => self.terminate(termination::Input::Due),
                 () = wait::at(self.ack_at) => self.send_acks(),
-                () = wait::at(self.over_at) => break,
                 _ = tick.tick() => self.look_around(),
             }
             self.settle();
-            if self.is_over() {
-                break;
+            if let Some(outcome) = self.termination.outcome(self.life.is_left()) {
+                break outcome;
             }
-        }
-        let died = matches!(self.front.end(), Some(End::Dead { .. }) | None) && !self.parting;
+        };
         self.send_acks();
         self.hang_up(&mut inputs.replicas).await;
         self.moving.end().await;
         self.leave_queue().await;
         end_child(self.process.take()).await;
-        if !self.start.launch.local && !self.left {
+        if !self.start.launch.local && !self.life.is_left() {
             orphans::end_sruns(&self.start.kernel);
         }
-        Ok(died)
+        Ok(outcome)
     }
 
     /// Ends the searches for seats. Their seats that wait in Slurm's queue are withdrawn.
@@ -571,28 +555,12 @@ impl Main {
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
-    async fn clean_up(&mut self) {
-        if self.close && !self.start.launch.local {
+    async fn clean_up(&mut self, removal: Removal) {
+        if removal == Removal::Kernel && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
-        // The notebook's next opening finds a kernel that may still run, as this opening did.
-        let lives = self.left && !self.close;
-        // A saved kernel keeps its state; its next front makes a new folder with new keys. A replica that is still
-        // saving the kernel finds no front, and goes on by itself.
-        if !lives {
-            let _ = std::fs::remove_dir_all(&self.dir);
-        }
-        if let (Some(states), Some(meanwhile)) = (&self.states, self.front.parted())
-            && let Err(error) = meanwhile.write(&states.kernel)
-        {
-            tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
-        }
-        if let Some(states) = &self.states
-            && !lives
-            && (self.close || claim::is_without_state(&states.kernel))
-        {
-            let _ = std::fs::remove_dir_all(&states.kernel);
-        }
+        let state = self.states.as_ref().map(|s| s.kernel.as_path());
+        claim::clear_away(removal, &self.dir, state, self.front.parted());
     }
 
     // The kernel's life.
@@ -603,8 +571,9 @@ impl Main {
         let was_away = self.life.is_away();
         let acts = self.life.handle(input, self.clock.now());
         if !was_away && self.life.is_away() {
-            if let Some(asked) = self.shutdown.take() {
-                return self.shut_down_here(&asked);
+            self.terminate(termination::Input::ReplicaGone);
+            if self.front.end().is_some() {
+                return;
             }
             let untaken = self.sockets.untaken_interrupts();
             let answered = self.front.replica_is_gone(untaken, now(), &mut self.sockets);
@@ -651,7 +620,6 @@ impl Main {
     /// Starts a replica in a task of its own.
     fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
         self.expected = None;
-        self.left = false;
         if old.is_none() {
             self.tell_it_is_back();
         }
@@ -832,7 +800,7 @@ impl Main {
             return;
         }
         let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
-        if elected && self.left {
+        if elected && self.life.is_left() {
             self.tell_it_is_back();
         }
         self.process = match elected {
@@ -875,8 +843,8 @@ impl Main {
         for interrupt in untaken {
             self.sockets.send(interrupt.item());
         }
-        if let Some(asked) = self.shutdown.clone().filter(|_| self.met) {
-            self.sockets.send(asked.item());
+        if self.met {
+            self.terminate(termination::Input::NextReplica);
         }
     }
 
@@ -890,7 +858,7 @@ impl Main {
         match event {
             // A server shuts down its kernels at its end, so later messages must not end a kernel in the middle of its
             // save.
-            Event::Message(..) if self.parting => {}
+            Event::Message(..) if self.termination.is_parting() => {}
             Event::Message(peer, message) => {
                 let asked = self
                     .front
@@ -899,7 +867,10 @@ impl Main {
                     Asked::Nothing => {}
                     Asked::Kernel => self.live(Input::Wanted),
                     Asked::Interrupt(interrupt) => self.interrupt(interrupt),
-                    Asked::Shutdown(asked) => self.shut_down(asked),
+                    Asked::Shutdown(asked) => {
+                        let away = self.life.is_away();
+                        self.terminate(termination::Input::Shutdown { asked, away });
+                    }
                 }
             }
             Event::Subscribed(_, topic) => {
@@ -924,31 +895,9 @@ impl Main {
 
     /// The user interrupts the kernel.
     fn interrupt(&mut self, interrupt: Interrupt) {
-        let away = self.life.is_away() && !self.parting;
+        let away = self.life.is_away() && !self.termination.is_parting();
         let answered = self.front.interrupt(interrupt, away, now(), &mut self.sockets);
         self.sockets.take_back(&answered);
-    }
-
-    /// A client ends the kernel, or restarts it. At an end for good, `hopd` is told that the kernel is closed.
-    fn shut_down(&mut self, asked: Shutdown) {
-        (self.restarts, self.close) = (asked.restart, !asked.restart);
-        if self.front.end().is_some() {
-            return;
-        }
-        if self.life.is_away() {
-            self.shut_down_here(&asked);
-        } else {
-            self.sockets.send(asked.clone().item());
-            self.shutdown = Some(asked);
-        }
-    }
-
-    /// Ends a kernel without a replica, as a client asks.
-    fn shut_down_here(&mut self, asked: &Shutdown) {
-        tracing::info!(kernel = %self.start.kernel, restart = asked.restart, "a client ends the kernel");
-        self.front.shut_down(asked, now(), &mut self.sockets);
-        self.life.handle(Input::Over, self.clock.now());
-        self.left = false;
     }
 
     // The replica.
@@ -1000,10 +949,10 @@ impl Main {
         self.sockets.out = Some((visit, out));
         self.frames = Some((visit, input));
         // The kernel of a lost server has run, and doesn't say so again.
-        if self.left {
+        if self.life.is_left() {
             say_up(&hello);
         }
-        (self.met, self.left) = (true, false);
+        self.met = true;
         if let Some(srun) = self.process.as_ref().and_then(Child::id) {
             self.ears.extend(launch::detach(srun));
             // Earlier sruns of a moved kernel may still be ending, so the last few readers are kept.
@@ -1069,7 +1018,7 @@ impl Main {
                     }
                     _ => {}
                 }
-                let wanted = || !self.parting && !self.ending && self.front.is_wanted();
+                let wanted = || self.termination.is_running() && self.front.is_wanted();
                 let input = of_life(&item, wanted);
                 self.of_move(&item);
                 let item = match &self.sockets.rekey {
@@ -1113,11 +1062,8 @@ impl Main {
 
     // After each input.
 
-    /// Notes the deliveries, and acts upon the kernel's end.
+    /// Notes the deliveries, and tells [`Termination`] how kernel and clients are.
     fn settle(&mut self) {
-        if self.parting && self.life.is_asleep() {
-            self.over_at = Some(Instant::now());
-        }
         self.learn();
         let left = self.sockets.take_left();
         let mut done = self.front.have_left(&left);
@@ -1134,14 +1080,13 @@ impl Main {
                 self.ack_at.get_or_insert_with(|| Instant::now() + ACK_AFTER);
             }
         }
-        if self.over_at.is_none() && self.obituary_at.is_none() {
-            match self.front.end() {
-                Some(End::Shutdown) => self.over_at = Some(Instant::now() + FAREWELL),
-                Some(End::Dead { reason }) => {
-                    let reason = reason.clone();
-                    self.tell_death(reason);
-                }
-                None => {}
+        if self.life.is_asleep() {
+            self.terminate(termination::Input::Asleep);
+        }
+        if let Some(end) = self.front.end().cloned() {
+            self.terminate(termination::Input::KernelOver(end));
+            if self.sockets.waiting() == 0 {
+                self.terminate(termination::Input::AllRead);
             }
         }
     }
@@ -1150,16 +1095,6 @@ impl Main {
     fn record(&mut self) {
         if let Some(records) = self.front.records() {
             self.heirs.write(&records);
-        }
-    }
-
-    fn tell_death(&mut self, reason: String) {
-        eprintln!("hop-front: {reason}");
-        say(&Said::Dead { reason });
-        if self.ending {
-            self.send_obituaries();
-        } else {
-            self.obituary_at = Some(Instant::now() + OBITUARY);
         }
     }
 
@@ -1173,11 +1108,49 @@ impl Main {
         }
     }
 
-    fn send_obituaries(&mut self) {
-        self.obituary_at = None;
-        self.front.send_obituaries(&mut self.sockets);
-        self.over_at = Some(Instant::now() + FAREWELL);
+    // The end.
+
+    /// Carries out what follows from this input for the front's end.
+    fn terminate(&mut self, input: termination::Input) {
+        use termination::Act;
+        match self.termination.handle(input, self.clock.now()) {
+            Some(Act::PassOn(asked)) => self.sockets.send(asked.item()),
+            Some(Act::ShutDown(asked)) => self.shut_down(&asked),
+            Some(Act::End) => self.sockets.send(Item::Note(Note::End)),
+            Some(Act::Save { reason }) => self.save(reason),
+            Some(Act::TellDeath { reason }) => {
+                eprintln!("hop-front: {reason}");
+                say(&Said::Dead { reason });
+            }
+            Some(Act::SendObituaries) => self.front.send_obituaries(&mut self.sockets),
+            None => {}
+        }
     }
+
+    /// Saves the kernel for the notebook's next opening.
+    fn save(&mut self, reason: String) {
+        tracing::info!(reason, "the kernel is saved, and its front ends");
+        self.front.part();
+        if let Some(owned) = &mut self.owned {
+            owned.parts();
+        }
+        self.sockets.send(Item::Note(Note::Sleep { reason }));
+    }
+
+    /// Ends a kernel without a replica, as a client asks.
+    fn shut_down(&mut self, asked: &Shutdown) {
+        tracing::info!(kernel = %self.start.kernel, restart = asked.restart, "a client ends the kernel");
+        self.front.shut_down(asked, now(), &mut self.sockets);
+        self.life.handle(Input::Over, self.clock.now());
+    }
+
+    fn part(&mut self, reason: &str) {
+        let connected = self.sockets.out.is_some();
+        let reason = reason.to_owned();
+        self.terminate(termination::Input::Part { reason, connected });
+    }
+
+    // The owner.
 
     fn wishes(&mut self, wish: Wish) {
         match wish {
@@ -1223,67 +1196,6 @@ impl Main {
             tracing::warn!(error = chain(&error), "the notebook's name can't be written");
         }
         self.sockets.send(Item::Note(Note::Renamed { name }));
-    }
-
-    /// Saves the kernel of a notebook, for its owner to come back, and ends any other kernel.
-    fn part(&mut self, reason: &str) {
-        let saved = self.owned.is_some() && self.start.notebook.is_some();
-        if !saved || self.ending || self.front.end().is_some() {
-            return self.end();
-        }
-        tracing::info!(reason, "the kernel is saved, and its front ends");
-        self.parting = true;
-        self.front.part();
-        if let Some(owned) = &mut self.owned {
-            owned.parts();
-        }
-        self.sockets.send(Item::Note(Note::Sleep {
-            reason: reason.into(),
-        }));
-        let patience = if self.sockets.out.is_some() {
-            PARTING
-        } else {
-            FAREWELL
-        };
-        self.over_at = Some(Instant::now() + patience);
-    }
-
-    /// Ends the kernel if an earlier front was lost while ending it. The replica connects to this front as to any
-    /// other, and is told of the end.
-    fn end_in_its_place(&mut self) {
-        if self.start.close {
-            self.end();
-            self.over_at = Some(Instant::now() + ENDING);
-        }
-    }
-
-    /// Ends the kernel at its owner's wish. The state of a notebook's dead kernel is kept: the owner clears the dead
-    /// front away, and starts the kernel again.
-    fn end(&mut self) {
-        if self.ending || self.parting {
-            return;
-        }
-        self.ending = true;
-        self.close |= (self.front.end().is_none() && !self.restarts) || self.start.notebook.is_none();
-        if self.front.end().is_some() {
-            self.send_obituaries();
-        } else {
-            self.sockets.send(Item::Note(Note::End));
-            let patience = if self.sockets.out.is_some() {
-                ENDING
-            } else {
-                FAREWELL
-            };
-            self.over_at = Some(Instant::now() + patience);
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        let ended = self.front.end().is_some() && self.obituary_at.is_none();
-        ended
-            && self.over_at.is_some()
-            && self.sockets.waiting() == 0
-            && (self.ending || matches!(self.front.end(), Some(End::Shutdown)))
     }
 
     /// Checks at intervals whether the replica and the clients are still there.
@@ -1381,32 +1293,10 @@ async fn end_child(child: Option<Child>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Mark;
+    use crate::core::tests::Recorder;
     use hop_protocol::jupyter::Author;
     use hop_words::time::Timestamp;
-    use hop_zmtp::Message;
     use serde_json::json;
-
-    /// Nobody is there.
-    struct Void;
-
-    impl Wire for Void {
-        fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<Mark>) -> Result<(), Message> {
-            Err(message)
-        }
-
-        fn publish(&mut self, _: &Message, _: Option<Mark>) -> bool {
-            false
-        }
-
-        fn subscribers(&self) -> usize {
-            0
-        }
-
-        fn send(&mut self, _: Item) {}
-
-        fn done(&mut self, _: u64) {}
-    }
 
     #[tokio::test]
     async fn a_search_for_seats_goes_on_when_it_is_asked_for_again() {
@@ -1442,7 +1332,13 @@ mod tests {
             let content = json!({"code": "1"});
             let asked = client.write(kind, &Bytes::from_static(b"{}"), &json!({}), &content, at);
             let identity = Bytes::from_static(b"me");
-            let asked = front.request(Channel::Shell, &identity, asked.message(), at, &mut Void);
+            let asked = front.request(
+                Channel::Shell,
+                &identity,
+                asked.message(),
+                at,
+                &mut Recorder::default(),
+            );
             if asked == Asked::Kernel {
                 assert_eq!(
                     life.handle(Input::Wanted, at),

@@ -1,6 +1,13 @@
 //! Waiting in a select loop for something that may be absent.
 
+use hop_words::time::Timestamp;
+use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
+
+/// A point of a core's time on the runtime's clock. `now` is the present by the core's clock.
+pub fn instant(at: Timestamp, now: Timestamp) -> Instant {
+    Instant::now() + Duration::from_micros(at.since(now).0)
+}
 
 /// Waits until this time. `None` never comes.
 pub async fn at(time: Option<Instant>) {
@@ -30,7 +37,6 @@ pub async fn some<T>(received: impl Future<Output = Option<T>>) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
     use tokio::sync::mpsc;
 
     #[tokio::test(start_paused = true)]

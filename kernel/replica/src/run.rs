@@ -26,7 +26,6 @@ use hop_protocol::message::{Hello, Note};
 use hop_protocol::wait;
 use hop_words::clock::SteadyClock;
 use hop_words::id::Incarnation;
-use hop_words::time::Timestamp;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -76,11 +75,6 @@ pub(crate) struct Inputs {
     pub(crate) seat: Option<mpsc::UnboundedReceiver<FromSeat>>,
 }
 
-/// A point of the core's time on the runtime's clock.
-fn instant(at: Timestamp, now: Timestamp) -> Instant {
-    Instant::now() + Duration::from_micros(at.since(now).0)
-}
-
 impl Replica {
     pub(crate) async fn main_loop(&mut self, mut inputs: Inputs) -> Result<()> {
         while !self.leaving {
@@ -108,7 +102,7 @@ impl Replica {
         }
         while !self.leaving {
             let starting = self.core.is_starting();
-            let due = self.core.due().map(|at| instant(at, self.clock.now()));
+            let due = self.core.due().map(|at| wait::instant(at, self.clock.now()));
             tokio::select! {
                 status = self.process.kernel.wait() => {
                     let status = status.context("can't wait for the kernel")?;

@@ -1,8 +1,9 @@
 use super::*;
 use hop_protocol::message::InFlight;
 
+/// All that the front does, in words. By default nobody is there.
 #[derive(Default)]
-struct Recorder {
+pub(crate) struct Recorder {
     here: Vec<&'static [u8]>,
     subscribed: bool,
     seen: Vec<String>,
