@@ -108,7 +108,7 @@ enum Cause {
     /// The kernel's end: its death, or a client's wish.
     Kernel,
     Owner,
-    /// The end of the kernel's server. Such a server shuts its kernels down, so clients are no longer heard.
+    /// The end of the kernel's server. A server shuts its kernels down at its end, so clients are no longer heard.
     Server,
 }
 
@@ -364,7 +364,7 @@ impl Termination {
     }
 }
 
-/// Time for the replica to act upon an order. One without a connection can hear of it only later, if at all.
+/// Time for the replica to act upon an order. A replica without a connection hears of it later, if at all.
 fn patience(connected: bool, most: Span) -> Span {
     if connected { most } else { FAREWELL }
 }

@@ -4,7 +4,7 @@
 
 - Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
   `event_loop`, `limits`, `interrupts`, `incoming` requests, `draining` of messages, and the `switch_interval`.
-- What changed: `capture` makes deltas of `variables` (which are others), `units` (the known groups), `grouping` (the search
+- What changed: `capture` makes deltas of `variables` (the changed ones), `units` (the known groups), `grouping` (the search
   for groups), `buffers` (content of large memory) and `process` (all settings outside of variables).
 - Objects as bytes: `pickling`, by `rules`, `stdlib_rules`, and `adapters` of libraries; `recipes` makes them again.
 - What is kept: `recorder` makes `records` of deltas, in the `form` on disk and the `store` of content.

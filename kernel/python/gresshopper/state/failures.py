@@ -41,7 +41,7 @@ class Failures:
         print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
 
     def hold_off(self, e: Interrupted) -> None:
-        """Pause captures after one that was given up for what the next one would meet, too."""
+        """Pause captures after one was given up for a reason that would stop the next one, too."""
         if isinstance(e, Away):
             self._pace.fails(time.perf_counter())
         elif isinstance(e, NoRoom):

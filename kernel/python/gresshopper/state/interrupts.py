@@ -1,6 +1,6 @@
 """Interrupts from the keyboard that arrive while our own code runs around a cell.
 
-A capture takes one as the wish to end. One that arrives before a cell is left to the cell.
+A capture takes one as the wish to end. An interrupt that arrives before a cell is left to the cell.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Namespace:
         """Libraries that are imported here find `get_ipython` among the builtins, as in a cell: pandas takes defaults by it."""
         return getattr(self.shell, "builtin_trap", None) or contextlib.nullcontext()
 
-    # --- what IPython made of a cell ---
+    # --- IPython's record of a cell ---
 
     def source_of(self, raw: str, count: int | None) -> str:
         """The source that IPython made of a cell and ran, from its history where it is there: a user's transformer isn't called twice."""

@@ -1,4 +1,4 @@
-"""Which variables are lost and known to be: each loss is told once while its placeholder stands."""
+"""The losses that the user knows of: each is told once while its placeholder stands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Notices:
         self._told = {name: was for name, was in self._told.items() if name not in gone}
 
     def standing(self) -> list[str]:
-        """The variables that are lost and known to be. One that was set anew is told of again if it is lost again."""
+        """The variables that are lost and known to be. A variable that was set anew, and is lost again, is told of again."""
         space = self._namespace.variables
         stands = ((n, was, space[n]) for n, was in self._told.items() if n in space)
         self._told = {n: was for n, was, value in stands if type(value) is Lost or id(value) == was}

@@ -174,7 +174,7 @@ def of_notebook(module: types.ModuleType) -> bool:
 
 
 def home_of(value: Any) -> str:
-    """The name of the module that a value is or comes from. The value isn't asked for its class: it may count that."""
+    """The name of the module that a value is or comes from. The value isn't asked for its class: it may count questions."""
     kind: type = type(value)
     if issubclass(kind, types.ModuleType):
         return str(value.__name__)

@@ -1,4 +1,4 @@
-"""Which variables are the user's, in which order, and which of them are others than at the last capture."""
+"""The user's variables: their order, and the ones that changed since the last capture."""
 
 from __future__ import annotations
 
