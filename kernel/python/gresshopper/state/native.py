@@ -256,7 +256,7 @@ def set_table(made: set[Any]) -> list[int] | None:
     if sys.implementation.name != "cpython" or not (3, 9) <= sys.version_info[:2] <= (3, 13) or _without_lock():
         return None
     raw = _PySet.from_address(id(made))
-    if raw.used != len(made) or raw.fill < raw.used or raw.mask & (raw.mask + 1) or raw.mask < 7:
+    if raw.used != set.__len__(made) or raw.fill < raw.used or raw.mask & (raw.mask + 1) or raw.mask < 7:
         return None
     found: list[int] = raw.table[: 2 * (raw.mask + 1) : 2]
     return found

@@ -228,8 +228,9 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             kept.append(culprit.obj)
             continue
         session.expect(out.tell() * LOOKED_AT)
-        if orders is None and _EMPTY_SET in out.getvalue():
-            orders = [order for made in native.memo_sets(pickler) for order in ordered(made)]
+        if orders is None and (pickler.sets or _EMPTY_SET in out.getvalue()):
+            sets = [*native.memo_sets(pickler), *pickler.sets]
+            orders = [order for made in sets for order in ordered(made)]
             if orders:
                 continue
         ids = _linking(pickler, (leading, value, orders))

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
-from . import adapters, contexts, singles
+from . import adapters, containers, contexts, singles
 from .lost import Lost, LostError, stands_still
 from .session import MAIN
 from .streams import STREAMS
@@ -143,6 +143,11 @@ def bare(cls: Any, *args: Any) -> Any:
         b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
     )
     return base.__new__(cls, *args)
+
+
+def set_contained(made: Any, state: tuple[Any, Any, dict[str, Any], bool, bool]) -> None:
+    """Sets attributes and items of an instance of a container's subclass, without a call of its methods."""
+    containers.put(made, containers.State(*state))
 
 
 def based(base: Any, cls: Any, *args: Any) -> Any:
@@ -377,20 +382,20 @@ def set_order(made: set[Any], items: list[Any], filling: list[int], size: int) -
     """The iteration order of a set: items in the order of insertion. With a `size`, the keys go into a table of that
     size, beside others that are removed again.
     """
-    made.clear()
+    set.clear(made)
     if not size:
         for item in items:
-            made.add(item)
+            set.add(made, item)
         return
     going_in = [*filling, *items]
     first = going_in[: size // 2 - 1]
     # An update from a dictionary first enlarges the table for all of it; mere fillers come last.
     rest = [object() for _ in range(size // 4 - len(first))]
-    made.update(dict.fromkeys([*first, *rest]))
+    set.update(made, dict.fromkeys([*first, *rest]))
     for item in going_in[len(first) :]:
-        made.add(item)
+        set.add(made, item)
     for item in (*rest, *filling):
-        made.discard(item)  # one by one: `difference_update` would build the table anew
+        set.discard(made, item)  # one by one: `difference_update` would build the table anew
 
 
 # --- the standard library --------------------------------------------------------------------------------------------

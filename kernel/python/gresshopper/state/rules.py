@@ -20,7 +20,18 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
 
-from . import adapters, dynamic_attributes, names, places, recipes, settings, shapes, singles, stdlib_rules
+from . import (
+    adapters,
+    containers,
+    dynamic_attributes,
+    names,
+    places,
+    recipes,
+    settings,
+    shapes,
+    singles,
+    stdlib_rules,
+)
 from .adapters import Adapter, Rule
 from .kinds import bound_kind
 from .lost import Lost, Pending, parts, value_of
@@ -52,6 +63,8 @@ class _Made(NamedTuple):
     answers: bool
     #: The same, and they can be written without a question to them.
     unasked: bool
+    #: They are a container's with methods that pickle would call.
+    contained: containers.Kind | None
 
 
 class Rules(Writing):
@@ -131,9 +144,10 @@ class Rules(Writing):
                 _find_singles(t)
                 if id(obj) in _SINGLETONS:
                     return self._by_place(obj)
-            if not ruled and not issubclass(t, (dict, TypeVar)):
+            made = self._made(t)
+            if not ruled and made.contained is None and not made.itself and not issubclass(t, (dict, TypeVar)):
                 self.ordinary.add(t)
-                if self._made(t).unasked:
+                if made.unasked:
                     _UNASKED.add(t)
                 elif _has_plain_state(t):
                     _ATTRIBUTED.add(t)
@@ -144,6 +158,8 @@ class Rules(Writing):
         return self._instance(obj, self._made(t))
 
     def _instance(self, obj: Any, made: _Made) -> Any:
+        if made.contained is not None:
+            return self._contained(obj, made.contained)
         if made.unasked:
             return self._unasked(obj)
         reduced = self._attributes(obj) if made.plain else self.with_left_out(obj, type(obj))
@@ -189,8 +205,24 @@ class Rules(Writing):
         if found is None:
             answers = dynamic_attributes.answers(t)
             unasked = answers and dynamic_attributes.is_plain(t)
-            found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked)
+            kind = containers.kind(t)
+            own = kind is not None and (self.session.by_value(t) or users_own(t.__module__))
+            if kind is not None and not containers.differs(t, kind, own):
+                kind = None
+            found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked, kind)
         return found
+
+    def _contained(self, obj: Any, kind: containers.Kind) -> Any:
+        t = type(obj)
+        others = _dict_refs(obj) - _ALONE if t.__dictoffset__ else 0
+        shared = others > 0 and others > self.session.holding(obj, in_tuple=True)
+        if kind.base is set:
+            self.sets.append(obj)
+        made = containers.by_its_new(obj)
+        if made is None:
+            bare = not isinstance(t.__new__, _FunctionType) or _is_past(t.__new__)
+            made = (recipes.bare if bare else _NEWOBJ), (t, *containers.given(obj, kind))
+        return *made, tuple(containers.read(obj, kind, shared)), None, None, recipes.set_contained
 
     def _unasked(self, obj: Any) -> Any:
         shared = self._attributes(obj) if type(obj).__dictoffset__ else NotImplemented
@@ -390,6 +422,11 @@ def own_hook(cls: type, hook: str) -> bool:
     return isinstance(found, _FunctionType) and found.__module__ == MAIN
 
 
+def users_own(module: Any) -> bool:
+    """Whether a module's name is the notebook's or that of a module of the user's own."""
+    return module == MAIN or own_module(sys.modules.get(module))
+
+
 _NO_STATE = getattr(object, "__getstate__", None)
 #: Libraries' types whose instances are pickled with their `__dict__` as it is.
 _ATTRIBUTED: set[type] = set()
@@ -437,16 +474,25 @@ def _sharing(obj: Any, unasked: bool) -> Any:
 
 
 def _makes_itself(t: Any) -> bool:
-    """Whether a class of the notebook has a `__new__` that pickle would run, without its arguments."""
+    """Whether a class of the user's has a `__new__` that pickle would run, without its arguments."""
     return (
         isinstance(t.__new__, _FunctionType)
-        and t.__new__.__module__ == MAIN
+        and _is_past(t.__new__)
         and t.__reduce_ex__ is object.__reduce_ex__
         and t.__reduce__ is object.__reduce__
         and not any(
             isinstance(getattr(t, hook, None), _FunctionType) for hook in ("__getnewargs__", "__getnewargs_ex__")
         )
     )
+
+
+def _is_past(new: types.FunctionType) -> bool:
+    """Whether a `__new__` isn't run again: the notebook's, and one of the user's modules that needs arguments. Without
+    any, the latter may give the module's one instance."""
+    if new.__module__ == MAIN:
+        return True
+    needed = new.__code__.co_argcount - 1 - len(new.__defaults__ or ())
+    return own_module(sys.modules.get(new.__module__)) and needed > 0
 
 
 def _bare(reduced: Any) -> Any:

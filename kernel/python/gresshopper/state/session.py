@@ -124,11 +124,11 @@ class Session:
         self.class_ids[cls] = cid
         self.classes[cid] = cls
 
-    def holding(self, obj: Any) -> int:
-        """How many references to an instance's `__dict__` dumps of this capture hold."""
+    def holding(self, obj: Any, in_tuple: bool = False) -> int:
+        """How many references to an instance's `__dict__` dumps of this capture hold. `in_tuple`: they wrote it in one."""
         at = id(object.__getattribute__(obj, "__dict__"))
         slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
-        each = 2 if slots(type(obj)) else 1  # with slots the memo holds a pair, too
+        each = 2 if in_tuple or slots(type(obj)) else 1  # with slots the memo holds a pair, too
         return each * sum(_among(ids, at) for ids in self.kept)
 
     def by_value(self, cls: type) -> bool:

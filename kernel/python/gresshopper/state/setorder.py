@@ -27,9 +27,9 @@ def ordered(made: set[Any]) -> list[Order]:
     """Instructions to restore the order of a set, if needed and possible. Sets of numbers, and of tuples of them,
     have the same order in every process; so have sets of strings under the same hash seed (`seeded`).
     """
-    if not 1 < len(made) <= ORDERED:
+    if not 1 < set.__len__(made) <= ORDERED:
         return []
-    items = list(made)
+    items = list(set.__iter__(made))
     if not all(map(_lasting, items)):
         return []
     plain: set[Any] = set()
@@ -40,7 +40,7 @@ def ordered(made: set[Any]) -> list[Order]:
     places = native.set_table(made)
     if places is None:
         return []
-    going_in, filling = _insertion(made, places)
+    going_in, filling = _insertion(items, places)
     for order in (Order(made, going_in, [], 0), Order(made, going_in, filling, len(places))):
         recipes.set_order(plain, order.items, order.filling, order.size)
         if list(plain) == items and (order.size or len(native.set_table(plain) or ()) == len(places)):
@@ -48,11 +48,11 @@ def ordered(made: set[Any]) -> list[Order]:
     return []
 
 
-def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]:
+def _insertion(items: list[Any], places: list[int]) -> tuple[list[Any], list[int]]:
     """An order of insertion for which each item ends in its place: after the items in its way. A suitable number takes
     the place of a removed item.
     """
-    by_address = {id(item): item for item in made}
+    by_address = {id(item): item for item in items}
     found = {place: by_address[at] for place, at in enumerate(places) if at in by_address}
     done: dict[int, None] = {}
     filling: dict[int, int] = {}

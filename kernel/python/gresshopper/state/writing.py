@@ -107,13 +107,14 @@ class Writing:
         self.unlinked: set[int] = set()
         self.made: dict[type, Any] = {}  # how pickle makes instances of a type
         self.suspects: list[Any] = []
+        self.sets: list[Any] = []  # instances of subclasses of `set`
 
     def holding(self) -> list[Any]:
         """The lists and dictionaries in which a dump that is done keeps objects, among them some that it made."""
         self.last = None
         kept = [self.buffers, self.storages, self.detached, self.scopes, self.plain, self.frames, self.functions]
         scopes_copied = getattr(self, "globals_ref", {})  # cloudpickle's
-        return [*kept, scopes_copied, self.suspects, *self.roots.kept()]
+        return [*kept, scopes_copied, self.suspects, self.sets, *self.roots.kept()]
 
     def with_left_out(self, obj: Any, t: Any) -> Any:
         """How an instance is written with the notebook's attributes that its library's pickling leaves out."""

@@ -1620,7 +1620,8 @@ case(
     check="out = list(a), list(b), list(c)\nc.update((i, i) for i in range(50))\nout += (list(c),)",
 )
 
-import cases_further  # noqa: F401 - adds its cases to these
+import cases_containers  # noqa: F401 - adds its cases to these
+import cases_further  # noqa: F401
 import cases_more  # noqa: F401
 import cases_numba  # noqa: F401
 import cases_own  # noqa: F401
