@@ -119,6 +119,8 @@ class Deferred:
                 self._read(uid)
             groups += self._loader.within(uid)
             found += self._units[uid].names
+            if self._units[uid].said["dyn"]:  # it holds the namespace, say
+                found += self._owner
             for code in self._loader.codes.get(uid, ()):
                 found += self._named(names.names_of_code(code))
             for name in self._units[uid].names:

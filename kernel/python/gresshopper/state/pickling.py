@@ -195,7 +195,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
     kind: Any = _Fast
     depths = 0
     orders: list[Order] | None = None
-    held = places.direct(value)
+    held = places.direct(value, session.namespace)
     for _ in range(MAX_LOST):
         out = _Stream(session)
         pickler: Any = None
@@ -206,6 +206,9 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             if any(root is overlap.root for root in lead):
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
             lead.append(overlap.root)
+            continue
+        except places.Met as met:
+            held.append(met.held)
             continue
         except _Endless as endless:
             endless.__traceback__ = None
@@ -234,6 +237,10 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             if orders:
                 continue
         ids = _linking(pickler, (leading, value, orders))
+        more = places.within(ids, session.namespace) if len(ids) else []
+        if more:
+            held += more
+            continue
         return Dump(
             out.getvalue(),
             pickler.buffers,
@@ -329,13 +336,14 @@ def _attempt(
         held.append(pickler)
         pickler.prepare(session, owned, bad)
         pickler.leads = {id(root) for root in lead}
+        pickler.placed = {id(one.held) for one in lead if type(one) is places.Held}
         pickler.foreign = []
         library_rules()
         try:
             pickler.dump((lead, begins, orders) if orders else (lead, begins))
             if rest is not None:
                 pickler.dump(rest)  # with the same memo
-        except (Overlap, _Endless):
+        except (Overlap, _Endless, places.Met):
             raise
         except Exception as e:  # whatever a user's own reducing code raises
             raise _Culprit(pickler.last, e) from e

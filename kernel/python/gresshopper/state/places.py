@@ -1,22 +1,47 @@
-"""Containers of the interpreter's that a variable holds too: `from sys import path`.
+"""Containers that a variable, or an object of the notebook's, holds beside the interpreter or the shell: `from sys import
+path`, `g = globals()`, `hist = In`.
 
-A capture writes such a container as its place in `sys`. After a restore the variable holds the new process's container.
-The content belongs to the process, or has a section of its own.
+A capture writes such a container as its place. After a restore the variable holds the new process's container. The
+content belongs to the process, or is restored apart. The pickler writes exact dictionaries and lists without a word to
+the engine, so that one within an object is found in the memo, and then the dump is made anew.
 """
 
 from __future__ import annotations
 
+import bisect
+import builtins
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from . import recipes
+
 _TYPES = frozenset({dict, list, set})
+#: Those of the interpreter's that are also looked for within objects.
+_WITHIN = ("path", "modules", "argv", "meta_path", "path_hooks", "path_importer_cache", "warnoptions")
+#: The shell's, by their places in it.
+_OF_SHELL = ("output_hist", "input_hist_parsed", "input_hist_raw", "dir_hist")
+#: The same, by their variables.
+_SHELLS = ("_oh", "_ih", "_dh")
+#: Up to so many addresses a look at all is faster than a search.
+_FEW = 100
 
 
 class Held:
     """Written before all else of a dump. From then on the object itself is known as written."""
 
-    def __init__(self, held: Any, name: str) -> None:
-        self.held, self.name = held, name
+    def __init__(self, held: Any, make: Callable[..., Any], given: tuple[str, ...], dynamic: bool = False) -> None:
+        self.held, self.make, self.given = held, make, given
+        #: Whether any variable may be reached through it.
+        self.dynamic = dynamic
+
+
+class Met(Exception):
+    """A dump has met such an object within another: the object must be written first."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__("met")
+        self.held = held
 
 
 class Known:
@@ -34,12 +59,62 @@ class Known:
         pickler.memo = memo
 
 
-def direct(values: Any) -> list[Held]:
-    """Places of the objects among these variables' values that `sys` holds."""
+def direct(values: Any, namespace: dict[str, Any]) -> list[Held]:
+    """Places of the objects among these variables' values that the interpreter or the shell holds."""
     if not isinstance(values, list):
         return []
-    wanted = {id(value): value for value in values if type(value) in _TYPES}
+    wanted = {id(value) for value in values if type(value) in _TYPES}
     if not wanted:
         return []
-    there = {id(value): name for name, value in list(vars(sys).items()) if not name.startswith("_")}
-    return [Held(value, there[at]) for at, value in wanted.items() if at in there]
+    names = [name for name in vars(sys) if not name.startswith("_")]
+    return list({id(one.held): one for one in _all(namespace, names) if id(one.held) in wanted}.values())
+
+
+def within(ids: Any, namespace: dict[str, Any]) -> list[Held]:
+    """Places of the objects that a dump went through. `ids`: the sorted addresses of all that link groups."""
+    held, variables = vars(sys), namespace
+    here = [id(namespace), *[id(held.get(name)) for name in _WITHIN], *[id(variables.get(name)) for name in _SHELLS]]
+    if (frozenset(here).isdisjoint(ids)) if len(ids) < _FEW else not any(_has(ids, at) for at in here):
+        return []
+    return [one for one in _all(namespace, _WITHIN) if _has(ids, id(one.held))]
+
+
+def _has(ids: Any, at: int) -> bool:
+    i = bisect.bisect_left(ids, at)
+    return bool(i < len(ids) and ids[i] == at)
+
+
+def check(module: Any, pickler: Any) -> None:
+    """Ends a dump that is about to write all variables, as it comes to one of the namespace's first values.
+
+    # Errors
+    `Met`.
+    """
+    namespace = pickler.session.namespace
+    if module is not builtins or id(namespace) in pickler.placed:
+        return
+    memo = pickler.memo
+    if id(namespace) in (memo if isinstance(memo, dict) else memo.copy()):
+        raise Met(_of_namespace(namespace))
+
+
+def _of_namespace(namespace: dict[str, Any]) -> Held:
+    return Held(namespace, recipes.namespace, (), dynamic=True)
+
+
+def _all(namespace: dict[str, Any], names: Iterable[str]) -> Iterable[Held]:
+    held = vars(sys)
+    for name in names:
+        value = held.get(name)
+        if type(value) in _TYPES:
+            yield Held(value, recipes.held, (name,))
+    yield _of_namespace(namespace)
+    shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    if shell is None or not shell.initialized():
+        return
+    history = getattr(shell.instance(), "history_manager", None)
+    for name in _OF_SHELL:
+        value = getattr(history, name, None)
+        if type(value) in _TYPES:
+            place = (recipes.__name__, f"SHELL.history_manager.{name}")
+            yield Held(value, recipes.module_value, place, dynamic=name == "output_hist")

@@ -384,7 +384,8 @@ class Rules(Writing):
     def _held(self, made: places.Held) -> Any:
         known = places.Known(made)
         self.unlinked.update(map(id, (known, made.held)))
-        return recipes.held, (made.name,), known, None, None, recipes.set_held
+        self.dynamic = self.dynamic or made.dynamic
+        return made.make, made.given, known, None, None, recipes.set_held
 
     def _known(self, made: places.Known) -> Any:
         made.take_its_place(self)

@@ -23,7 +23,7 @@ from typing import Any
 
 import cloudpickle
 
-from . import contexts, iterators, native, recipes
+from . import contexts, iterators, native, places, recipes
 from .adapters import Rule
 from .kinds import CANT, a_kind, kind_of
 from .session import MAIN, importable
@@ -176,6 +176,7 @@ def _proxy(writing: Writing, proxy: Any) -> Any:
 
 
 def _module(writing: Writing, module: Any) -> Any:
+    places.check(module, writing)
     if not of_notebook(module):
         parts = _named_parts(module, writing.session.namespace.get("In", ()))
         return (recipes.package, (module.__name__, parts)) if parts else NotImplemented

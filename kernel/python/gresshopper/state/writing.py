@@ -171,3 +171,5 @@ class Writing:
 
     foreign: list[int]
     leads: set[int]
+    #: Addresses of the objects that are written as their places.
+    placed: set[int]

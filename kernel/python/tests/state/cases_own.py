@@ -309,6 +309,13 @@ case(
     "both=[ctx,decimal.Context(prec=3)]",
     check="ctx.prec=4\nout=str(decimal.Decimal(1)/3),both[0] is decimal.getcontext(),both[1].prec\nctx.prec=28",
 )
+case(
+    "held/the namespace and the interpreters, within objects",
+    "import sys,code\nclass A:\n    def __init__(s): s.ns=globals(); s.path=[sys.path]\na=A(); g=globals(); c=code.InteractiveInterpreter(g); x=1",
+    "x=2",
+    "g['y']=[x]",
+    check="c.runsource('x+=1')\na.ns['y'].append(4)\nout=x,y,g is globals(),a.ns is g,c.locals is g,a.path[0] is sys.path",
+)
 hidden(
     "held/of the users module, by a generator that is made again",
     "import sys,os\nopen('hop_hist.py','w').write('HIST=[1]')\nsys.path.insert(0,os.getcwd())\nfrom hop_hist import HIST",
