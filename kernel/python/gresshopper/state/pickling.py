@@ -190,25 +190,20 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
     `Unpicklable` when nothing of it can be written.
     """
     bad: dict[int, str] = {}
-    lead: list[Any] = []
+    lead: list[Any] = [*places.direct(value, session.namespace)]
     kept: list[Any] = []
     kind: Any = _Fast
     depths = 0
     orders: list[Order] | None = None
-    held = places.direct(value, session.namespace)
     for _ in range(MAX_LOST):
         out = _Stream(session)
         pickler: Any = None
         try:
-            leading = [*lead, *held]
-            pickler = _attempt(kind, session, out, owned or set(), bad, leading, value, orders or [], first)
+            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value, orders or [], first)
         except Overlap as overlap:
             if any(root is overlap.root for root in lead):
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
             lead.append(overlap.root)
-            continue
-        except places.Met as met:
-            held.append(met.held)
             continue
         except _Endless as endless:
             endless.__traceback__ = None
@@ -236,10 +231,10 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             orders = [order for made in sets for order in ordered(made)]
             if orders:
                 continue
-        ids = _linking(pickler, (leading, value, orders))
-        more = places.within(ids, session.namespace) if len(ids) else []
-        if more:
-            held += more
+        ids = _linking(pickler, (lead, value, orders))
+        within = places.within(ids, session.namespace) if len(ids) else []
+        if within:
+            lead += within
             continue
         return Dump(
             out.getvalue(),
@@ -343,7 +338,7 @@ def _attempt(
             pickler.dump((lead, begins, orders) if orders else (lead, begins))
             if rest is not None:
                 pickler.dump(rest)  # with the same memo
-        except (Overlap, _Endless, places.Met):
+        except (Overlap, _Endless):
             raise
         except Exception as e:  # whatever a user's own reducing code raises
             raise _Culprit(pickler.last, e) from e

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import recipes
+from .session import Overlap
 
 _TYPES = frozenset({dict, list, set})
 #: Those of the interpreter's that are also looked for within objects.
@@ -36,12 +37,8 @@ class Held:
         self.dynamic = dynamic
 
 
-class Met(Exception):
+class Met(Overlap):
     """A dump has met such an object within another: the object must be written first."""
-
-    def __init__(self, held: Held) -> None:
-        super().__init__("met")
-        self.held = held
 
 
 class Known:

@@ -173,6 +173,23 @@ def set_left_out(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
         held.setdefault(name, value)
 
 
+def set_selected(made: Any, state: tuple[dict[str, Any], dict[str, Any], list[str]]) -> None:
+    """As `set_left_out`. What the class leaves out and nothing sets again is told."""
+    selected, left, others = state
+    set_left_out(made, (selected, left))
+    held = object.__getattribute__(made, "__dict__")
+    gone = sorted(name for name in others if name not in held)
+    if gone:
+        kind = type(made)
+        current().notice(f"{kind.__module__}.{kind.__qualname__}'s own pickling loses {', '.join(gone)}")
+
+
+def set_whole(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """As `set_left_out`, but what the class leaves out is as it was, also where the class sets something itself."""
+    set_left_out(made, (state[0], {}))
+    object.__getattribute__(made, "__dict__").update(state[1])
+
+
 def made_quietly(make: Any, *given: Any) -> type:
     """A class by cloudpickle, without what the notebook's `__init_subclass__` and metaclass do when one is made: it was done."""
     bases = types.resolve_bases(next(part for part in given if isinstance(part, tuple)))

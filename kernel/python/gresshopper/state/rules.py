@@ -16,6 +16,7 @@ import operator
 import sys
 import threading
 import types
+from collections.abc import Mapping
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
@@ -69,6 +70,9 @@ class _Made(NamedTuple):
 
 class Rules(Writing):
     """Recipes, mixed into cloudpickle's C pickler, and into Python's pickler for nesting that C's stack can't hold."""
+
+    #: Types with reducers of `copyreg` or cloudpickle.
+    dispatch_table: Mapping[type, Any]
 
     def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
         """Begin a dump."""
@@ -242,28 +246,44 @@ class Rules(Writing):
         """As `Writing.with_left_out`: `frame.note`, or the attributes of a notebook's subclass of `Counter`."""
         own = self.session.by_value(t)
         attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ != 0 else {}
-        if not own and settings.attributes.isdisjoint(attrs):
+        if not own and settings.attributes.isdisjoint(attrs) and not (attrs and _selects(t)):
             return NotImplemented
-        if t in copyreg.dispatch_table or (own and any(own_hook(t, hook) for hook in _HOOKS)):
+        if t in self.dispatch_table or (own and any(own_hook(t, hook) for hook in _HOOKS)):
             return NotImplemented
         reduced: Any = obj.__reduce_ex__(5)
         if not isinstance(reduced, tuple) or len(reduced) > 5:
-            return NotImplemented
+            return reduced
         make, args, state, *items = (*reduced, None, None, None)[:5]
         if make is not t and (not args or args[0] is not t):
-            return NotImplemented  # found again by a name, as a logger
-        left = {
-            name: value
-            for name, value in attrs.items()
-            if (name in settings.attributes or (own and name[:1] != "_"))
-            and not (type(state) is dict and name in state)
-        }
-        if own and make is t and (own_hook(t, "__init__") or own_hook(t, "__new__")):
+            return reduced  # found again by a name, as a logger
+        within = state if type(state) is dict else ()
+        out = {name: value for name, value in attrs.items() if name not in within}
+        if not own:
+            return self._selected(obj, reduced, (make, args, state, *items), out)
+        left = {name: value for name, value in out.items() if name in settings.attributes or name[:1] != "_"}
+        if make is t and (own_hook(t, "__init__") or own_hook(t, "__new__")):
             base = next(b for b in t.__mro__ if not self.session.by_value(b))
             make, args = recipes.based, (base, t, *args)
         if not left and (state is None or not self._made(t).answers):
             return (make, args, state, *items)
         return (make, args, (state, left), *items, recipes.set_left_out)
+
+    def _selected(self, obj: Any, reduced: Any, parts: Any, out: dict[str, Any]) -> Any:
+        """Writes a library's instance with attributes that its class's own pickling leaves `out`: the cells' own, and
+        plain ones. Others are told if they aren't there after the load."""
+        make, args, state, *items = parts
+        left = {name: out[name] for name in settings.attributes.intersection(out)}
+        others = []
+        for name, value in out.items() if type(state) is dict else ():
+            if "cache" in name or hasattr(type(obj), name):  # made again when asked for
+                continue
+            if singles.is_plain(value):
+                left[name] = value
+            elif name not in left:
+                others.append(name)
+        if others:
+            return make, args, (state, left, others), *items, recipes.set_selected
+        return (make, args, (state, left), *items, recipes.set_left_out) if left else reduced
 
     def _hashes(self, t: type) -> bool:
         """Whether the notebook defines the instances' hash. A changed instance may then be a key that isn't found."""
@@ -447,6 +467,15 @@ def _has_plain_state(t: Any) -> bool:
         and not hasattr(t, "__setstate__")
         and t not in copyreg.dispatch_table
         and not issubclass(t, (type, BaseException, types.ModuleType))
+    )
+
+
+def _selects(t: Any) -> bool:
+    """Whether a class says itself what pickle takes of its instances."""
+    return (
+        t.__reduce_ex__ is not object.__reduce_ex__
+        or t.__reduce__ is not object.__reduce__
+        or getattr(t, "__getstate__", None) is not _NO_STATE
     )
 
 

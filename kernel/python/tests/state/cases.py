@@ -1622,6 +1622,7 @@ case(
 
 import cases_containers  # noqa: F401 - adds its cases to these
 import cases_further  # noqa: F401
+import cases_libraries  # noqa: F401
 import cases_more  # noqa: F401
 import cases_numba  # noqa: F401
 import cases_own  # noqa: F401

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 import sys
 from typing import Any, Callable
 
@@ -119,6 +121,19 @@ def _torch_generator(dump: Writing, g: Any) -> Any:
 
     default = g is torch.default_generator
     return torch_generator, (str(g.device), None if default else g.get_state(), default)
+
+
+def _optimizer(dump: Writing, made: Any) -> Any:
+    """An optimizer with all its attributes: its own pickling keeps three, and an `LBFGS` can't go on without its others."""
+    import torch
+
+    t: Any = type(made)
+    if t.__getstate__ is not torch.optim.Optimizer.__getstate__ or t.__reduce_ex__ is not object.__reduce_ex__:
+        return NotImplemented
+    dump.seen.add(t)
+    make, args, state, *_ = made.__reduce_ex__(5)
+    left = {name: value for name, value in vars(made).items() if name not in state}
+    return make, args, (state, left), None, None, recipes.set_whole
 
 
 # --- loading ---
@@ -245,12 +260,64 @@ def _torch() -> Any:
         "grad": torch.is_grad_enabled(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "flags": {name: read(torch) for name, (read, _) in _FLAGS.items()},
+        "hooks": torch.utils.hooks.RemovableHandle.next_id,
+        "cuda": _cuda(torch),
         "anomaly": torch.is_anomaly_enabled(),
         "print": {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _TORCH_PRINT},
     }
 
 
 _TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
+
+
+#: The product is zero where the processor takes the tiniest numbers for zero.
+_TINIEST: float = math.ulp(0.0)
+_ONE: float = 1.0
+#: Settings by their functions.
+_FLAGS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    "precision": (
+        lambda torch: torch.get_float32_matmul_precision(),
+        lambda torch, value: torch.set_float32_matmul_precision(value),
+    ),
+    "warn_always": (
+        lambda torch: torch.is_warn_always_enabled(),
+        lambda torch, value: torch.set_warn_always(value),
+    ),
+    # torch doesn't tell; Python's arithmetic has the same mode.
+    "flush": (lambda torch: _TINIEST * _ONE == 0, lambda torch, value: torch.set_flush_denormal(value)),
+}
+
+#: The random states of GPUs that a restored state has, until CUDA begins here.
+_waiting: list[list[bytes]] = []
+
+
+def _cuda(torch: Any) -> dict[str, Any]:
+    """The random states of the GPUs' generators, which lie in host memory, or what will be set once CUDA begins."""
+    if torch.cuda.is_initialized():
+        _waiting.clear()
+        return {"rng": [bytes(generator.get_state().numpy()) for generator in torch.cuda.default_generators]}
+    queued = getattr(getattr(torch.cuda, "_lazy_seed_tracker", None), "manual_seed_all_cb", None)
+    seed = inspect.getclosurevars(queued[0]).nonlocals.get("seed") if queued else None
+    return {**({"rng": _waiting[-1]} if _waiting else {}), **({} if seed is None else {"seed": seed})}
+
+
+def _set_cuda(torch: Any, state: dict[str, Any]) -> None:
+    if "rng" in state:
+        begins = not _waiting and not torch.cuda.is_initialized()
+        _waiting[:] = [state["rng"]]
+        if begins:
+            torch.cuda._lazy_call(lambda: _set_generators(torch))  # asks no GPU before the notebook does
+        elif torch.cuda.is_initialized():
+            _set_generators(torch)
+    if "seed" in state:
+        torch.cuda.manual_seed_all(state["seed"])
+
+
+def _set_generators(torch: Any) -> None:
+    for generator, state in zip(torch.cuda.default_generators, _waiting.pop() if _waiting else ()):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 @functools.lru_cache(maxsize=2)
@@ -270,7 +337,15 @@ def _set_torch(state: Any) -> None:
     torch.set_grad_enabled(state["grad"])
     if torch.get_num_threads() != state["threads"]:
         torch.set_num_threads(state["threads"])
-    torch.use_deterministic_algorithms(state["deterministic"])
+    torch.use_deterministic_algorithms(state["deterministic"], warn_only=state.get("warn_only", False))
+    for name, value in state.get("flags", {}).items():
+        read, put = _FLAGS[name]
+        if read(torch) != value:
+            put(torch, value)
+    # A hook that is registered next must not take the number of one that is there.
+    handle = torch.utils.hooks.RemovableHandle
+    handle.next_id = max(handle.next_id, state.get("hooks", 0))
+    _set_cuda(torch, state.get("cuda", {}))
     if state.get("anomaly", False) != torch.is_anomaly_enabled():
         torch.autograd.set_detect_anomaly(state["anomaly"])
     for name, value in state.get("print", {}).items():
@@ -299,6 +374,9 @@ def _bases() -> list[tuple[Any, Rule]]:
     typed = getattr(torch.storage, "TypedStorage", None) or getattr(torch.storage, "_TypedStorage", None)
     if typed is not None:
         rules.append((typed, _torch_typed))
+    optimizer = getattr(getattr(torch, "optim", None), "Optimizer", None)
+    if optimizer is not None:
+        rules.append((optimizer, _optimizer))
     return rules
 
 
@@ -329,8 +407,25 @@ def _harmless() -> set[type]:
     return {torch.dtype, torch.device, torch.layout, torch.Size}
 
 
+#: Tables of hooks for all modules and optimizers: a handle removes its hook from the very table.
+_TABLES = {
+    "torch.nn.modules.module": (
+        "_global_backward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_forward_hooks_always_called",
+        "_global_forward_hooks_with_kwargs",
+        "_global_forward_pre_hooks",
+        "_global_buffer_registration_hooks",
+        "_global_module_registration_hooks",
+        "_global_parameter_registration_hooks",
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
+
 ADAPTER = Adapter(
     modules=("torch", "torch.nn"),
+    singles=tuple((module, name) for module, names in _TABLES.items() for name in names),
     exact=_exact,
     bases=_bases,
     harmless=_harmless,
