@@ -184,13 +184,19 @@ def read(made: Any, kind: Kind, shared: bool) -> State:
     if getattr(t, "__getstate__", None) is not _NO_STATE:
         return State(content, made.__getstate__(), {}, False, True)
     attrs = object.__getattribute__(made, "__dict__") if t.__dictoffset__ else None
-    slots = {}
-    for name in _slotnames(t):
-        with contextlib.suppress(AttributeError):  # it has no value
-            slots[name] = object.__getattribute__(made, name)
+    slots = slots_of(made)
     if hasattr(t, "__setstate__"):
         return State(content, (attrs or None, slots) if slots else attrs or None, {}, False, True)
     return State(content, attrs, slots, shared, False)
+
+
+def slots_of(obj: Any) -> dict[str, Any]:
+    """The values of an instance's slots, without a question to it."""
+    slots = {}
+    for name in _slotnames(type(obj)):
+        with contextlib.suppress(AttributeError):  # it has no value
+            slots[name] = object.__getattribute__(obj, name)
+    return slots
 
 
 def put(made: Any, state: State) -> None:

@@ -12,7 +12,7 @@ import struct
 import types
 from typing import Any
 
-from . import recipes
+from . import containers, recipes
 from .session import MAIN
 
 
@@ -55,12 +55,7 @@ def written(obj: Any) -> Any:
     """As `object.__reduce_ex__`, without a question to the instance."""
     t: Any = type(obj)
     attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ else None
-    slots = {}
-    for name in _slotnames(t):
-        try:
-            slots[name] = object.__getattribute__(obj, name)
-        except AttributeError:  # it has no value
-            continue
+    slots = containers.slots_of(obj)
     given = t.__getnewargs__(obj) if hasattr(t, "__getnewargs__") else ()
     items = list.__iter__(obj) if issubclass(t, list) else None
     pairs = iter(dict.items(obj)) if issubclass(t, dict) else None

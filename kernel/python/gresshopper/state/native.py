@@ -218,16 +218,20 @@ def _native_ids(pickler: Any, harmless: AbstractSet[type], held: list[Any]) -> A
         cap = got
 
 
+#: The picklers in C.
+_IN_C = ("_Fast", "_Flat")
+
+
 def memo_ids(pickler: Any, harmless: AbstractSet[type]) -> Any:
     """Sorted addresses of the objects written by a pickler that link groups."""
-    if _layout and type(pickler).__name__ == "_Fast":
+    if _layout and type(pickler).__name__ in _IN_C:
         return _native_ids(pickler, harmless, pickler.holding())
     return sorted(_python_ids(pickler, harmless))
 
 
 def memo_sets(pickler: Any) -> list[Any]:
     """The sets that a pickler wrote."""
-    if not (_layout and type(pickler).__name__ == "_Fast"):
+    if not (_layout and type(pickler).__name__ in _IN_C):
         memo = pickler.memo
         return [e[1] for e in (memo.copy() if not isinstance(memo, dict) else memo).values() if type(e[1]) is set]
     cap = 64

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import bisect
+import collections
 import copyreg
 import gc
 import io
@@ -25,7 +26,7 @@ from . import native, places, recipes, shapes
 from .kinds import harmless
 from .lost import Lost, parts
 from .muting import DEEP_THREAD
-from .rules import Rules, library_rules
+from .rules import NotFlat, Rules, States, library_rules
 from .session import (
     ENDLESS,
     MAIN,
@@ -102,6 +103,10 @@ _REDUCERS: dict[Any, Any] = dict(
 
 class _Fast(Rules, cloudpickle.CloudPickler):  # type: ignore[misc]
     """The C pickler."""
+
+
+class _Flat(_Fast):
+    """The C pickler, for instances that hold one another in long chains: their attributes come after all else."""
 
 
 class _Deep(Rules, pickle._Pickler):
@@ -205,25 +210,25 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
             lead.append(overlap.root)
             continue
+        except NotFlat:
+            kind, depths = _Deep, 1
+            continue
         except _Endless as endless:
-            endless.__traceback__ = None
-            if endless.kind in session.endless:
-                raise Unpicklable(ENDLESS) from None
-            session.endless.add(endless.kind)
+            _note(session, endless)
             kind, depths = _Fast, 0
             continue
         except _Culprit as culprit:
             culprit.forget()
             if _too_deep(culprit.why):
+                if kind is _Fast:
+                    kind, first = _Flat, 0
+                    continue
                 if depths == DEPTHS:
                     raise Unpicklable("it is nested too deeply, or without end") from None
                 kind, depths = _Deep, depths + 1
                 if depths == 1:
                     continue
-            if id(culprit.obj) in bad or culprit.obj is value:
-                raise Unpicklable(reason(culprit.why)) from None
-            bad[id(culprit.obj)] = reason(culprit.why)
-            kept.append(culprit.obj)
+            _leave_out(culprit, value, bad, kept)
             continue
         session.expect(out.tell() * LOOKED_AT)
         if orders is None and (pickler.sets or _EMPTY_SET in out.getvalue()):
@@ -302,6 +307,20 @@ class _Culprit(Exception):
             error = error.__cause__ or error.__context__
 
 
+def _leave_out(culprit: _Culprit, value: Any, bad: dict[int, str], kept: list[Any]) -> None:
+    if id(culprit.obj) in bad or culprit.obj is value:
+        raise Unpicklable(reason(culprit.why)) from None
+    bad[id(culprit.obj)] = reason(culprit.why)
+    kept.append(culprit.obj)
+
+
+def _note(session: Session, endless: _Endless) -> None:
+    endless.__traceback__ = None
+    if endless.kind in session.endless:
+        raise Unpicklable(ENDLESS) from None
+    session.endless.add(endless.kind)
+
+
 def _too_deep(why: BaseException) -> bool:
     return any(isinstance(e, RecursionError) for e in (why, why.__cause__, why.__context__))
 
@@ -334,11 +353,16 @@ def _attempt(
         pickler.placed = {id(one.held) for one in lead if type(one) is places.Held}
         pickler.foreign = []
         library_rules()
+        parts: tuple[Any, ...] = (lead, begins, orders) if orders else (lead, begins)
+        if kind is _Flat:
+            pickler.states, parts = collections.deque(), (lead, begins, orders, States())
         try:
-            pickler.dump((lead, begins, orders) if orders else (lead, begins))
+            pickler.dump(parts)
             if rest is not None:
                 pickler.dump(rest)  # with the same memo
-        except (Overlap, _Endless):
+            if pickler.states:
+                raise NotFlat  # another pickler than CPython's in C
+        except (Overlap, _Endless, NotFlat):
             raise
         except Exception as e:  # whatever a user's own reducing code raises
             raise _Culprit(pickler.last, e) from e

@@ -137,6 +137,14 @@ def set_directly(made: Any, state: tuple[dict[str, Any] | None, dict[str, Any]])
         object.__setattr__(made, name, value)
 
 
+def set_state(made: Any, attrs: dict[str, Any] | None, slots: dict[str, Any], shared: bool) -> None:
+    """Sets attributes and slots of an instance after all that holds it. `shared`: others hold its very dictionary."""
+    if shared:
+        object.__setattr__(made, "__dict__", attrs)
+        attrs = None
+    set_directly(made, (attrs, slots))
+
+
 def bare(cls: Any, *args: Any) -> Any:
     """An instance, made by its first base not written in Python."""
     base = next(

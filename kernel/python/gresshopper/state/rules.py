@@ -16,7 +16,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
@@ -64,8 +64,25 @@ class _Made(NamedTuple):
     answers: bool
     #: The same, and they can be written without a question to them.
     unasked: bool
+    #: Their attributes can be set after all else that holds them.
+    flat: bool
     #: They are a container's with methods that pickle would call.
     contained: containers.Kind | None
+
+
+class NotFlat(Exception):
+    """A dump met an object whose own code may look at others as it is loaded: these must be whole then."""
+
+
+class States:
+    """Written after all else of a dump without nesting: the attributes of its instances."""
+
+
+class State:
+    """One instance's attributes."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
 
 
 class Rules(Writing):
@@ -81,6 +98,8 @@ class Rules(Writing):
         self.endless = frozenset(session.endless)
         self.shapes: list[tuple[Any, shapes.Shape]] = []  # of suspects, before their own pickling ran
         self.suspected: set[type] = set()  # their types
+        self.states: Any = None  # attributes that are still to be written, in a queue
+        self.flatly: set[type] = set()  # types whose instances are written without their attributes
         self.plainly: set[type] = set()  # ordinary types whose instances need no other look in this dump
 
     # The order matters: cheap and frequent kinds first.
@@ -104,6 +123,8 @@ class Rules(Writing):
             return NotImplemented
         if self.bad and id(obj) in self.bad:
             return self.lose(obj, self.bad[id(obj)])
+        if t in self.flatly:
+            return self._flat(obj)
         if t is _FunctionType:
             return self._function(obj)
         if issubclass(t, type):
@@ -148,20 +169,30 @@ class Rules(Writing):
                 _find_singles(t)
                 if id(obj) in _SINGLETONS:
                     return self._by_place(obj)
-            made = self._made(t)
-            if not ruled and made.contained is None and not made.itself and not issubclass(t, (dict, TypeVar)):
-                self.ordinary.add(t)
-                if made.unasked:
-                    _UNASKED.add(t)
-                elif _has_plain_state(t):
-                    _ATTRIBUTED.add(t)
-                elif t.__dictoffset__ != 0:
-                    _LEAVING.add(t)
+            if not ruled:
+                self._learn(t)
         elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self._suspect(obj)
         return self._instance(obj, self._made(t))
 
+    def _learn(self, t: Any) -> None:
+        """Notes a library's type whose instances need no recipe, and how they are written."""
+        made = self._made(t)
+        if made.contained is not None or made.itself or issubclass(t, (dict, TypeVar)):
+            return
+        self.ordinary.add(t)
+        if made.unasked:
+            _UNASKED.add(t)
+        elif _has_plain_state(t):
+            _ATTRIBUTED.add(t)
+        elif t.__dictoffset__ != 0:
+            _LEAVING.add(t)
+
     def _instance(self, obj: Any, made: _Made) -> Any:
+        if self.states is not None and made.flat:
+            if type(obj) not in _SINGLE_TYPES:
+                self.flatly.add(type(obj))
+            return self._flat(obj)
         if made.contained is not None:
             return self._contained(obj, made.contained)
         if made.unasked:
@@ -176,6 +207,8 @@ class Rules(Writing):
         return cloudpickle.CloudPickler.reducer_override(self, obj)
 
     def _suspect(self, obj: Any) -> None:
+        if self.states is not None:
+            raise NotFlat
         self.session.check()  # its own code may take long, and write little
         self.suspects.append(obj)
         if len(self.shapes) < MANY:
@@ -213,8 +246,29 @@ class Rules(Writing):
             own = kind is not None and (self.session.by_value(t) or users_own(t.__module__))
             if kind is not None and not containers.differs(t, kind, own):
                 kind = None
-            found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked, kind)
+            found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked, _is_flat(t), kind)
         return found
+
+    def _flat(self, obj: Any) -> Any:
+        """Writes an instance without its attributes, which follow after all else: nothing is nested in it."""
+        t = type(obj)
+        attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ else None
+        others = _dict_refs(obj) - _ALONE - 1 if t.__dictoffset__ else 0
+        shared = others > 0 and others > self.session.holding(obj, in_tuple=True)
+        self.states.append((obj, attrs, containers.slots_of(obj), shared))
+        return recipes.bare, (t,)
+
+    def _states(self, _: States) -> Any:
+        return list, (), None, self._following()
+
+    def _following(self) -> Iterator[State | None]:
+        while self.states:
+            yield State(self.states.popleft())
+            if not self.states:
+                yield None  # the pickler asks for the second before it has written the first
+
+    def _state(self, made: State) -> Any:
+        return recipes.set_state, made.parts
 
     def _contained(self, obj: Any, kind: containers.Kind) -> Any:
         t = type(obj)
@@ -516,6 +570,17 @@ def _makes_itself(t: Any) -> bool:
     )
 
 
+def _is_flat(t: Any) -> bool:
+    """Whether nothing of an instance's class is asked for when others are loaded that hold the instance."""
+    return (
+        dynamic_attributes.is_plain(t)
+        and not hasattr(t, "__setstate__")
+        and t.__hash__ is object.__hash__
+        and not issubclass(t, (list, dict))
+        and (t.__new__ is object.__new__ or _makes_itself(t))
+    )
+
+
 def _is_past(new: types.FunctionType) -> bool:
     """Whether a `__new__` isn't run again: the notebook's, and one of the user's modules that needs arguments. Without
     any, the latter may give the module's one instance."""
@@ -629,6 +694,8 @@ _RULES: dict[type, Rule] = {
     Lost: Rules._lost,
     Pending: Rules._pending,
     Order: Rules._order,
+    States: Rules._states,
+    State: Rules._state,
     places.Held: Rules._held,
     places.Known: Rules._known,
     types.CellType: Rules._cell,

@@ -1621,6 +1621,7 @@ case(
 )
 
 import cases_containers  # noqa: F401 - adds its cases to these
+import cases_deep  # noqa: F401
 import cases_further  # noqa: F401
 import cases_libraries  # noqa: F401
 import cases_more  # noqa: F401

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from gresshopper.state import agent as agents
-from gresshopper.state import limits, native, planning, recorder, session, units
+from gresshopper.state import limits, native, pickling, planning, recorder, session, units
 from gresshopper.state.session import NoRoom
 
 import child
@@ -205,3 +205,19 @@ def test_older_notes_become_one(tmp_path: Path) -> None:
     assert [b for b in now.before[1:]] == long.before[-10:]
     for uid, at in long.last.items():
         assert now.last[uid] == max(0, at - 29)
+
+
+def test_a_long_chain_of_objects_needs_no_deep_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, the user's next cell would wait until the whole stack is unwound."""
+    ran: list[str] = []
+    deep = pickling._deep
+    monkeypatch.setattr(pickling, "_deep", lambda run: (ran.append("deep"), deep(run))[1])
+    kernel = Kernel(tmp_path)
+    kernel.log.create()
+    for source in (
+        "class Node: pass\nhead = None\nfor i in range(20_000): n = Node(); n.next = head; head = n",
+        "head.x = 1",
+    ):
+        assert kernel.run(source), kernel.error
+        kernel.snap(source)
+    assert not ran and not [gone for unit in kernel.capture.units.values() for gone in unit.gone]
