@@ -124,3 +124,45 @@ torch.set_float32_matmul_precision('highest')
 """,
     needs=TORCH,
 )
+case(
+    "library/numpy's seeds, of which generators are spawned",
+    """
+import numpy as np
+seed = np.random.SeedSequence(7)
+a, b = np.random.default_rng(3), np.random.Generator(np.random.PCG64(seed))
+others = [np.random.Generator(kind(5)) for kind in (np.random.MT19937, np.random.Philox, np.random.SFC64)]
+bits = others[0].bit_generator
+""",
+    "a.random(); made = a.bit_generator._seed_seq.spawn(1); others[0].random()",
+    check="""
+spawned = [g.bit_generator._seed_seq.spawn(2)[1] for g in (a, b, *others)]
+out = [np.random.default_rng(s).integers(10**9) for s in spawned], [int(g.integers(10**9)) for g in (a, b, *others)]
+out += b.bit_generator._seed_seq is seed, others[0].bit_generator is bits
+""",
+    needs="numpy",
+)
+case(
+    "library/numpy's other settings",
+    """
+import numpy as np
+np.setbufsize(16384)
+np.ma.masked_print_option.set_display('N/A')
+np.set_printoptions(legacy='1.13', formatter={'bool': lambda b: 'yes' if b else 'no'})
+""",
+    "x = 1",
+    check="""
+out = np.getbufsize(), str(np.ma.array([1, 2], mask=[1, 0])), str(np.array([True])), np.get_printoptions()['legacy']
+np.setbufsize(8192); np.ma.masked_print_option.set_display('--'); np.set_printoptions(legacy=False, formatter=None)
+""",
+    needs="numpy",
+)
+case(
+    "library/pandas' converters for matplotlib",
+    "import pandas as pd, matplotlib.units, datetime\npd.plotting.register_matplotlib_converters()",
+    "x = 1",
+    check="""
+out = type(matplotlib.units.registry.get(datetime.datetime)).__module__
+pd.plotting.deregister_matplotlib_converters()
+""",
+    needs="pandas matplotlib",
+)

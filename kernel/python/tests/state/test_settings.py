@@ -395,3 +395,22 @@ def test_a_cell_that_runs_again_is_compiled_as_it_was(tmp_path: Path, futures: l
     before, _ = child.answer(script, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
     after, told = child.answer(script, str(tmp_path), "[]", asked, base=tmp_path)
     assert before == after == [2, "Later" if futures else "<class 'int'>"], told
+
+
+def test_folders_and_formats_of_figures_are_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib_inline")
+    cells = [
+        "import os\nos.makedirs('hop_sub')\n%cd -q hop_sub",
+        "from matplotlib_inline.backend_inline import set_matplotlib_formats\nimport matplotlib.pyplot",
+        "set_matplotlib_formats('svg', 'pdf', bbox_inches=None)",
+    ]
+    asked = (
+        "from matplotlib.figure import Figure\nkinds = get_ipython().display_formatter.formatters\n"
+        "out = [sorted(n for n, f in kinds.items() if Figure in f.type_printers)]\n"
+        "out.append(kinds['image/svg+xml'].type_printers[Figure].keywords)\n"
+        "%cd -q -\nout.append(os.path.basename(os.getcwd()) == 'hop_sub')"
+    )
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(cells), asked, base=tmp_path)
+    after, said = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
+    assert before[0] == ["application/pdf", "image/svg+xml"] and before[2] is False
+    assert before == after, said

@@ -55,6 +55,7 @@ def ipython() -> dict[str, Any]:
         "handled": [error.__name__ for error in shell.custom_exceptions],
         "pdb": bool(shell.call_pdb),
         "directories": list(shell.dir_stack),
+        "folders": list(shell.user_ns.get("_dh") or ()),
         "config": _config(shell),
         "traits": _traits(shell),
         "trees": [type(t).__qualname__ for t in shell.ast_transformers if type(t).__module__ == MAIN],
@@ -324,6 +325,9 @@ def set_ipython(state: dict[str, Any]) -> None:
     if "traits" in state:
         _set_configured(shell, state)
         shell.dir_stack[:] = state["directories"]
+        folders = shell.user_ns.get("_dh")
+        if isinstance(folders, list):
+            folders[:] = state.get("folders", folders)
         if bool(shell.call_pdb) != state["pdb"]:
             shell.call_pdb = state["pdb"]
     text = shell.display_formatter.formatters["text/plain"] if state["text"] else None

@@ -317,7 +317,19 @@ def inline() -> dict[str, Any]:
     if not backend.initialized():
         raise LookupError("not in use")
     found = {name: getattr(backend.instance(), name) for name in _INLINE}
-    return {**found, "figure_formats": sorted(found["figure_formats"])}
+    return {**found, "figure_formats": sorted(found["figure_formats"]), "shown": _formats(get_shell())}
+
+
+def _formats(shell: Any) -> dict[str, dict[str, Any]]:
+    """The formats in which the shell shows figures, with their keywords: `set_matplotlib_formats` leaves the backend's own
+    setting as it was."""
+    figure, found = getattr(sys.modules.get("matplotlib.figure"), "Figure", None), {}
+    for formatter in shell.display_formatter.formatters.values() if shell is not None else ():
+        printer = formatter.type_printers.get(figure)
+        if isinstance(printer, functools.partial) and printer.func.__module__ == "IPython.core.pylabtools":
+            words = {name: value for name, value in printer.keywords.items() if name != "base64"}
+            found[words.pop("fmt", "retina")] = words
+    return found
 
 
 def set_inline(state: dict[str, Any]) -> None:
@@ -327,9 +339,14 @@ def set_inline(state: dict[str, Any]) -> None:
     backend = InlineBackend.instance(parent=shell)
     if backend.shell is None:
         backend.shell = shell
+    shown = state.get("shown", {})
     for name, value in {**state, "figure_formats": set(state["figure_formats"])}.items():
-        if getattr(backend, name) != value:
+        if name in _INLINE and getattr(backend, name) != value:
             setattr(backend, name, value)
+    if shown and shell is not None and _formats(shell) != shown:
+        from IPython.core.pylabtools import select_figure_formats
+
+        select_figure_formats(shell, set(shown), **next(iter(shown.values())))
 
 
 def _exact() -> dict[type, Rule]:

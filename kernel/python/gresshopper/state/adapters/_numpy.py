@@ -234,6 +234,16 @@ def _np_generator(dump: Writing, made: Any) -> Any:
     return np_generator, (type(made), made.bit_generator)
 
 
+def _np_bits(dump: Writing, made: Any) -> Any:
+    """A source of random bits with its seed, of which later ones are spawned: numpy before 1.25 leaves the seed out."""
+    import numpy as np
+
+    reduced, seed = made.__reduce__(), getattr(made, "_seed_seq", None)
+    if type(reduced[2]) is tuple or type(seed) is not np.random.SeedSequence:
+        return reduced
+    return np_bits, (type(made), seed), made.state, None, None, set_np_bits
+
+
 def _np_random_state(dump: Writing, made: Any) -> Any:
     legacy = made.get_state(legacy=False)
     drawn = {k: legacy[k] for k in ("has_gauss", "gauss")}
@@ -443,6 +453,18 @@ def np_masked(data: Any, mask: Any, fill_value: Any, hard: bool, shared: bool) -
 
 
 @recipes.recipe
+def np_bits(cls: Any, seed: Any) -> Any:
+    """A source of random bits of a seed."""
+    return cls(seed)
+
+
+@recipes.recipe
+def set_np_bits(made: Any, state: Any) -> None:
+    """How far it is."""
+    made.state = state
+
+
+@recipes.recipe
 def np_memmap(
     path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: str, index: int, nbytes: int
 ) -> Any:
@@ -494,13 +516,26 @@ def np_npz_over(
 
 def _numpy() -> Any:
     np = sys.modules["numpy"]
-    found = {"random": _numpy_random(np), "print": np.get_printoptions(), "err": np.geterr()}
+    found = {
+        "random": _numpy_random(np),
+        "print": np.get_printoptions(),
+        "err": np.geterr(),
+        "buffer": np.getbufsize(),
+    }
+    hidden = np.ma.masked_print_option
+    found["masked"] = str(hidden.display()), bool(hidden.enabled())
     call = np.geterrcall()
     if call is not None:
         found["call"] = call
-    if hasattr(np, "set_string_function") and repr(np.bool_(0).reshape(1)) != "array([False])":
-        found["shown"] = True
+    if hasattr(np, "set_string_function") and not _is_plain(np):
+        with np.printoptions(legacy=False, formatter=None):  # these change it, too
+            if not _is_plain(np):
+                found["shown"] = True
     return found
+
+
+def _is_plain(np: Any) -> bool:
+    return bool(repr(np.bool_(0).reshape(1)) == "array([False])")
 
 
 def _numpy_random(np: Any) -> Any:
@@ -529,6 +564,9 @@ def _set_numpy(state: Any) -> None:
     made_of = drawn.get("entropy") if isinstance(drawn, dict) else None
     np.random.set_state(drawn if made_of is None else _numpy_made_of(np, made_of))
     _set_numpy_modes(state)
+    if "masked" in state:
+        np.ma.masked_print_option.set_display(state["masked"][0])
+        np.ma.masked_print_option.enable(state["masked"][1])
     if state.get("shown"):
         raise NotHereError("numpy.set_string_function: the notebook set this, run its cell again")
 
@@ -538,12 +576,14 @@ def _set_numpy_modes(state: Any) -> None:
 
     np.set_printoptions(**state["print"])
     np.seterr(**state["err"])
+    if state.get("buffer", np.getbufsize()) != np.getbufsize():
+        np.setbufsize(state["buffer"])
     if "call" in state:
         np.seterrcall(state["call"])
 
 
 #: The part of numpy's section that newer releases keep for each context.
-_MODES = ("print", "err", "call")
+_MODES = ("print", "err", "call", "buffer")
 
 
 def _exact() -> dict[type, Rule]:
@@ -569,6 +609,9 @@ def _bases() -> list[tuple[Any, Rule]]:
     npyio: Any = sys.modules.get("numpy.lib.npyio")
     if npyio is not None and hasattr(npyio, "NpzFile"):
         rules.append((npyio.NpzFile, _npz))
+    bits = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
+    if bits is not None:
+        rules.append((bits, _np_bits))
     return rules
 
 

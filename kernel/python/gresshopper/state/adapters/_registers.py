@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import os
@@ -120,11 +121,24 @@ def _set_types(state: list[type]) -> None:
             register_extension_dtype(kind)
 
 
+def _converters() -> bool:
+    """Whether pandas draws times for matplotlib, as its function has it."""
+    drawn = sys.modules["matplotlib.units"].registry.get(datetime.datetime)
+    return type(drawn).__module__.startswith("pandas.")
+
+
+def _set_converters(state: bool) -> None:
+    from pandas import plotting
+
+    (plotting.register_matplotlib_converters if state else plotting.deregister_matplotlib_converters)()
+
+
 ADAPTER = Adapter(
     modules=("matplotlib", "pandas"),
     sections={
         "matplotlib.colors": Section(_colours, _set_colours, know=_known_colours),
         "matplotlib.font_manager": Section(_fonts, _set_fonts, know=_known_fonts),
         "pandas.core.dtypes.base": Section(_types, _set_types),
+        "matplotlib.units": Section(_converters, _set_converters),
     },
 )
