@@ -206,6 +206,9 @@ def _hung_in() -> dict[str, str]:
         value = vars(builtins)[name]
         if name[:2] != "__" or settings.is_mine(value):
             found[f"builtins.{name}"] = type(value).__name__
+    translates = getattr(vars(builtins).get("_"), "__self__", None)
+    if type(translates).__module__ == "gettext":  # `gettext.install`
+        found["builtins._"] = type(translates).__name__
     for name, limit in _limits().items():
         if _LIMITS.get(name) not in (None, limit):
             found[f"resource.{name}"] = str(limit)

@@ -792,6 +792,7 @@ def _singletons(loaded: list[Adapter]) -> None:
 
     _single(random.__name__, "_inst")
     _single("os", "environ")
+    _single("logging", "Logger.manager")
     for adapter in loaded:
         for module, path in adapter.singles:
             _single(module, path)

@@ -166,3 +166,17 @@ pd.plotting.deregister_matplotlib_converters()
 """,
     needs="pandas matplotlib",
 )
+case(
+    "library/what a module has for the process",
+    "import logging, matplotlib.pyplot as plt\nmanager = logging.Logger.manager\nmaps = [plt.cm.viridis, plt.cm.jet]\nown = plt.cm.viridis.copy()\nown.set_bad('red')",
+    "one = maps[0]",
+    check="out = manager is logging.Logger.manager, maps[0] is one is plt.cm.viridis, maps[1] is plt.cm.jet, tuple(own._rgba_bad)",
+    needs="matplotlib",
+)
+case(
+    "library/a translation among the builtins",
+    "import gettext, builtins\ngettext.install('hop')",
+    "x = _('a')",
+    check="out = hasattr(builtins, '_'), x\nvars(builtins).pop('_', None)",
+    reported=True,
+)

@@ -54,11 +54,19 @@ def _colormap(dump: Writing, made: Any) -> Any:
     own = getattr(sys.modules["matplotlib"], "colormaps", None)
     if own is None or made.name not in getattr(own, "_builtin_cmaps", ()):
         return NotImplemented
+    named = getattr(sys.modules.get("matplotlib.cm"), made.name, None)
+    if made is named and (made._rgba_bad, made._rgba_under, made._rgba_over) == _UNSET:
+        dump.unlinked.add(id(made))
+        return recipes.module_value, ("matplotlib.cm", made.name)  # `plt.cm.viridis`
     for name in ("colors", "_segmentdata"):
         table = vars(made).get(name)
         if table is not None and table is vars(own._cmaps[made.name]).get(name):
             dump.unlinked.update(map(id, (table, *(table.values() if type(table) is dict else table))))
     return NotImplemented
+
+
+#: A colormap's colours for what lies outside, as long as nobody sets one.
+_UNSET = ((0.0, 0.0, 0.0, 0.0), None, None)
 
 
 def _region(dump: Writing, region: Any) -> Any:
