@@ -54,7 +54,7 @@ def _colormap(dump: Writing, made: Any) -> Any:
     own = getattr(sys.modules["matplotlib"], "colormaps", None)
     if own is None or made.name not in getattr(own, "_builtin_cmaps", ()):
         return NotImplemented
-    named = getattr(sys.modules.get("matplotlib.cm"), made.name, None)
+    named: Any = getattr(sys.modules.get("matplotlib.cm"), made.name, None)
     if made is named and (made._rgba_bad, made._rgba_under, made._rgba_over) == _UNSET:
         dump.unlinked.add(id(made))
         return recipes.module_value, ("matplotlib.cm", made.name)  # `plt.cm.viridis`
