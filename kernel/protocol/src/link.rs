@@ -19,8 +19,9 @@ use tokio::sync::{mpsc, watch};
 
 const HEAD: usize = 16;
 
-/// A message of Jupyter's has 6 frames and its buffers.
+/// Each message of ZMTP fits into a frame, behind its client's identity.
 const MAX_PARTS: usize = u16::MAX as usize;
+const _: () = assert!(hop_zmtp::MAX_FRAMES < MAX_PARTS && hop_zmtp::MAX_MESSAGE + 0xff < MAX_FRAME);
 
 /// One frame, in bytes. Both ends belong to the same user; the bound is against a broken peer.
 const MAX_FRAME: u64 = 4 << 30;
@@ -150,12 +151,12 @@ fn to_json<T: serde::Serialize>(value: &T) -> Bytes {
 }
 
 fn encode_parts(kind: u8, channel: u8, seq: u64, parts: &[Bytes]) -> Vec<Bytes> {
-    let parts = &parts[..parts.len().min(MAX_PARTS)];
     let small: usize = parts.iter().map(Bytes::len).filter(|n| *n <= COPY_MAX).sum();
     let mut buf = BytesMut::with_capacity(HEAD + 8 * parts.len() + small);
     buf.put_u8(kind);
     buf.put_u8(channel);
-    buf.put_u16(parts.len() as u16);
+    let count = u16::try_from(parts.len()).expect("a message of ZMTP has fewer parts");
+    buf.put_u16(count);
     buf.put_u32(0);
     buf.put_u64(seq);
     for part in parts {

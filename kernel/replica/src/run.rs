@@ -13,7 +13,7 @@ use crate::place::Place;
 use crate::process::end_children;
 use crate::progress::Progress;
 use crate::seat::wire::FromSeat;
-use crate::sockets::FromKernel;
+use crate::sockets::{FromKernel, Reached};
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use crate::{grace, leavings};
 use anyhow::{Context, Result};
@@ -94,9 +94,8 @@ impl Replica {
     /// Serves one process of the kernel, until the process has ended or the replica is to leave.
     async fn serve_process(&mut self, inputs: &mut Inputs) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
-        let mut connecting = Box::pin(self.process.sockets.connect_iopub());
-        let (mut connected, mut probe_at) = (self.process.heard, None);
-        if connected {
+        let mut probe_at = None;
+        if self.process.heard {
             let pid = self.process.kernel.pid();
             self.handle(Input::KernelUp { pid }).await;
         }
@@ -152,10 +151,13 @@ impl Replica {
                     }
                 },
                 event = wait::some(inputs.store.recv()) => self.on_store(event).await,
-                client = &mut connecting, if !connected => {
-                    connected = true;
-                    self.process.sockets.iopub_is_connected(client);
+                reached = self.process.sockets.reaches_iopub() => {
                     probe_at = Some(Instant::now() + PROBE_EVERY);
+                    match reached {
+                        Reached::First => {}
+                        Reached::Again => self.handle(Input::HeardAgain).await,
+                        Reached::Never => self.handle(Input::Deaf).await,
+                    }
                 }
                 () = wait::at(probe_at), if starting => {
                     self.process.sockets.probe().await;
@@ -335,23 +337,10 @@ impl Replica {
     }
 
     async fn on_kernel(&mut self, message: Option<FromKernel>) {
-        let input = match message {
-            None => return,
-            Some(FromKernel::Published(message)) => Input::Published(message),
-            Some(FromKernel::Answer {
-                channel,
-                identity,
-                message,
-            }) => Input::FromKernel {
-                channel,
-                identity,
-                message,
-            },
-            Some(FromKernel::Heard) => Input::KernelUp {
-                pid: self.process.kernel.pid(),
-            },
-        };
-        self.handle(input).await;
+        if let Some(message) = message {
+            let input = message.input(self.process.kernel.pid());
+            self.handle(input).await;
+        }
     }
 
     async fn on_front(&mut self, frame: Frame) {

@@ -1,6 +1,7 @@
 //! The replica's connections to the kernel: a subscriber to its iopub, and on each other channel a DEALER per client,
 //! with the client's own identity.
 
+use crate::core::Input;
 use bytes::Bytes;
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_words::clock::now;
@@ -8,13 +9,17 @@ use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
 use serde_json::json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// ipykernel's publisher drops unread messages, so the queue is as good as unbounded. The messages kept for the front
 /// are bounded.
 const QUEUE: usize = 1 << 20;
+
+/// A living process whose iopub can't be connected again for so long is given up.
+const DEAF: Duration = Duration::from_secs(30);
 
 const PROBE: &[u8] = b"gresshopper-probe";
 
@@ -36,9 +41,55 @@ pub(crate) enum FromKernel {
         identity: Bytes,
         message: Message,
     },
+    /// A message of this channel's was over the limits, and dropped. `head` has its first frames.
+    Oversized {
+        channel: Channel,
+        identity: Bytes,
+        head: Message,
+    },
     /// The kernel's iopub is heard, now for the first time.
     Heard,
 }
+
+impl FromKernel {
+    /// The message as the core takes it. `pid` is the kernel's.
+    pub(crate) fn input(self, pid: u32) -> Input {
+        match self {
+            Self::Published(message) => Input::Published(message),
+            Self::Answer {
+                channel,
+                identity,
+                message,
+            } => Input::FromKernel {
+                channel,
+                identity,
+                message,
+            },
+            Self::Oversized {
+                channel,
+                identity,
+                head,
+            } => Input::Oversized {
+                channel,
+                identity,
+                head,
+            },
+            Self::Heard => Input::KernelUp { pid },
+        }
+    }
+}
+
+/// News of the connection to the kernel's iopub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reached {
+    First,
+    /// A connection was lost, and what the kernel published until now with it.
+    Again,
+    /// A lost connection can't be made again.
+    Never,
+}
+
+type Connecting = Pin<Box<dyn Future<Output = Option<Client>> + Send>>;
 
 pub(crate) struct Sockets {
     folder: PathBuf,
@@ -47,6 +98,10 @@ pub(crate) struct Sockets {
     events: mpsc::Sender<(Socket, Event)>,
     dealers: HashMap<(Channel, Bytes), Client>,
     iopub: Option<Client>,
+    /// The connection to iopub that is being made.
+    connecting: Option<Connecting>,
+    /// A connection to iopub was lost.
+    lost: bool,
     probed: bool,
     heard: bool,
 }
@@ -55,15 +110,20 @@ impl Sockets {
     /// `folder` has the kernel's unix sockets.
     pub(crate) fn new(folder: &Path, author: Author) -> (Self, Events) {
         let (events, incoming) = mpsc::channel(QUEUE);
-        let sockets = Self {
+        let mut sockets = Self {
             folder: folder.to_owned(),
             author,
             events,
             dealers: HashMap::new(),
             iopub: None,
+            connecting: None,
+            lost: false,
             probed: false,
             heard: false,
         };
+        // If the kernel dies before it listens, the caller ends the wait.
+        let first = sockets.connect_iopub();
+        sockets.connecting = Some(Box::pin(async { Some(first.await) }));
         (sockets, incoming)
     }
 
@@ -77,8 +137,8 @@ impl Sockets {
         Endpoint::Ipc(self.folder.join(format!("k-{port}")))
     }
 
-    /// Subscribes to everything as soon as the kernel listens. If the kernel dies, the caller ends the wait.
-    pub(crate) fn connect_iopub(&self) -> impl Future<Output = Client> + use<> {
+    /// Subscribes to everything as soon as the kernel listens.
+    fn connect_iopub(&self) -> impl Future<Output = Client> + use<> {
         let (endpoint, events) = (self.endpoint(Channel::Iopub), self.events.clone());
         async move {
             loop {
@@ -98,8 +158,18 @@ impl Sockets {
         }
     }
 
-    pub(crate) fn iopub_is_connected(&mut self, client: Client) {
-        self.iopub = Some(client);
+    /// Waits for news of the connection to iopub. A wait that is dropped loses nothing.
+    pub(crate) async fn reaches_iopub(&mut self) -> Reached {
+        let Some(connecting) = &mut self.connecting else {
+            return std::future::pending().await;
+        };
+        self.iopub = connecting.await;
+        self.connecting = None;
+        match (self.iopub.is_some(), self.lost) {
+            (false, _) => Reached::Never,
+            (true, true) => Reached::Again,
+            (true, false) => Reached::First,
+        }
     }
 
     /// Whether iopub may still say something.
@@ -161,11 +231,14 @@ impl Sockets {
 
     /// Sorts what came from a socket. `None` means that nobody else is concerned.
     pub(crate) fn sort(&mut self, socket: Socket, event: Event) -> Option<FromKernel> {
-        let Event::Message(_, message) = event else {
-            if let Event::Disconnected { .. } = event {
+        let message = match event {
+            Event::Message(_, message) => message,
+            Event::Oversized(_, head) => return Some(oversized(socket, head)),
+            Event::Disconnected { .. } => {
                 self.disconnected(socket);
+                return None;
             }
-            return None;
+            Event::Connected(_) | Event::Subscribed(..) | Event::Unsubscribed(..) => return None,
         };
         match socket {
             Socket::Iopub if self.is_ours(&message) => {
@@ -187,15 +260,20 @@ impl Sockets {
 
     fn disconnected(&mut self, socket: Socket) {
         match socket {
-            Socket::Iopub => self.iopub = None,
+            Socket::Iopub => {
+                (self.iopub, self.lost) = (None, true);
+                let again = timeout(DEAF, self.connect_iopub());
+                self.connecting = Some(Box::pin(async { again.await.ok() }));
+            }
             Socket::Dealer(channel, identity) => drop(self.dealers.remove(&(channel, identity))),
         }
     }
 
     /// Whether a message on iopub answers our own subscription or probe, which is nobody else's business.
     fn is_ours(&self, message: &Message) -> bool {
-        // The welcome comes before the first request of a client; after that only a probe's echo is ours.
-        if self.heard && !self.probed {
+        // The welcome comes before the first request of a client; after that only a probe's echo is ours, and the
+        // welcome of a later connection.
+        if self.heard && !self.probed && !self.lost {
             return false;
         }
         let Ok(envelope) = Envelope::parse(message) else {
@@ -204,5 +282,18 @@ impl Sockets {
         let session = self.author.session().as_bytes();
         let probe = envelope.parent.windows(session.len()).any(|w| w == session);
         probe || envelope.header().is_ok_and(|h| h.msg_type == "iopub_welcome")
+    }
+}
+
+fn oversized(socket: Socket, head: Message) -> FromKernel {
+    tracing::warn!(?socket, "dropped a message of the kernel's that is too large");
+    let (channel, identity) = match socket {
+        Socket::Iopub => (Channel::Iopub, Bytes::new()),
+        Socket::Dealer(channel, identity) => (channel, identity),
+    };
+    FromKernel::Oversized {
+        channel,
+        identity,
+        head,
     }
 }

@@ -34,7 +34,6 @@ const READS_WITHIN: Duration = Duration::from_secs(10);
 /// Waits until the kernel's process listens.
 async fn heard(process: &mut Process) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut connecting = Box::pin(process.sockets.connect_iopub());
     let mut connected = false;
     let mut probe = interval(PROBE_EVERY);
     loop {
@@ -42,10 +41,7 @@ async fn heard(process: &mut Process) -> Result<()> {
             status = process.kernel.wait() => {
                 bail!("the kernel's process ended before it was heard: {}", process.kernel.reason(status?));
             }
-            client = &mut connecting, if !connected => {
-                connected = true;
-                process.sockets.iopub_is_connected(client);
-            }
+            _ = process.sockets.reaches_iopub() => connected = true,
             event = process.events.recv() => {
                 let (socket, event) = event.context("the kernel's sockets are closed")?;
                 if let Some(FromKernel::Heard) = process.sockets.sort(socket, event) {

@@ -129,6 +129,10 @@ async fn run<T: Clone>(
                     let event = Event::Message(peer.clone(), message);
                     events.send((tag.clone(), event)).await.is_ok()
                 }
+                Item::Oversized(head) => {
+                    let event = Event::Oversized(peer.clone(), head);
+                    events.send((tag.clone(), event)).await.is_ok()
+                }
             };
             if !alive {
                 break;

@@ -13,14 +13,25 @@ const COMMAND: u8 = 4;
 /// holding a large read buffer.
 const COPY_MAX: usize = 16 << 10;
 
-/// Jupyter's messages have 6 frames and their buffers; beyond this a peer only wants our memory.
-const MAX_FRAMES: usize = 1 << 16;
+/// Most frames of a message. Jupyter's messages have 6 frames and their buffers.
+pub const MAX_FRAMES: usize = 65_000;
+
+/// Most bytes of a message.
+pub const MAX_MESSAGE: u64 = 4_000_000_000;
+
+/// Frames kept of a message over a limit: routing and topic, delimiter, signature, and the four JSON parts.
+const HEAD: usize = 8;
 
 /// A whole message or a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     Message(Message),
-    Command { name: Bytes, body: Bytes },
+    /// A message over a limit: at most its first frames. The others were read and dropped.
+    Oversized(Message),
+    Command {
+        name: Bytes,
+        body: Bytes,
+    },
 }
 
 /// What makes a byte stream unreadable.
@@ -30,8 +41,6 @@ pub enum FrameError {
     Flags(u8),
     #[error("a frame of {0} bytes is larger than the limit")]
     TooLarge(u64),
-    #[error("a message has too many frames")]
-    TooManyFrames,
     #[error("a command frame says that more frames follow")]
     CommandMore,
     #[error("a command's name doesn't fit into its frame")]
@@ -43,7 +52,11 @@ pub enum FrameError {
 pub struct Decoder {
     max_frame: u64,
     frames: Vec<Bytes>,
-    /// Flags and size of the frame whose body is awaited.
+    /// The size of the message's frames so far.
+    bytes: u64,
+    /// The rest of the message is dropped.
+    drops: bool,
+    /// Flags and size of the frame whose body is awaited; the size left, if the body is dropped.
     header: Option<(u8, usize)>,
 }
 
@@ -52,13 +65,18 @@ impl Decoder {
         Self {
             max_frame,
             frames: Vec::new(),
+            bytes: 0,
+            drops: false,
             header: None,
         }
     }
 
-    /// How many bytes are missing until the next frame is whole, as far as that is known.
+    /// How many bytes are missing until the next frame is whole, as far as that is known. A dropped frame needs none.
     pub fn wants(&self, buffered: usize) -> usize {
-        self.header.map_or(0, |(_, size)| size.saturating_sub(buffered))
+        match self.header {
+            Some((_, size)) if !self.drops => size.saturating_sub(buffered),
+            _ => 0,
+        }
     }
 
     /// The next message or command in `buf`; none: more bytes are needed.
@@ -67,26 +85,49 @@ impl Decoder {
             let Some((flags, size)) = self.header.map_or_else(|| parse_header(buf), |h| Ok(Some(h)))? else {
                 return Ok(None);
             };
-            if size as u64 > self.max_frame {
+            self.header = Some((flags, size));
+            let is_command = flags & COMMAND != 0;
+            if is_command && size as u64 > self.max_frame {
                 return Err(FrameError::TooLarge(size as u64));
             }
-            self.header = Some((flags, size));
-            if buf.len() < size {
+            if !is_command && self.is_over(size) {
+                self.drops = true;
+                self.frames.truncate(HEAD);
+            }
+            if self.drops && !is_command {
+                let came = size.min(buf.len());
+                buf.advance(came);
+                if came < size {
+                    self.header = Some((flags, size - came));
+                    return Ok(None);
+                }
+            } else if buf.len() < size {
                 return Ok(None);
+            } else {
+                let body = take(buf, size);
+                if is_command {
+                    self.header = None;
+                    return parse_command(flags, body).map(Some);
+                }
+                self.bytes += size as u64;
+                self.frames.push(body);
             }
             self.header = None;
-            let body = take(buf, size);
-            if flags & COMMAND != 0 {
-                return parse_command(flags, body).map(Some);
-            }
-            if self.frames.len() >= MAX_FRAMES {
-                return Err(FrameError::TooManyFrames);
-            }
-            self.frames.push(body);
             if flags & MORE == 0 {
-                return Ok(Some(Item::Message(Message(std::mem::take(&mut self.frames)))));
+                self.bytes = 0;
+                let message = Message(std::mem::take(&mut self.frames));
+                return Ok(Some(match std::mem::take(&mut self.drops) {
+                    true => Item::Oversized(message),
+                    false => Item::Message(message),
+                }));
             }
         }
+    }
+
+    /// Whether the message goes over a limit with a further frame of this size.
+    fn is_over(&self, size: usize) -> bool {
+        let size = size as u64;
+        size > self.max_frame || self.frames.len() >= MAX_FRAMES || self.bytes + size > MAX_MESSAGE
     }
 }
 
@@ -215,12 +256,72 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_beyond_the_limit_is_refused_before_its_body_comes() {
-        let mut buf = BytesMut::from(&[LONG, 0, 0, 0, 1, 0, 0, 0, 0][..]);
+    fn a_command_beyond_the_limit_is_refused_before_its_body_comes() {
+        let mut buf = BytesMut::from(&[LONG | COMMAND, 0, 0, 0, 1, 0, 0, 0, 0][..]);
         assert_eq!(
             Decoder::new(1 << 20).next(&mut buf),
             Err(FrameError::TooLarge(1 << 32))
         );
+    }
+
+    fn of(frames: usize, size: usize) -> Message {
+        Message(vec![Bytes::from(vec![7; size]); frames])
+    }
+
+    #[test]
+    fn a_message_beyond_a_limit_is_told_by_its_head_and_the_next_one_is_read() {
+        let after = of(2, 3);
+        for (name, message, fits) in [
+            ("as many frames as may be", of(MAX_FRAMES, 1), true),
+            ("a frame more", of(MAX_FRAMES + 1, 1), false),
+            ("many more", of(2 * MAX_FRAMES, 0), false),
+            ("a frame as large as may be", of(1, 1 << 20), true),
+            ("a byte more", of(1, (1 << 20) + 1), false),
+            (
+                "a large one at the end",
+                Message([of(3, 1).0, of(1, 3 << 20).0].concat()),
+                false,
+            ),
+            (
+                "a large one before others",
+                Message([of(1, 3 << 20).0, of(20, 1).0].concat()),
+                false,
+            ),
+        ] {
+            let expected = match fits {
+                true => Item::Message(message.clone()),
+                false => {
+                    let kept = message.0.iter().take_while(|f| f.len() <= 1 << 20).take(HEAD);
+                    Item::Oversized(Message(kept.cloned().collect()))
+                }
+            };
+            let wire: Vec<u8> = [&message, &after]
+                .into_iter()
+                .flat_map(encode)
+                .flatten()
+                .collect();
+            let (mut decoder, mut buf, mut out) = (Decoder::new(1 << 20), BytesMut::new(), Vec::new());
+            let mut most = 0;
+            for piece in wire.chunks(60_000) {
+                buf.extend_from_slice(piece);
+                while let Some(item) = decoder.next(&mut buf).unwrap() {
+                    out.push(item);
+                }
+                most = most.max(buf.len());
+            }
+            assert!(out == [expected, Item::Message(after.clone())], "{name}");
+            assert!(
+                most <= (1 << 20) + 60_000,
+                "{name}: a dropped body takes no memory"
+            );
+        }
+    }
+
+    #[test]
+    fn a_message_is_bounded_as_a_whole() {
+        let mut decoder = Decoder::new(1 << 20);
+        decoder.bytes = MAX_MESSAGE - 3;
+        assert!(!decoder.is_over(3) && decoder.is_over(4));
     }
 
     #[test]

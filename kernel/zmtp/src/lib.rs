@@ -5,6 +5,8 @@
 //! * Queues are bounded in bytes, and a peer that doesn't read is cut off, never awaited.
 //! * A peer back under its identity replaces its old connection, whose end then removes nothing.
 //! * Both ends of a socket belong to the same user ([`Admit::SameUser`]), on unix sockets and on loopback TCP.
+//! * A message over the limits is dropped, and the connection stays. [`Event::Oversized`] tells a connecting socket's
+//!   owner.
 //! * A [`Receipt`] tells when a message has left the process: undelivered messages can be kept.
 //!
 //! The meaning of messages (Jupyter's envelope, signatures) is left to `hop-protocol`.
@@ -20,7 +22,7 @@ mod stream;
 
 pub use admit::Admit;
 pub use client::{Client, ClientKind, ConnectError};
-pub use frame::{Decoder, FrameError, Item, encode};
+pub use frame::{Decoder, FrameError, Item, MAX_FRAMES, MAX_MESSAGE, encode};
 pub use handshake::HandshakeError;
 pub use outbox::{Receipt, Receipts};
 pub use server::{BindError, Server, ServerKind};
@@ -74,6 +76,8 @@ pub struct Peer {
 pub enum Event {
     Connected(Peer),
     Message(Peer, Message),
+    /// DEALER and SUB: a message over the limits was dropped. Here are at most its first frames.
+    Oversized(Peer, Message),
     /// XPUB: the peer wants messages whose first frame starts with this.
     Subscribed(Peer, Bytes),
     Unsubscribed(Peer, Bytes),

@@ -89,6 +89,7 @@ struct Context<T> {
     events: mpsc::Sender<(T, Event)>,
     peers: Arc<Mutex<Peers>>,
     refused: LogSampler,
+    oversized: LogSampler,
 }
 
 impl Server {
@@ -115,6 +116,7 @@ impl Server {
             events,
             peers: Arc::clone(&peers),
             refused: LogSampler::default(),
+            oversized: LogSampler::default(),
         });
         let accept = tokio::spawn(accept(listener, context)).abort_handle();
         Ok(Self { local, peers, accept })
@@ -325,6 +327,12 @@ impl<T: Clone> Context<T> {
                 b"CANCEL" => self.unsubscribe(peer, body).await,
                 _ => true,
             },
+            Item::Oversized(_) => {
+                if let Some(count) = self.oversized.count() {
+                    tracing::warn!(count, "dropped a message of a client's that is too large");
+                }
+                true
+            }
             Item::Message(message) => match self.kind {
                 ServerKind::Router => self.tell(Event::Message(peer.clone(), message)).await,
                 ServerKind::Echo => outbox.push(&encode(&message), None),

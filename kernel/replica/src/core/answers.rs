@@ -188,6 +188,27 @@ impl Core {
         self.status(&cell.header, "idle");
     }
 
+    /// A request that the kernel won't answer, or whose reply is lost: an error, in a reply of this type.
+    pub(super) fn fail_request(
+        &mut self,
+        (channel, identity): (Channel, Bytes),
+        msg_type: &str,
+        header: &Bytes,
+        why: &str,
+    ) {
+        let content = error_content("RequestFailed", why, self.cells.shown_count());
+        if msg_type == "execute_reply" {
+            self.failure(header, "RequestFailed", why);
+        }
+        let reply = self
+            .author
+            .write(msg_type, header, &json!({}), &content, self.now);
+        match channel {
+            Channel::Shell => self.reply(identity, reply.message()),
+            _ => self.send_front(channel, identity, reply.message()),
+        }
+    }
+
     /// Clients see the kernel starting again, as when Jupyter restarts one.
     pub(super) fn say_restarting(&mut self) {
         self.status(&no_header(), "restarting");

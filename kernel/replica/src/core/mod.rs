@@ -6,6 +6,7 @@
 //! decides for clients; `hopd` decides who gets which GPU.
 
 mod answers;
+mod asked;
 mod block;
 mod cells;
 mod check;
@@ -112,6 +113,16 @@ pub enum Input {
         identity: Bytes,
         message: Message,
     },
+    /// A message of the kernel's was too large, and was dropped. `head` has its first frames.
+    Oversized {
+        channel: Channel,
+        identity: Bytes,
+        head: Message,
+    },
+    /// The living process is heard again, after a lost connection to its iopub.
+    HeardAgain,
+    /// The living process can't be heard any more.
+    Deaf,
     /// The kernel's process has ended. Its last messages were told before.
     Exited(Exit),
     /// The agent inside the kernel said something.
@@ -382,6 +393,13 @@ impl Core {
                 identity,
                 message,
             } => self.send_front(channel, identity, message),
+            Input::Oversized {
+                channel,
+                identity,
+                head,
+            } => self.oversized(channel, identity, &head),
+            Input::HeardAgain => self.heard_again(),
+            Input::Deaf => self.deaf(),
             Input::Exited(exit) => self.exited(exit),
             Input::Agent(parcel) => self.agent(parcel),
             Input::Hopd(news) => self.news(news),
@@ -499,50 +517,6 @@ impl Core {
     }
 
     // Requests.
-
-    fn request(&mut self, channel: Channel, identity: Bytes, message: Message) {
-        let Ok(envelope) = Envelope::parse(&message) else {
-            return;
-        };
-        let Ok(header) = envelope.header() else {
-            return;
-        };
-        if channel == Channel::Shell && header.msg_type == "execute_request" {
-            return self.execute_request(identity, message, &envelope, &header);
-        }
-        if channel == Channel::Shell && self.announcement(&envelope, &header) {
-            return;
-        }
-        if channel == Channel::Shell && self.keeps_back() {
-            return self.keep_back(identity, message);
-        }
-        let controls = matches!(channel, Channel::Control | Channel::Shell);
-        if controls && header.msg_type == "interrupt_request" && self.interrupt_waiting() {
-            return self.answer_interrupt(channel, identity, &envelope.header);
-        }
-        if let Phase::Starting { early, .. } | Phase::Preparing { early, .. } = &mut self.phase {
-            return early.push((channel, identity, message));
-        }
-        match (channel, header.msg_type.as_str()) {
-            (Channel::Control | Channel::Shell, "interrupt_request") => {
-                if self.identity.launch.interrupt == Interrupt::Signal {
-                    self.interrupt_kernel();
-                    return self.answer_interrupt(channel, identity, &envelope.header);
-                }
-                self.standing_interrupted();
-            }
-            (Channel::Control | Channel::Shell, "shutdown_request") => {
-                self.shutting_down = true;
-                self.kill_at = Some(self.now + SHUTDOWN);
-            }
-            _ => {}
-        }
-        self.out.push(Output::ToKernel {
-            channel,
-            identity,
-            message,
-        });
-    }
 
     fn execute_request(&mut self, identity: Bytes, message: Message, envelope: &Envelope, header: &Header) {
         if self.was_answered(&identity, envelope, header) {

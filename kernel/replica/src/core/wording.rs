@@ -36,6 +36,17 @@ pub(super) const MOST_REPLICAS_GONE: &str = "most of its replicas are out of rea
 pub(super) const LAST_OUTPUTS_MAY_BE_MISSING: &str = "gresshopper: the kernel's process or node was lost right after this cell \
     had ended. The last of what it printed may be missing.\n";
 
+/// The bounds of `hop_zmtp`, rounded.
+pub(super) const OVERSIZED_OUTPUT: &str = "gresshopper: an output was dropped, because it is too large: a message has at most \
+    65,000 parts, 2 GB in each and 4 GB in all.\n";
+pub(super) const OVERSIZED_REPLY: &str = "the kernel's reply is too large: a message has at most 65,000 parts, 2 GB in each and 4 GB \
+    in all";
+
+/// The connection over which a process publishes broke, though the process lives.
+pub(super) const NOT_HEARD: &str = "gresshopper: the connection to the kernel's process was lost for a moment. What it printed \
+    meanwhile is missing.\n";
+pub(super) const DEAF: &str = "the connection to the kernel's process was lost, and the process was ended";
+
 /// For what an interrupted cell waited.
 pub(super) const ITS_LEASE: &str = "its lease";
 pub(super) const ITS_KERNEL: &str = "its kernel";

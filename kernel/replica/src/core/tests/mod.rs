@@ -1,5 +1,6 @@
 //! The core alone: inputs by hand, outputs told as short lines, and the whole state checked after each.
 
+mod asked;
 mod durable;
 mod group;
 mod growing;

@@ -1,0 +1,84 @@
+//! Clients' requests to the kernel's process besides cells, and the process's connections.
+
+use super::cells::no_header;
+use super::{Core, Interrupt, Output, Phase, SHUTDOWN, wording};
+use bytes::Bytes;
+use hop_protocol::jupyter::{Channel, Envelope};
+use hop_zmtp::Message;
+
+impl Core {
+    /// A client's request, through the front.
+    pub(super) fn request(&mut self, channel: Channel, identity: Bytes, message: Message) {
+        let Ok(envelope) = Envelope::parse(&message) else {
+            return;
+        };
+        let Ok(header) = envelope.header() else {
+            return;
+        };
+        if channel == Channel::Shell && header.msg_type == "execute_request" {
+            return self.execute_request(identity, message, &envelope, &header);
+        }
+        if channel == Channel::Shell && self.announcement(&envelope, &header) {
+            return;
+        }
+        if channel == Channel::Shell && self.keeps_back() {
+            return self.keep_back(identity, message);
+        }
+        let controls = matches!(channel, Channel::Control | Channel::Shell);
+        if controls && header.msg_type == "interrupt_request" && self.interrupt_waiting() {
+            return self.answer_interrupt(channel, identity, &envelope.header);
+        }
+        if let Phase::Starting { early, .. } | Phase::Preparing { early, .. } = &mut self.phase {
+            return early.push((channel, identity, message));
+        }
+        match (channel, header.msg_type.as_str()) {
+            (Channel::Control | Channel::Shell, "interrupt_request") => {
+                if self.identity.launch.interrupt == Interrupt::Signal {
+                    self.interrupt_kernel();
+                    return self.answer_interrupt(channel, identity, &envelope.header);
+                }
+                self.standing_interrupted();
+            }
+            (Channel::Control | Channel::Shell, "shutdown_request") => {
+                self.shutting_down = true;
+                self.kill_at = Some(self.now + SHUTDOWN);
+            }
+            _ => {}
+        }
+        self.out.push(Output::ToKernel {
+            channel,
+            identity,
+            message,
+        });
+    }
+
+    /// A message of the kernel's never came. A reply is made up for, with an error; the user reads of the loss of
+    /// another message.
+    pub(super) fn oversized(&mut self, channel: Channel, identity: Bytes, head: &Message) {
+        let Ok(envelope) = Envelope::parse(head) else {
+            return;
+        };
+        if channel == Channel::Iopub {
+            return self.stderr(&envelope.parent, wording::OVERSIZED_OUTPUT);
+        }
+        if let Ok(header) = envelope.header() {
+            let why = wording::OVERSIZED_REPLY;
+            self.fail_request((channel, identity), &header.msg_type, &envelope.parent, why);
+        }
+    }
+
+    /// Something was published while nobody heard the process.
+    pub(super) fn heard_again(&mut self) {
+        let running = self.cells.running().cloned();
+        let header = running.map_or_else(no_header, |cell| self.cells.header(&cell));
+        self.stderr(&header, wording::NOT_HEARD);
+    }
+
+    /// The process is given up. A kernel with a log goes on in another one.
+    pub(super) fn deaf(&mut self) {
+        if !matches!(self.phase, Phase::Over) {
+            self.gpu.doomed = Some(wording::DEAF.into());
+            self.out.push(Output::KillKernel);
+        }
+    }
+}

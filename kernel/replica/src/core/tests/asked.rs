@@ -1,0 +1,98 @@
+//! Requests besides cells, and what becomes of them when the process's messages or the process itself are lost.
+
+use super::durable::capturing;
+use super::*;
+
+/// A message of the kernel's for a client's request of this type.
+fn of_kernel(kind: &str, request: &str, id: &str, content: &Value) -> Message {
+    let mut kernel = Author::new(KEY, "kernel".into());
+    let parent = json!({"msg_id": id, "msg_type": request}).to_string().into();
+    let said = kernel.write(kind, &parent, &json!({}), content, Timestamp(0));
+    said.message()
+}
+
+fn oversized(channel: Channel, kind: &str, request: &str) -> Input {
+    Input::Oversized {
+        channel,
+        identity: Bytes::from_static(b"me"),
+        head: of_kernel(kind, request, "a", &json!({})),
+    }
+}
+
+#[test]
+fn a_message_that_is_too_large_is_told_and_a_reply_is_made_up_for() {
+    let output = "front: stream a gresshopper: an output was dropped, because it is too large";
+    for (channel, kind, request, told) in [
+        (Channel::Iopub, "comm_open", "execute_request", vec![output]),
+        (
+            Channel::Shell,
+            "execute_reply",
+            "execute_request",
+            vec![
+                "front: error a RequestFailed",
+                "front: note answered a",
+                "front: execute_reply a error RequestFailed",
+            ],
+        ),
+        (
+            Channel::Shell,
+            "inspect_reply",
+            "inspect_request",
+            vec!["front: inspect_reply a"],
+        ),
+        (
+            Channel::Control,
+            "debug_reply",
+            "debug_request",
+            vec!["front: debug_reply a"],
+        ),
+    ] {
+        let mut world = capturing();
+        world.run("a", Value::Null);
+        world.begins("a");
+        assert_eq!(world.input(oversized(channel, kind, request)), told, "{kind}");
+        let is_answered = kind == "execute_reply";
+        assert_eq!(world.place("a").is_none(), is_answered, "{kind}");
+    }
+    let mut world = capturing();
+    let head = Message(vec![Bytes::from_static(b"topic")]);
+    let (channel, identity) = (Channel::Iopub, Bytes::new());
+    let unreadable = Input::Oversized {
+        channel,
+        identity,
+        head,
+    };
+    assert_eq!(world.input(unreadable), [""; 0]);
+}
+
+#[test]
+fn a_lost_connection_to_the_living_process_is_told_once_it_is_back() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    let told = "front: stream a gresshopper: the connection to the kernel's process was lost for a moment";
+    let out = world.input(Input::HeardAgain);
+    assert!(out.len() == 1 && out[0].starts_with(told), "{out:?}");
+}
+
+#[test]
+fn a_process_that_can_not_be_heard_any_more_gives_way_to_the_next() {
+    let killed = || Exit {
+        reason: "killed by signal 9".into(),
+        killed: true,
+    };
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.begins("a");
+    assert_eq!(world.input(Input::Deaf), ["kill"]);
+    let out = world.input(Input::Exited(killed()));
+    assert!(
+        out.contains(&"start".to_owned()) && out.contains(&"front: error a CellLost".to_owned()),
+        "{out:?}"
+    );
+
+    let mut unlogged = World::up();
+    assert_eq!(unlogged.input(Input::Deaf), ["kill"]);
+    let over = "front: note kernel-over died the connection to the kernel's process was lost, and the process was ended";
+    assert!(unlogged.input(Input::Exited(killed())).contains(&over.to_owned()));
+    assert_eq!(unlogged.input(Input::Deaf), [""; 0]);
+}
