@@ -13,7 +13,7 @@ use crate::place::Place;
 use crate::process::end_children;
 use crate::progress::Progress;
 use crate::seat::wire::FromSeat;
-use crate::sockets::{FromKernel, Reached};
+use crate::sockets::FromKernel;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use crate::{grace, leavings};
 use anyhow::{Context, Result};
@@ -153,10 +153,8 @@ impl Replica {
                 event = wait::some(inputs.store.recv()) => self.on_store(event).await,
                 reached = self.process.sockets.reaches_iopub() => {
                     probe_at = Some(Instant::now() + PROBE_EVERY);
-                    match reached {
-                        Reached::First => {}
-                        Reached::Again => self.handle(Input::HeardAgain).await,
-                        Reached::Never => self.handle(Input::Deaf).await,
+                    if let Some(input) = reached.input() {
+                        self.handle(input).await;
                     }
                 }
                 () = wait::at(probe_at), if starting => {

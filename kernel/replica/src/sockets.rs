@@ -89,6 +89,17 @@ pub(crate) enum Reached {
     Never,
 }
 
+impl Reached {
+    /// The news as the core takes them. The first connection is no news: the kernel isn't heard yet.
+    pub(crate) fn input(self) -> Option<Input> {
+        match self {
+            Self::First => None,
+            Self::Again => Some(Input::HeardAgain),
+            Self::Never => Some(Input::Deaf),
+        }
+    }
+}
+
 type Connecting = Pin<Box<dyn Future<Output = Option<Client>> + Send>>;
 
 pub(crate) struct Sockets {

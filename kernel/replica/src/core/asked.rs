@@ -3,8 +3,40 @@
 use super::cells::no_header;
 use super::{Core, Interrupt, Output, Phase, SHUTDOWN, wording};
 use bytes::Bytes;
-use hop_protocol::jupyter::{Channel, Envelope};
+use hop_protocol::jupyter::{Channel, Envelope, with_key};
 use hop_zmtp::Message;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// What the kernel's present process was asked by its clients.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    /// The process's subshells.
+    subshells: BTreeSet<String>,
+}
+
+#[derive(Deserialize)]
+struct OfSubshell {
+    subshell_id: String,
+}
+
+impl Asked {
+    /// The process knows nothing of what an earlier one was asked.
+    pub(super) fn process_is_new(&mut self) {
+        self.subshells.clear();
+    }
+
+    /// The process has made a subshell, or is to end one.
+    fn note_subshell(&mut self, msg_type: &str, content: &Bytes) {
+        let of = || serde_json::from_slice::<OfSubshell>(content).map(|of| of.subshell_id);
+        match (msg_type, of()) {
+            ("create_subshell_reply", Ok(id)) => drop(self.subshells.insert(id)),
+            ("delete_subshell_request", Ok(id)) => drop(self.subshells.remove(&id)),
+            _ => {}
+        }
+    }
+}
 
 impl Core {
     /// A client's request, through the front.
@@ -45,11 +77,44 @@ impl Core {
             }
             _ => {}
         }
+        if channel == Channel::Control {
+            self.asked.note_subshell(&header.msg_type, &envelope.content);
+        }
+        let message = self.for_process(message);
         self.out.push(Output::ToKernel {
             channel,
             identity,
             message,
         });
+    }
+
+    /// The kernel answers a client, or asks it for input.
+    pub(super) fn answer(&mut self, channel: Channel, identity: Bytes, message: Message) {
+        if channel == Channel::Control
+            && let Ok(envelope) = Envelope::parse(&message)
+            && let Ok(header) = envelope.header()
+        {
+            self.asked.note_subshell(&header.msg_type, &envelope.content);
+        }
+        match channel {
+            Channel::Shell => self.reply(identity, message),
+            _ => self.send_front(channel, identity, message),
+        }
+    }
+
+    /// A request as the present process takes it. The process knows none of an earlier process's subshells, and has no
+    /// answer to a message for one: such a message goes to the main shell.
+    pub(super) fn for_process(&self, message: Message) -> Message {
+        let Ok(mut envelope) = Envelope::parse(&message) else {
+            return message;
+        };
+        let subshell = envelope.header().ok().and_then(|h| h.subshell_id);
+        if subshell.is_none_or(|id| self.asked.subshells.contains(&id)) {
+            return message;
+        }
+        envelope.header = with_key(&envelope.header, "subshell_id", Value::Null);
+        self.author.signer().sign(&mut envelope);
+        envelope.message()
     }
 
     /// A message of the kernel's never came. A reply is made up for, with an error; the user reads of the loss of

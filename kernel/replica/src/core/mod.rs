@@ -37,6 +37,7 @@ use crate::leases::News;
 use crate::models::Models;
 use crate::need::Foreign;
 use answers::Verdict;
+use asked::Asked;
 use bytes::Bytes;
 use cells::{Cells, Next, StageName};
 use durable::Durable;
@@ -320,6 +321,7 @@ pub struct Core {
     /// The last failed move, for `hopd` to know.
     not_moved: Option<Box<ToHopd>>,
     notices: Notices,
+    asked: Asked,
     /// Numbers the blocks of a kernel.
     blocks: u64,
     shutting_down: bool,
@@ -356,6 +358,7 @@ impl Core {
             durable: durably.map(Durable::new),
             not_moved: None,
             notices: Notices::default(),
+            asked: Asked::default(),
             blocks: 0,
             shutting_down: false,
             ended_by: None,
@@ -384,15 +387,10 @@ impl Core {
             Input::KernelUp { pid } => self.kernel_up(pid),
             Input::Published(message) => self.publish(message),
             Input::FromKernel {
-                channel: Channel::Shell,
-                identity,
-                message,
-            } => self.reply(identity, message),
-            Input::FromKernel {
                 channel,
                 identity,
                 message,
-            } => self.send_front(channel, identity, message),
+            } => self.answer(channel, identity, message),
             Input::Oversized {
                 channel,
                 identity,
@@ -534,6 +532,7 @@ impl Core {
     /// Gives the kernel the cells outside of the order.
     fn send_early(&mut self) {
         for (identity, message) in self.cells.send_early() {
+            let message = self.for_process(message);
             self.out.push(Output::ToKernel {
                 channel: Channel::Shell,
                 identity,

@@ -79,6 +79,7 @@ impl Core {
         durable.captured.clear();
         durable.failed_captures = 0;
         self.forget_process();
+        self.asked.process_is_new();
         self.lose_running_cells(&reason);
         self.phase = Phase::Starting {
             early: self.phase.take_early(),

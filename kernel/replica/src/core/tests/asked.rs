@@ -96,3 +96,87 @@ fn a_process_that_can_not_be_heard_any_more_gives_way_to_the_next() {
     assert!(unlogged.input(Input::Exited(killed())).contains(&over.to_owned()));
     assert_eq!(unlogged.input(Input::Deaf), [""; 0]);
 }
+
+impl World {
+    /// The kernel answers a request on control.
+    fn answers_control(&mut self, kind: &str, request: &str, id: &str, content: &Value) -> Vec<String> {
+        let (channel, identity) = (Channel::Control, Bytes::from_static(b"me"));
+        let message = of_kernel(kind, request, id, content);
+        self.input(Input::FromKernel {
+            channel,
+            identity,
+            message,
+        })
+    }
+
+    /// The process has died, and the next one takes requests.
+    fn is_replaced(&mut self) -> Vec<String> {
+        let mut out = self.dies();
+        self.reopened();
+        out.extend(self.heard_again());
+        out.extend(self.answer(2, json!({})));
+        out
+    }
+
+    /// The subshell that the kernel reads in a client's message to this one.
+    fn subshell_of(&mut self, kind: &str, to: &str) -> Value {
+        self.now = self.now + Span(1);
+        let header = json!({"msg_id": format!("at {}", self.now.0), "msg_type": kind, "session": "client", "subshell_id": to});
+        let mut envelope = self.client.write(
+            "",
+            &cells::no_header(),
+            &json!({}),
+            &json!({"code": "w"}),
+            self.now,
+        );
+        envelope.header = header.to_string().into();
+        self.client.signer().sign(&mut envelope);
+        let (channel, identity, message) = (Channel::Shell, Bytes::from_static(b"me"), envelope.message());
+        let asked = Input::Request {
+            channel,
+            identity,
+            message,
+        };
+        let out = self.core.handle(asked, self.now);
+        let sent = out.into_iter().find_map(|out| match out {
+            Output::ToKernel { message, .. } => Some(message),
+            _ => None,
+        });
+        let sent = Envelope::parse(&sent.expect("it is passed on")).unwrap();
+        assert_eq!(self.client.signer().verify(&sent), Ok(()));
+        serde_json::from_slice::<Value>(&sent.header).unwrap()["subshell_id"].clone()
+    }
+}
+
+#[test]
+fn a_message_for_a_subshell_of_an_earlier_process_goes_to_the_main_shell() {
+    for kind in ["comm_msg", "execute_request", "inspect_request"] {
+        let mut world = capturing();
+        let created = json!({"status": "ok", "subshell_id": "s"});
+        world.request(
+            Channel::Control,
+            "create_subshell_request",
+            "c",
+            &json!({}),
+            &json!({}),
+        );
+        world.answers_control("create_subshell_reply", "create_subshell_request", "c", &created);
+        assert_eq!(world.subshell_of(kind, "s"), "s", "{kind}");
+        assert_eq!(world.subshell_of(kind, "another kernel's"), Value::Null, "{kind}");
+        let out = world.is_replaced();
+        assert!(out.contains(&"front: note kernel-up".to_owned()), "{out:?}");
+        assert_eq!(world.subshell_of(kind, "s"), Value::Null, "{kind}");
+        let again = json!({"status": "ok", "subshell_id": "t"});
+        world.answers_control("create_subshell_reply", "create_subshell_request", "d", &again);
+        assert_eq!(world.subshell_of(kind, "t"), "t", "{kind}");
+        let deleted = json!({"subshell_id": "t"});
+        world.request(
+            Channel::Control,
+            "delete_subshell_request",
+            "e",
+            &json!({}),
+            &deleted,
+        );
+        assert_eq!(world.subshell_of(kind, "t"), Value::Null, "{kind}");
+    }
+}
