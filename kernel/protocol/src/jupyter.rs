@@ -61,6 +61,30 @@ pub struct Header {
     pub subshell_id: Option<String>,
 }
 
+/// Whether another process of the kernel can be asked a request whose process or replica was lost: a question without
+/// effect, or a request on control, whose effect was the process's own (a debugger's session, a subshell).
+pub fn can_be_asked_again(channel: Channel, msg_type: &str) -> bool {
+    match channel {
+        Channel::Control => {
+            msg_type.ends_with("_request")
+                && !matches!(
+                    msg_type,
+                    "execute_request" | "interrupt_request" | "shutdown_request"
+                )
+        }
+        Channel::Shell => matches!(
+            msg_type,
+            "kernel_info_request"
+                | "complete_request"
+                | "inspect_request"
+                | "history_request"
+                | "is_complete_request"
+                | "comm_info_request"
+        ),
+        Channel::Stdin | Channel::Iopub => false,
+    }
+}
+
 /// The content of an execute request, as far as it is read here.
 #[derive(Debug, Deserialize)]
 pub struct Execute<'a> {

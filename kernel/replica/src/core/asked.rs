@@ -1,19 +1,32 @@
 //! Clients' requests to the kernel's process besides cells, and the process's connections.
 
 use super::cells::no_header;
-use super::{Core, Interrupt, Output, Phase, SHUTDOWN, wording};
+use super::{Core, Early, Interrupt, Output, Phase, SHUTDOWN, wording};
 use bytes::Bytes;
-use hop_protocol::jupyter::{Channel, Envelope, with_key};
+use hop_protocol::jupyter::{Channel, Envelope, Header, can_be_asked_again, with_key};
 use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+
+/// Most questions to remember. A client that asks more of a busy kernel has given up on the oldest.
+const OPEN_MAX: usize = 1000;
 
 /// What the kernel's present process was asked by its clients.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
+    /// Questions without an answer, the oldest first. The next process is asked them again.
+    open: VecDeque<Question>,
     /// The process's subshells.
     subshells: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Question {
+    channel: Channel,
+    identity: Bytes,
+    id: String,
+    message: Message,
 }
 
 #[derive(Deserialize)]
@@ -22,9 +35,35 @@ struct OfSubshell {
 }
 
 impl Asked {
-    /// The process knows nothing of what an earlier one was asked.
-    pub(super) fn process_is_new(&mut self) {
+    /// The process knows nothing of what an earlier one was asked. Returns the earlier one's open questions.
+    pub(super) fn process_is_new(&mut self) -> Early {
         self.subshells.clear();
+        let open = std::mem::take(&mut self.open).into_iter();
+        open.map(|q| (q.channel, q.identity, q.message)).collect()
+    }
+
+    /// The process is asked something. False: the process has the question already, for instance from an earlier front.
+    fn note(&mut self, channel: Channel, identity: &Bytes, header: &Header, message: &Message) -> bool {
+        if !can_be_asked_again(channel, &header.msg_type) {
+            return true;
+        }
+        if self.open.iter().any(|q| q.is(channel, identity, &header.msg_id)) {
+            return false;
+        }
+        if self.open.len() == OPEN_MAX {
+            self.open.pop_front();
+        }
+        self.open.push_back(Question {
+            channel,
+            identity: identity.clone(),
+            id: header.msg_id.clone(),
+            message: message.clone(),
+        });
+        true
+    }
+
+    fn answered(&mut self, channel: Channel, identity: &Bytes, id: &str) {
+        self.open.retain(|q| !q.is(channel, identity, id));
     }
 
     /// The process has made a subshell, or is to end one.
@@ -35,6 +74,12 @@ impl Asked {
             ("delete_subshell_request", Ok(id)) => drop(self.subshells.remove(&id)),
             _ => {}
         }
+    }
+}
+
+impl Question {
+    fn is(&self, channel: Channel, identity: &Bytes, id: &str) -> bool {
+        (self.channel, &self.identity, &*self.id) == (channel, identity, id)
     }
 }
 
@@ -77,6 +122,9 @@ impl Core {
             }
             _ => {}
         }
+        if !self.asked.note(channel, &identity, &header, &message) {
+            return;
+        }
         if channel == Channel::Control {
             self.asked.note_subshell(&header.msg_type, &envelope.content);
         }
@@ -90,11 +138,15 @@ impl Core {
 
     /// The kernel answers a client, or asks it for input.
     pub(super) fn answer(&mut self, channel: Channel, identity: Bytes, message: Message) {
-        if channel == Channel::Control
+        if matches!(channel, Channel::Control | Channel::Shell)
             && let Ok(envelope) = Envelope::parse(&message)
-            && let Ok(header) = envelope.header()
         {
-            self.asked.note_subshell(&header.msg_type, &envelope.content);
+            if let Some(request) = envelope.parent() {
+                self.asked.answered(channel, &identity, &request.msg_id);
+            }
+            if let (Channel::Control, Ok(header)) = (channel, envelope.header()) {
+                self.asked.note_subshell(&header.msg_type, &envelope.content);
+            }
         }
         match channel {
             Channel::Shell => self.reply(identity, message),
@@ -127,6 +179,9 @@ impl Core {
             return self.stderr(&envelope.parent, wording::OVERSIZED_OUTPUT);
         }
         if let Ok(header) = envelope.header() {
+            if let Some(request) = envelope.parent() {
+                self.asked.answered(channel, &identity, &request.msg_id);
+            }
             let why = wording::OVERSIZED_REPLY;
             self.fail_request((channel, identity), &header.msg_type, &envelope.parent, why);
         }

@@ -79,10 +79,11 @@ impl Core {
         durable.captured.clear();
         durable.failed_captures = 0;
         self.forget_process();
-        self.asked.process_is_new();
         self.lose_running_cells(&reason);
+        let mut early = self.asked.process_is_new();
+        early.extend(self.phase.take_early());
         self.phase = Phase::Starting {
-            early: self.phase.take_early(),
+            early,
             until: now + super::START,
         };
         self.say_restarting();

@@ -109,12 +109,12 @@ impl World {
         })
     }
 
-    /// The process has died, and the next one takes requests.
-    fn is_replaced(&mut self) -> Vec<String> {
+    /// The process has died, and the next one, of this number, takes requests.
+    fn is_replaced(&mut self, number: u64) -> Vec<String> {
         let mut out = self.dies();
         self.reopened();
         out.extend(self.heard_again());
-        out.extend(self.answer(2, json!({})));
+        out.extend(self.answer(number, json!({})));
         out
     }
 
@@ -163,7 +163,7 @@ fn a_message_for_a_subshell_of_an_earlier_process_goes_to_the_main_shell() {
         world.answers_control("create_subshell_reply", "create_subshell_request", "c", &created);
         assert_eq!(world.subshell_of(kind, "s"), "s", "{kind}");
         assert_eq!(world.subshell_of(kind, "another kernel's"), Value::Null, "{kind}");
-        let out = world.is_replaced();
+        let out = world.is_replaced(2);
         assert!(out.contains(&"front: note kernel-up".to_owned()), "{out:?}");
         assert_eq!(world.subshell_of(kind, "s"), Value::Null, "{kind}");
         let again = json!({"status": "ok", "subshell_id": "t"});
@@ -178,5 +178,64 @@ fn a_message_for_a_subshell_of_an_earlier_process_goes_to_the_main_shell() {
             &deleted,
         );
         assert_eq!(world.subshell_of(kind, "t"), Value::Null, "{kind}");
+    }
+}
+
+#[test]
+fn open_questions_are_asked_of_the_next_process_and_answered_ones_are_not() {
+    let questions = [
+        (Channel::Shell, "kernel_info_request"),
+        (Channel::Shell, "complete_request"),
+        (Channel::Shell, "inspect_request"),
+        (Channel::Shell, "history_request"),
+        (Channel::Shell, "is_complete_request"),
+        (Channel::Shell, "comm_info_request"),
+        (Channel::Control, "kernel_info_request"),
+        (Channel::Control, "debug_request"),
+        (Channel::Control, "create_subshell_request"),
+    ];
+    let others = [
+        (Channel::Shell, "comm_msg"),
+        (Channel::Control, "interrupt_request"),
+        (Channel::Stdin, "input_reply"),
+    ];
+    for (is_asked, (channel, kind)) in questions
+        .map(|q| (true, q))
+        .into_iter()
+        .chain(others.map(|o| (false, o)))
+    {
+        let mut world = capturing();
+        let passed = [format!("kernel: {kind}")];
+        let again = match is_asked {
+            true => &passed[..],
+            false => &[],
+        };
+        let ask = |world: &mut World| world.request(channel, kind, "q", &json!({}), &json!({}));
+        assert_eq!(ask(&mut world), passed);
+        for process in 2..4 {
+            let out = world.is_replaced(process);
+            let asked: Vec<_> = out.into_iter().filter(|o| o.starts_with("kernel: ")).collect();
+            assert_eq!(asked, again, "{kind} in process {process}");
+        }
+        if is_asked {
+            assert_eq!(ask(&mut world), [""; 0], "{kind}: as an earlier front has asked");
+        }
+        let message = of_kernel(
+            &kind.replace("request", "reply"),
+            kind,
+            "q",
+            &json!({"status": "ok"}),
+        );
+        let identity = Bytes::from_static(b"me");
+        world.input(Input::FromKernel {
+            channel,
+            identity,
+            message,
+        });
+        let out = world.is_replaced(4);
+        assert!(
+            !out.iter().any(|o| o.starts_with("kernel: ")),
+            "{kind} was answered: {out:?}"
+        );
     }
 }
