@@ -19,7 +19,7 @@ pub(crate) use self::control::is_request_of;
 pub use self::control::{Asked, Interrupt, Shutdown};
 pub use self::marks::Mark;
 use self::marks::{Idle, Marks};
-use self::requests::{Open, is_open, is_question};
+use self::requests::{Open, is_open};
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
@@ -29,7 +29,7 @@ use self::unseen::Unseen;
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::comm::CommContent;
-use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
+use hop_protocol::jupyter::{Author, Channel, Envelope, Header, can_be_asked_again, date};
 use hop_protocol::link::Item;
 use hop_protocol::meanwhile::{self, Meanwhile};
 use hop_protocol::message::{Note, Over};
@@ -124,7 +124,7 @@ pub struct Front {
     /// The server has gone: the cells' further outputs are kept for the notebook's next opening.
     meanwhile: Option<Meanwhile>,
     /// Replies on the kernel's death, sent a little after the death was told.
-    obituaries: Vec<(Bytes, Message)>,
+    obituaries: Vec<(Channel, Bytes, Message)>,
     end: Option<End>,
 }
 
@@ -226,8 +226,12 @@ impl Front {
             return Asked::Kernel;
         }
         let is_cell = header.msg_type == "execute_request";
-        if is_cell || is_question(&header.msg_type) {
+        if is_cell || can_be_asked_again(channel, &header.msg_type) {
             let id = CellId::from(header.msg_id.as_str());
+            if self.open.iter().any(|o| o.id == id && o.identity != *identity) {
+                self.refuse_second(channel, identity, &envelope.header, at, wire);
+                return Asked::Nothing;
+            }
             if is_cell {
                 self.cell_asked(&header, &envelope, at, wire);
                 self.before.asked(&id);
@@ -649,24 +653,30 @@ impl Front {
             return;
         }
         self.hide_wait(at, wire);
-        let mut cells = std::mem::take(&mut self.open);
-        cells.retain(|open| open.is_cell && !self.before.has(&open.id));
-        for (i, mut open) in cells.into_iter().enumerate() {
+        let mut open = std::mem::take(&mut self.open);
+        let questions: Vec<Open> = open.extract_if(.., |o| !o.is_cell).collect();
+        open.retain(|cell| !self.before.has(&cell.id));
+        for (i, mut open) in open.into_iter().enumerate() {
             let reply = if i == 0 {
                 self.error_reply(&mut open, failure("KernelDied", &reason), at, wire)
             } else {
                 self.final_reply(&mut open, &json!({"status": "aborted"}), at, wire)
             };
-            self.obituaries.push((open.identity, reply));
+            self.obituaries.push((Channel::Shell, open.identity, reply));
+        }
+        for open in questions {
+            if let Some(reply) = self.refusal(&open.header, "KernelDied", &reason, at) {
+                self.obituaries.push((open.channel, open.identity, reply));
+            }
         }
         self.end = Some(End::Dead { reason });
     }
 
     /// Answers what the dead kernel was asked.
     pub fn send_obituaries(&mut self, wire: &mut impl Wire) {
-        for (identity, reply) in std::mem::take(&mut self.obituaries) {
+        for (channel, identity, reply) in std::mem::take(&mut self.obituaries) {
             // A client away now will find another kernel on its return.
-            let _ = wire.reply(Channel::Shell, &identity, reply, None);
+            let _ = wire.reply(channel, &identity, reply, None);
         }
     }
 

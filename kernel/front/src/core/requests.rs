@@ -46,18 +46,6 @@ pub(super) fn is_open(open: &[Open], cell: &CellId) -> bool {
     open.iter().any(|o| o.id == *cell)
 }
 
-/// Requests asked again of the next replica, besides cells: questions without effect.
-pub(super) fn is_question(msg_type: &str) -> bool {
-    matches!(
-        msg_type,
-        INFO | "complete_request"
-            | "inspect_request"
-            | "history_request"
-            | "is_complete_request"
-            | "comm_info_request"
-    )
-}
-
 impl Front {
     /// Whether a client waits for a request that wakes the kernel.
     pub fn is_wanted(&self) -> bool {
@@ -253,6 +241,37 @@ impl Front {
         let reason = "the kernel and its front were lost while the cell was under way: run it again";
         let content = failure("CellLost", reason);
         self.answer_open(open, content, at, wire);
+    }
+
+    /// Another client's open request has the id of this one. Kernel, log and outputs tell requests by their ids, so this
+    /// one is refused. The refusal is the reply alone: an output would be shown at the other request.
+    pub(super) fn refuse_second(
+        &mut self,
+        channel: Channel,
+        identity: &Bytes,
+        request: &Bytes,
+        at: Time,
+        wire: &mut impl Wire,
+    ) {
+        let why = "a request of another client has the same msg_id and has no reply yet: send it again with its own";
+        if let Some(reply) = self.refusal(request, "DuplicateRequest", why, at) {
+            let mark = self.marks.give(None);
+            self.reply((channel, identity.clone()), reply, mark, wire);
+        }
+    }
+
+    /// An error in the place of a request's reply. `None` means that its clients expect no error: they learn of a dead
+    /// kernel by other means.
+    pub(super) fn refusal(&mut self, request: &Bytes, name: &str, why: &str, at: Time) -> Option<Message> {
+        let asked = serde_json::from_slice::<Header>(request).ok()?.msg_type;
+        let kind = asked.strip_suffix("_request").filter(|_| asked != INFO)?;
+        let mut content = failure(name, why);
+        content["status"] = "error".into();
+        let kind = format!("{kind}_reply");
+        let reply = self
+            .author
+            .write(&kind, request, &serde_json::json!({}), &content, at);
+        Some(reply.message())
     }
 
     /// Closes the request that this reply answers. False: the request was answered in the kernel's place.

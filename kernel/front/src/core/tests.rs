@@ -646,3 +646,92 @@ fn a_client_is_answered_while_a_cell_of_before_runs() {
         [status, "reply kernel_info_reply ok None", status, status]
     );
 }
+
+const QUESTIONS: [(Channel, &str); 6] = [
+    (Channel::Shell, "kernel_info_request"),
+    (Channel::Shell, "complete_request"),
+    (Channel::Shell, "comm_info_request"),
+    (Channel::Control, "debug_request"),
+    (Channel::Control, "create_subshell_request"),
+    (Channel::Control, "list_subshell_request"),
+];
+
+/// A front with this question of a client's open.
+fn asked((channel, kind): (Channel, &str)) -> (Front, Recorder) {
+    let mut author = Author::new(b"key", "client".into());
+    let mut front = Front::new(b"key", "front".into()).durable(true);
+    let mut wire = Recorder {
+        here: vec![b"me"],
+        subscribed: true,
+        seen: Vec::new(),
+    };
+    front.next_tenure(Tenure(1), false, Time(0), &mut wire);
+    let parent = Bytes::from_static(b"{}");
+    let question = author.write(kind, &parent, &json!({}), &json!({}), Time(0));
+    front.request(channel, &ME, question.message(), Time(0), &mut wire);
+    assert_eq!(wire.take(), [format!("send {channel:?} {kind}")]);
+    (front, wire)
+}
+
+#[test]
+fn an_open_question_is_asked_of_the_next_replica() {
+    for (channel, kind) in QUESTIONS {
+        let (mut front, mut wire) = asked((channel, kind));
+        front.next_tenure(Tenure(2), true, Time(0), &mut wire);
+        assert_eq!(wire.take(), [format!("send {channel:?} {kind}")]);
+    }
+}
+
+#[test]
+fn an_open_question_is_answered_with_the_kernels_death() {
+    for (channel, kind) in QUESTIONS {
+        let (mut front, mut wire) = asked((channel, kind));
+        front.die("out of memory".into(), Time(0), &mut wire);
+        assert!(wire.take().is_empty());
+        front.send_obituaries(&mut wire);
+        let reply = format!("reply {} error None", kind.replace("request", "reply"));
+        match kind {
+            INFO => assert!(wire.take().is_empty()),
+            _ => assert_eq!(wire.take(), [reply]),
+        }
+    }
+}
+
+/// Requests of two clients by one id, and again by the first: each client reads of its own alone.
+#[test]
+fn a_second_clients_request_with_an_open_ones_id_is_refused_in_words() {
+    let (mut front, mut wire) = (Front::new(b"key", "front".into()), Recorder::default());
+    let mut author = Author::new(b"key", "client".into());
+    (wire.here, wire.subscribed) = (vec![&b"me"[..], b"you"], true);
+    let first = request(&mut author);
+    front.request(Channel::Shell, &ME, first.clone().message(), Time(0), &mut wire);
+    assert_eq!(wire.take(), ["send Shell execute_request"]);
+    let you = Bytes::from_static(b"you");
+    front.request(Channel::Shell, &you, first.clone().message(), Time(0), &mut wire);
+    let out = wire.take();
+    assert!(
+        out.len() == 1 && out[0].starts_with("reply execute_reply error"),
+        "{out:?}"
+    );
+    let reply = author.write(
+        "execute_reply",
+        &first.header,
+        &json!({}),
+        &json!({"status": "ok"}),
+        Time(0),
+    );
+    front.item(
+        1,
+        from_kernel(Channel::Shell, reply.message()),
+        Time(0),
+        &mut wire,
+    );
+    let out = wire.take();
+    assert!(out[0].starts_with("reply execute_reply ok"), "{out:?}");
+    front.request(Channel::Shell, &you, first.message(), Time(0), &mut wire);
+    assert_eq!(
+        wire.take(),
+        ["send Shell execute_request"],
+        "the id is free again"
+    );
+}
