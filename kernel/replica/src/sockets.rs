@@ -5,9 +5,11 @@ use crate::core::Input;
 use bytes::Bytes;
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_words::clock::now;
-use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
+use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message, Peer};
+use rustix::fs::{Mode, OFlags};
 use serde_json::json;
 use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -28,6 +30,8 @@ const PROBE: &[u8] = b"gresshopper-probe";
 pub(crate) enum Socket {
     Iopub,
     Dealer(Channel, Bytes),
+    /// None: the request in the event found no connection.
+    Unreached(Channel, Bytes),
 }
 
 pub(crate) type Events = mpsc::Receiver<(Socket, Event)>;
@@ -47,6 +51,8 @@ pub(crate) enum FromKernel {
         identity: Bytes,
         head: Message,
     },
+    /// This request couldn't be given to the kernel.
+    Unreached(Channel, Bytes, Message),
     /// The kernel's iopub is heard, now for the first time.
     Heard,
 }
@@ -74,6 +80,7 @@ impl FromKernel {
                 identity,
                 head,
             },
+            Self::Unreached(channel, identity, message) => Input::Unreached(channel, identity, message),
             Self::Heard => Input::KernelUp { pid },
         }
     }
@@ -104,6 +111,8 @@ type Connecting = Pin<Box<dyn Future<Output = Option<Client>> + Send>>;
 
 pub(crate) struct Sockets {
     folder: PathBuf,
+    /// The kernel's unix sockets as files. They can be connected to after a user's code has removed the folder.
+    held: HashMap<Channel, OwnedFd>,
     /// Writes probes alone: its session tells them from everybody else's messages.
     author: Author,
     events: mpsc::Sender<(Socket, Event)>,
@@ -123,6 +132,7 @@ impl Sockets {
         let (events, incoming) = mpsc::channel(QUEUE);
         let mut sockets = Self {
             folder: folder.to_owned(),
+            held: HashMap::new(),
             author,
             events,
             dealers: HashMap::new(),
@@ -145,7 +155,22 @@ impl Sockets {
             Channel::Stdin => 3,
             Channel::Control => 4,
         };
-        Endpoint::Ipc(self.folder.join(format!("k-{port}")))
+        Endpoint::Ipc(match self.held.get(&channel) {
+            Some(socket) => format!("/proc/self/fd/{}", socket.as_raw_fd()).into(),
+            None => self.folder.join(format!("k-{port}")),
+        })
+    }
+
+    /// Holds the kernel's sockets that exist by now.
+    fn hold(&mut self) {
+        for channel in Channel::ALL {
+            if !self.held.contains_key(&channel)
+                && let Endpoint::Ipc(path) = self.endpoint(channel)
+                && let Ok(socket) = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+            {
+                self.held.insert(channel, socket);
+            }
+        }
     }
 
     /// Subscribes to everything as soon as the kernel listens.
@@ -176,6 +201,7 @@ impl Sockets {
         };
         self.iopub = connecting.await;
         self.connecting = None;
+        self.hold();
         match (self.iopub.is_some(), self.lost) {
             (false, _) => Reached::Never,
             (true, true) => Reached::Again,
@@ -193,8 +219,13 @@ impl Sockets {
         if channel == Channel::Shell {
             self.dealer(Channel::Stdin, identity).await;
         }
-        if let Some(dealer) = self.dealer(channel, identity).await {
-            dealer.send(message, None);
+        let dealer = self.dealer(channel, identity).await;
+        if !dealer.is_some_and(|d| d.send(message, None)) {
+            let (socket, generation) = (Socket::Unreached(channel, identity.clone()), 0);
+            let (identity, message) = (identity.clone(), message.clone());
+            let event = Event::Message(Peer { identity, generation }, message);
+            // A queue without room means a flood of requests.
+            let _ = self.events.try_send((socket, event));
         }
     }
 
@@ -206,6 +237,7 @@ impl Sockets {
     async fn dealer(&mut self, channel: Channel, identity: &Bytes) -> Option<&Client> {
         let key = (channel, identity.clone());
         if !self.dealers.contains_key(&key) {
+            self.hold();
             let kind = ClientKind::Dealer {
                 identity: identity.clone(),
             };
@@ -261,6 +293,7 @@ impl Sockets {
             }
             Socket::Iopub => Some(FromKernel::Published(message)),
             Socket::Dealer(_, identity) if &identity[..] == PROBE => None,
+            Socket::Unreached(channel, identity) => Some(FromKernel::Unreached(channel, identity, message)),
             Socket::Dealer(channel, identity) => Some(FromKernel::Answer {
                 channel,
                 identity,
@@ -277,6 +310,7 @@ impl Sockets {
                 self.connecting = Some(Box::pin(async { again.await.ok() }));
             }
             Socket::Dealer(channel, identity) => drop(self.dealers.remove(&(channel, identity))),
+            Socket::Unreached(..) => {}
         }
     }
 
@@ -300,11 +334,62 @@ fn oversized(socket: Socket, head: Message) -> FromKernel {
     tracing::warn!(?socket, "dropped a message of the kernel's that is too large");
     let (channel, identity) = match socket {
         Socket::Iopub => (Channel::Iopub, Bytes::new()),
-        Socket::Dealer(channel, identity) => (channel, identity),
+        Socket::Dealer(channel, identity) | Socket::Unreached(channel, identity) => (channel, identity),
     };
     FromKernel::Oversized {
         channel,
         identity,
         head,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_zmtp::{Server, ServerKind};
+
+    /// Whether a client's first message reaches a kernel whose folder is gone by then.
+    async fn reaches(channel: Channel, port: u8, held: bool) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let (tx, mut at_kernel) = mpsc::channel(100);
+        let (kind, limits) = (ServerKind::Router, Limits::default());
+        let at = Endpoint::Ipc(folder.path().join(format!("k-{port}")));
+        let _kernel = Server::bind(kind, &at, limits, Admit::SameUser, (), tx)
+            .await
+            .unwrap();
+        let (mut sockets, mut events) = Sockets::new(folder.path(), Author::new(b"key", "s".into()));
+        if held {
+            sockets.hold();
+        }
+        folder.close().unwrap();
+        let message = Message(vec![Bytes::from_static(b"hello")]);
+        sockets.send(channel, &Bytes::from_static(b"me"), &message).await;
+        let came = async {
+            while let Some(((), event)) = at_kernel.recv().await {
+                if matches!(&event, Event::Message(_, came) if *came == message) {
+                    return;
+                }
+            }
+        };
+        let told = async {
+            while let Some((socket, event)) = events.recv().await {
+                if let Some(FromKernel::Unreached(to, _, what)) = sockets.sort(socket, event) {
+                    assert_eq!((to, &what), (channel, &message));
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = came => true,
+            () = told => false,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_kernel_is_reached_without_its_folder_and_else_the_request_comes_back() {
+        for (channel, port) in [(Channel::Shell, 1), (Channel::Control, 4)] {
+            assert!(reaches(channel, port, true).await, "{channel:?}");
+            assert!(!reaches(channel, port, false).await, "{channel:?}");
+        }
     }
 }

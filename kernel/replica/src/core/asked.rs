@@ -4,6 +4,7 @@ use super::cells::no_header;
 use super::{Core, Early, Interrupt, Output, Phase, SHUTDOWN, wording};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Channel, Envelope, Header, can_be_asked_again, with_key};
+use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::Value;
@@ -12,11 +13,16 @@ use std::collections::{BTreeSet, VecDeque};
 /// Most questions to remember. A client that asks more of a busy kernel has given up on the oldest.
 const OPEN_MAX: usize = 1000;
 
+/// A request that found no connection waits so long for the process's end, if that is the cause.
+const UNREACHED: Span = Span::from_secs(5);
+
 /// What the kernel's present process was asked by its clients.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     /// Questions without an answer, the oldest first. The next process is asked them again.
     open: VecDeque<Question>,
+    /// Requests that the process didn't get, with the time of their answer if the process lives until then.
+    unreached: VecDeque<(Timestamp, (Channel, Bytes, Message))>,
     /// The process's subshells.
     subshells: BTreeSet<String>,
 }
@@ -38,6 +44,7 @@ impl Asked {
     /// The process knows nothing of what an earlier one was asked. Returns the earlier one's open questions.
     pub(super) fn process_is_new(&mut self) -> Early {
         self.subshells.clear();
+        self.unreached.clear();
         let open = std::mem::take(&mut self.open).into_iter();
         open.map(|q| (q.channel, q.identity, q.message)).collect()
     }
@@ -60,6 +67,11 @@ impl Asked {
             message: message.clone(),
         });
         true
+    }
+
+    /// The time at which a request is given up.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        self.unreached.front().map(|(at, _)| *at)
     }
 
     fn answered(&mut self, channel: Channel, identity: &Bytes, id: &str) {
@@ -184,6 +196,49 @@ impl Core {
             }
             let why = wording::OVERSIZED_REPLY;
             self.fail_request((channel, identity), &header.msg_type, &envelope.parent, why);
+        }
+    }
+
+    /// A request found no connection to the process. A signal interrupts all the same.
+    pub(super) fn unreached(&mut self, channel: Channel, identity: Bytes, message: Message) {
+        let Ok(envelope) = Envelope::parse(&message) else {
+            return;
+        };
+        if envelope.header().is_ok_and(|h| h.msg_type == "interrupt_request") {
+            self.interrupt_kernel();
+            return self.answer_interrupt(channel, identity, &envelope.header);
+        }
+        let request = (channel, identity, message);
+        self.asked.unreached.push_back((self.now + UNREACHED, request));
+    }
+
+    /// The process lives, and can't be reached: the clients read so.
+    pub(super) fn answer_unreached(&mut self) {
+        if matches!(self.phase, Phase::Over) {
+            // The front answers for a dead kernel.
+            self.asked.unreached.clear();
+        }
+        while let Some((_, (channel, identity, message))) =
+            self.asked.unreached.pop_front_if(|(at, _)| *at <= self.now)
+        {
+            let Ok(envelope) = Envelope::parse(&message) else {
+                continue;
+            };
+            let Ok(header) = envelope.header() else {
+                continue;
+            };
+            // A reply without the kernel's information is no answer to its clients.
+            let Some(kind) = header
+                .msg_type
+                .strip_suffix("_request")
+                .filter(|k| *k != "kernel_info")
+            else {
+                continue;
+            };
+            self.asked.answered(channel, &identity, &header.msg_id);
+            let kind = format!("{kind}_reply");
+            self.fail_request((channel, identity), &kind, &envelope.header, wording::UNREACHABLE);
+            self.idle(&envelope.header);
         }
     }
 

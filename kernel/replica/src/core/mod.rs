@@ -120,6 +120,8 @@ pub enum Input {
         identity: Bytes,
         head: Message,
     },
+    /// This request couldn't be given to the process.
+    Unreached(Channel, Bytes, Message),
     /// The living process is heard again, after a lost connection to its iopub.
     HeardAgain,
     /// The living process can't be heard any more.
@@ -396,6 +398,7 @@ impl Core {
                 identity,
                 head,
             } => self.oversized(channel, identity, &head),
+            Input::Unreached(channel, identity, message) => self.unreached(channel, identity, message),
             Input::HeardAgain => self.heard_again(),
             Input::Deaf => self.deaf(),
             Input::Exited(exit) => self.exited(exit),
@@ -435,6 +438,7 @@ impl Core {
             } => self.grown(incarnation, seat, node),
             Input::Tick => self.tick(),
         }
+        self.answer_unreached();
         self.go_on_or_leave(kept_back);
         self.advance();
         self.watch_commits();
@@ -462,6 +466,7 @@ impl Core {
             standing,
             self.lease.tell_at(),
             self.text_at(),
+            self.asked.due(),
             self.kill_at,
         ]
         .into_iter()

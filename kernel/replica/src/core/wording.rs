@@ -45,6 +45,7 @@ pub(super) const OVERSIZED_REPLY: &str = "the kernel's reply is too large: a mes
 /// The connection over which a process publishes broke, though the process lives.
 pub(super) const NOT_HEARD: &str = "gresshopper: the connection to the kernel's process was lost for a moment. What it printed \
     meanwhile is missing.\n";
+pub(super) const UNREACHABLE: &str = "the kernel's process runs and can't be reached: restart the kernel";
 pub(super) const DEAF: &str = "the connection to the kernel's process was lost, and the process was ended";
 
 /// For what an interrupted cell waited.

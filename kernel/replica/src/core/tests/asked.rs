@@ -239,3 +239,69 @@ fn open_questions_are_asked_of_the_next_process_and_answered_ones_are_not() {
         );
     }
 }
+
+#[test]
+fn a_request_that_does_not_reach_the_living_process_is_answered_in_its_place() {
+    let failed = [
+        "front: error q RequestFailed",
+        "front: execute_reply q error RequestFailed",
+    ];
+    for (channel, kind, at_once, later) in [
+        (
+            Channel::Control,
+            "interrupt_request",
+            vec![
+                "interrupt",
+                "front: status q busy",
+                "front: interrupt_reply q",
+                "front: status q idle",
+            ],
+            vec![],
+        ),
+        (
+            Channel::Shell,
+            "execute_request",
+            vec![],
+            [&failed[..], &["front: status q idle"]].concat(),
+        ),
+        (
+            Channel::Shell,
+            "inspect_request",
+            vec![],
+            vec!["front: inspect_reply q", "front: status q idle"],
+        ),
+        (
+            Channel::Control,
+            "debug_request",
+            vec![],
+            vec!["front: debug_reply q", "front: status q idle"],
+        ),
+        (Channel::Shell, "kernel_info_request", vec![], vec![]),
+        (Channel::Shell, "comm_msg", vec![], vec![]),
+    ] {
+        for dies in [false, true] {
+            let mut world = World::up();
+            world.request(channel, kind, "q", &json!({}), &json!({"code": "q"}));
+            let header = json!({"msg_id": "q", "msg_type": kind, "session": "client"});
+            let mut envelope = world
+                .client
+                .write("", &cells::no_header(), &json!({}), &json!({}), world.now);
+            envelope.header = header.to_string().into();
+            let unreached = Input::Unreached(channel, Bytes::from_static(b"me"), envelope.message());
+            assert_eq!(world.input(unreached), at_once, "{kind}");
+            assert_eq!(
+                world.after(Span::from_secs(4)),
+                [""; 0],
+                "{kind}: the process may be at its end"
+            );
+            if dies {
+                world.dies();
+            }
+            let told = match dies {
+                true => vec![],
+                false => later.clone(),
+            };
+            assert_eq!(world.after(Span::from_secs(2)), told, "{kind} {dies}");
+        }
+    }
+}
