@@ -48,6 +48,8 @@ impl Core {
             && k.migrating.is_none()
             && k.only().is_none()
             && k.fixed.is_none()
+            && !k.failed_moves.pauses(self.now)
+            && self.can_be_asked_to_move(k)
             && !k.closed
             && quiet >= QUIET
             && self.now.since(k.moved) >= rest
@@ -133,6 +135,7 @@ impl Core {
             node.standing.is_up()
                 && !self.is_burst(n)
                 && node.held_for.is_none()
+                && !k.failed_moves.avoids(n, self.now)
                 && here(n) + gpus <= self.gpus_left_for(pool, n)
         });
         roomy.max_by_key(|&n| (stands_by(n), here(n), std::cmp::Reverse(n)))

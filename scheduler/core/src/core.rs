@@ -90,12 +90,11 @@ impl Core {
             Input::SeatGone { job } => self.seat_gone(job, out),
             Input::SeatEnds { job, soon } => self.seat_ends(job, soon),
             Input::ReplicaUp(up) => self.replica_up(up, out),
+            Input::ReplicaAway { kernel, incarnation } => self.replica_away(&kernel, incarnation),
             Input::ReplicaLost { kernel, incarnation } => self.replica_lost(&kernel, incarnation, out),
             Input::KernelBound { kernel, incarnation } => self.kernel_bound(&kernel, incarnation, out),
             Input::Submit(asked) => self.submit(asked, out),
-            Input::CancelCell { kernel, cell } => {
-                self.cancel_cell(&kernel, &cell, None, out);
-            }
+            Input::CancelCell { kernel, cell } => self.cancel_cell(&kernel, &cell, None, out),
             Input::CellEnded {
                 kernel,
                 cell,
@@ -163,6 +162,7 @@ impl Core {
                 Timer::Foresee(pool) => self.foresee(pool, out),
                 Timer::Idle(job) => self.idle_due(job, out),
                 Timer::Moving(kernel, incarnation) => self.moving_late(kernel, incarnation, out),
+                Timer::MoveAgain(kernel) => self.move_again(kernel, out),
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
                 Timer::Alone(kernel) => self.alone_due(kernel, out),
                 Timer::Unasked(cell, seq) => self.unasked_due(cell, seq, out),

@@ -222,7 +222,7 @@ impl Core {
                 .take(LOOK_AT);
             near.find(|&(_, c)| {
                 let better = || self.may_be_brought(c) && self.is_better_moved(c);
-                !self.sits_on(self.work.cells[c].kernel, node)
+                self.takes_in(self.work.cells[c].kernel, node)
                     && *looked.better_moved.entry(c).or_insert_with(better)
             })
         });

@@ -387,7 +387,9 @@ impl Core {
         let of_others = of_others.flat_map(|h| h.nodes.iter());
         let of_others = of_others.filter(|&n| self.supply.nodes[n].pool == k.pool);
         let free = pool.unheld.iter().chain(of_others);
-        let fits = free.filter(|&n| self.may_sit(n, &c.need, &[]) && self.has_ever(n, c));
+        let fits = free.filter(|&n| {
+            self.may_sit(n, &c.need, &[]) && self.has_ever(n, c) && !self.is_put_off(c.kernel, n)
+        });
         let fits: Vec<Idx<Node>> = fits.collect();
         if fits.len() <= most - has {
             return fits;
@@ -533,6 +535,21 @@ impl Core {
             hold.nodes.remove(node);
         }
         self.hold_node(node, None);
+    }
+
+    /// Nodes to which the kernel isn't moved for now are held no longer for its cells.
+    pub(crate) fn lose_holds_put_off(&mut self, kernel: Idx<Kernel>) {
+        for cell in self.work.kernels[kernel].cells.clone() {
+            let hold = self.work.cells[cell].hold.as_ref();
+            let held = hold.into_iter().flat_map(|h| h.nodes.iter());
+            let put_off: Vec<Idx<Node>> = held.filter(|&n| self.is_put_off(kernel, n)).collect();
+            let mut lost = Places::default();
+            for node in put_off {
+                self.lose_hold(cell, node);
+                lost.insert(node);
+            }
+            self.may_go_on(&lost);
+        }
     }
 
     /// The node is held no longer for a cell that may run elsewhere and can't have room there.

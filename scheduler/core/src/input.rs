@@ -117,6 +117,12 @@ pub enum Input {
     },
     /// A replica is up, or came back.
     ReplicaUp(ReplicaUp),
+    /// The replica's connection broke: it can't be asked for anything before its next report. Optional: without this
+    /// input, moves are planned for it that fail.
+    ReplicaAway {
+        kernel: KernelId,
+        incarnation: Incarnation,
+    },
     /// A replica is gone for good: its process or seat ended, or the absence was too long.
     ReplicaLost {
         kernel: KernelId,

@@ -7,7 +7,7 @@ use crate::journal::{KernelImage, Key};
 use crate::output::Output;
 use crate::predict::Habit;
 use crate::reason::RefusedBecause;
-use crate::state::{Cell, Kernel, LeaseState, Node, Pool, Replica, Timer};
+use crate::state::{Cell, FailedMoves, Kernel, LeaseState, Node, Pool, Replica, Timer};
 use crate::usage::Usage;
 use hop_words::id::{AccountName, Incarnation, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::{EndCause, Outcome};
@@ -62,6 +62,7 @@ impl Core {
             usage: Usage::default(),
             moved: self.now,
             move_took: None,
+            failed_moves: FailedMoves::default(),
             last_gpus: 0,
             sizes: Vec::new(),
             home: None,
@@ -114,6 +115,7 @@ impl Core {
         self.cells_of_another(k, &up, !deposed.is_empty(), out);
         self.fix(k, up.fixed.clone());
         self.stand_by(k, &up.standbys);
+        let back = self.is_back(k, up.incarnation);
         let new = self.take_in(k, &up);
         for executor in &deposed {
             self.depose(k, *executor, &up, out);
@@ -151,13 +153,30 @@ impl Core {
         }
         self.moved_in(k, up.incarnation);
         self.move_overtaken(k, &up, out);
-        if new || !deposed.is_empty() {
+        if new || back || !deposed.is_empty() {
             for cell in self.work.kernels[k].cells.clone() {
                 if self.work.cells.get(cell).is_some() {
                     self.start_or_claim(cell, out);
                 }
             }
         }
+    }
+
+    /// The connection of a living replica is broken, until its next report: it can't be asked to move, nor to have
+    /// another moved.
+    pub(crate) fn replica_away(&mut self, id: &KernelId, incarnation: Incarnation) {
+        if let Some(k) = self.find_kernel(id) {
+            let replicas = self.work.kernels[k].replicas.iter_mut();
+            let known = replicas.filter(|r| r.incarnation == incarnation);
+            known.for_each(|r| r.away = true);
+        }
+    }
+
+    /// The replica has a connection again. Returns whether it had none before.
+    fn is_back(&mut self, k: Idx<Kernel>, incarnation: Incarnation) -> bool {
+        let mut replicas = self.work.kernels[k].replicas.iter_mut();
+        let known = replicas.find(|r| r.incarnation == incarnation);
+        known.is_some_and(|r| std::mem::take(&mut r.away))
     }
 
     /// Notes that the replica is there. Returns whether it is new.
@@ -173,6 +192,7 @@ impl Core {
             node,
             seat: up.seat,
             executes: up.executes,
+            away: false,
         };
         self.add_replica(k, replica);
         true
@@ -187,6 +207,7 @@ impl Core {
                 node,
                 seat: s.seat,
                 executes: None,
+                away: false,
             })
         };
         let standbys: Vec<Replica> = told.iter().filter_map(known).collect();
@@ -382,7 +403,7 @@ impl Core {
             return;
         };
         self.unplan(k, incarnation);
-        self.moving_lost(k, incarnation);
+        self.move_failed(k, incarnation);
         let Some(cells) = self.remove_replica(k, incarnation, out) else {
             return;
         };

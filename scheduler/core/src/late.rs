@@ -150,12 +150,14 @@ impl Core {
         self.give_up(&[ticket], out);
     }
 
-    /// Slurm can't start the pilot on its node, however long it waits.
+    /// Slurm can't start the pilot on its node, however long it waits. A pilot for no node in particular has merely
+    /// failed: there is no other place for it, and the next attempt would go the same way.
     pub(crate) fn pilot_refused(&mut self, ticket: u64, out: &mut Vec<Output>) {
+        let Some(node) = self.supply.tickets.get(ticket).and_then(|t| t.node) else {
+            return self.pilot_failed(ticket, out);
+        };
         if let Some(t) = self.drop_ticket(ticket, out) {
-            if let Some(node) = t.node {
-                self.shun(node);
-            }
+            self.shun(node);
             self.keep_pilots(t.pool, out);
             self.instead_of(t.cell, out);
         }

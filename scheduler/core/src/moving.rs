@@ -68,8 +68,16 @@ impl Core {
             && self.may_roam(c.kernel)
             && c.limited.is_none()
             && c.unasked.is_none()
+            && !k.failed_moves.pauses(self.now)
+            && self.can_be_asked_to_move(k)
             && !k.replicas.iter().any(own_ending)
             && self.over_limit(c).is_none()
+    }
+
+    /// Whether the executor, which carries a move out, is connected: else the move would fail at once.
+    pub(crate) fn can_be_asked_to_move(&self, k: &Kernel) -> bool {
+        let executor = k.replicas.iter().max_by_key(|r| (r.executes, r.incarnation));
+        executor.is_none_or(|r| !r.away)
     }
 
     /// Whether waiting takes longer than a pilot on a new node, too.
@@ -79,30 +87,58 @@ impl Core {
         self.expected_wait(cell).0 > self.boot_takes(pool).0 + margin.unwrap_or_default().0
     }
 
-    /// A pilot elsewhere where the cell could start now: beside a standby; else the tightest one, of equals that where
-    /// fewest kernels are at home.
+    /// A pilot elsewhere where the cell could start now: beside a standby; else the tightest one. Nodes where the last
+    /// move of the kernel failed come last.
     fn free_elsewhere(&self, cell: Idx<Cell>) -> Option<Idx<Pilot>> {
         let kernel = self.work.cells[cell].kernel;
         let takes = |p: &Idx<Pilot>| self.takes_in(kernel, self.supply.pilots[*p].node);
         let standbys = self.work.kernels[kernel].standbys.iter();
-        let mut beside = standbys.flat_map(|s| self.supply.nodes[s.node].pilots.iter().copied());
-        beside
-            .find(|p| takes(p) && self.room(*p, cell).is_some())
-            .or_else(|| self.rooms_anywhere(cell).find(takes))
+        let beside = standbys.flat_map(|s| self.supply.nodes[s.node].pilots.iter().copied());
+        let beside = beside.filter(|p| self.room(*p, cell).is_some());
+        let all = beside.chain(self.rooms_anywhere(cell)).filter(takes);
+        self.untried_first(kernel, all, |p| self.supply.pilots[p].node)
     }
 
     /// A pilot elsewhere where idle leases can make room for the cell.
     fn idle_elsewhere(&self, cell: Idx<Cell>) -> Option<(Idx<Pilot>, Option<usize>)> {
         let kernel = self.work.cells[cell].kernel;
         let takes = |p: &Idx<Pilot>| self.takes_in(kernel, self.supply.pilots[*p].node);
-        let mut found = self.idle_anywhere(cell).filter(takes);
-        let (_, pilot, group) = found.find_map(|p| self.claimable_on(p, cell))?;
-        Some((pilot, group))
+        let found = self.idle_anywhere(cell).filter(takes);
+        let found = found.filter_map(|p| self.claimable_on(p, cell));
+        let found = found.map(|(_, pilot, group)| (pilot, group));
+        self.untried_first(kernel, found, |(p, _)| self.supply.pilots[p].node)
     }
 
-    /// Whether a replica of the kernel may be moved to the node.
+    /// The first of these places on a node to which no move of the kernel has failed, else the first.
+    fn untried_first<T: Copy>(
+        &self,
+        kernel: Idx<Kernel>,
+        places: impl Iterator<Item = T>,
+        node: impl Fn(T) -> Idx<Node>,
+    ) -> Option<T> {
+        let failed = &self.work.kernels[kernel].failed_moves;
+        let mut first = None;
+        for place in places {
+            if !failed.has(node(place)) {
+                return Some(place);
+            }
+            first = first.or(Some(place));
+        }
+        first
+    }
+
+    /// Whether a replica of the kernel may be moved to the node now.
     pub(crate) fn takes_in(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
-        !self.sits_on(kernel, node) && self.supply.nodes[node].standing.is_up()
+        let failed = &self.work.kernels[kernel].failed_moves;
+        !self.sits_on(kernel, node)
+            && self.supply.nodes[node].standing.is_up()
+            && !failed.avoids(node, self.now)
+    }
+
+    /// Whether the kernel isn't moved to the node for now, after failed moves.
+    pub(crate) fn is_put_off(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
+        let failed = &self.work.kernels[kernel].failed_moves;
+        failed.avoids(node, self.now) && !self.sits_on(kernel, node)
     }
 
     /// How long the cell is expected to wait where its replicas are.
@@ -232,11 +268,10 @@ impl Core {
                 && self.may_sit(*n, &c.need, &[])
                 && self.is_trusted(*n)
                 && !self.is_taken(*n, size)
-                && !self.sits_on(c.kernel, *n)
+                && self.takes_in(c.kernel, *n)
         };
         let spare = pool.lanes.spare.range((size, Idx::FIRST)..);
-        let mut spare = spare.map(|&(_, n)| n);
-        spare.find(bare)
+        self.untried_first(c.kernel, spare.map(|&(_, n)| n).filter(bare), |n| n)
     }
 
     pub(crate) fn sits_on(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
@@ -344,6 +379,7 @@ impl Core {
         let k = &mut self.work.kernels[kernel];
         if let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) {
             k.migrating = None;
+            k.failed_moves.succeeded(m.to);
             for pilot in self.supply.nodes[m.to].pilots.clone() {
                 self.unreserve_in_vain(pilot);
             }
@@ -419,13 +455,17 @@ impl Core {
         let k = &self.work.kernels[kernel];
         let id = k.id.clone();
         if let Some(Moving { incarnation, to, .. }) = k.migrating {
+            let is_late = matches!(why, Withdrawal::Late);
             out.push(Output::MoveWithdrawn {
-                kernel: id.clone(),
+                kernel: id,
                 incarnation,
                 to: self.supply.nodes[to].name.clone(),
                 why,
             });
-            self.migration_failed(&id, incarnation, out);
+            if is_late {
+                self.move_failed(kernel, incarnation);
+            }
+            self.move_over(kernel, incarnation, out);
         }
     }
 
@@ -438,6 +478,42 @@ impl Core {
         let Some(k) = self.find_kernel(id) else {
             return;
         };
+        self.move_failed(k, incarnation);
+        self.move_over(k, incarnation, out);
+    }
+
+    /// Ends the kernel's move, if it is this one. The next one to the same node comes after a pause.
+    pub(crate) fn move_failed(&mut self, kernel: Idx<Kernel>, incarnation: Incarnation) {
+        let k = &mut self.work.kernels[kernel];
+        let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) else {
+            return;
+        };
+        let now = self.now;
+        k.failed_moves.failed(m.to, m.since, now);
+        let ends: Vec<Timestamp> = k.failed_moves.ends(now).collect();
+        for end in ends {
+            self.at(end, Timer::MoveAgain(kernel));
+        }
+        self.moving_lost(kernel, incarnation);
+        self.lose_holds_put_off(kernel);
+    }
+
+    /// A pause after a failed move is over. The timer may belong to an earlier kernel in this kernel's place.
+    pub(crate) fn move_again(&mut self, kernel: Idx<Kernel>, out: &mut Vec<Output>) {
+        let Some(k) = self.work.kernels.get(kernel) else {
+            return;
+        };
+        let cells = k.cells.clone();
+        self.reconsider_holds_of(kernel);
+        for cell in cells {
+            if self.work.cells.get(cell).is_some() {
+                self.consider_moving(cell, out);
+            }
+        }
+    }
+
+    /// The kernel's cells wait where it is, or for another move.
+    fn move_over(&mut self, k: Idx<Kernel>, incarnation: Incarnation, out: &mut Vec<Output>) {
         self.unplan(k, incarnation);
         self.moving_lost(k, incarnation);
         for cell in self.work.kernels[k].cells.clone() {

@@ -7,7 +7,7 @@ use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
 use crate::late::GIVEN_UP;
 use crate::output::Output;
-use crate::state::{Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
+use crate::state::{FailedMoves, Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
 use crate::usage::Usage;
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
@@ -159,6 +159,7 @@ impl Core {
             usage,
             moved: self.now,
             move_took: None,
+            failed_moves: FailedMoves::default(),
             last_gpus: 0,
             sizes: Vec::new(),
             home: None,

@@ -512,7 +512,10 @@ impl Core {
             return BurstNode::Unknown;
         }
         let room = |n: &&Idx<Node>| {
-            self.may_sit(**n, &c.need, &[]) && self.has_room(**n, size) && self.may_start_there(**n, cell)
+            self.may_sit(**n, &c.need, &[])
+                && self.is_trusted(**n)
+                && self.has_room(**n, size)
+                && self.may_start_there(**n, cell)
         };
         let found = nodes.iter().filter(there).filter(room);
         let found = found.min_by_key(|&&n| (self.supply.nodes[n].pilots.is_empty(), n));

@@ -1,10 +1,12 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
+mod failed_moves;
 mod overtaking;
 mod shape;
 mod standing;
 mod tickets;
 
+pub(crate) use failed_moves::FailedMoves;
 pub(crate) use overtaking::{Arena, Overtaking};
 pub(crate) use shape::{Shape, Size};
 pub(crate) use standing::{Failing, Shunned, Standing};
@@ -441,6 +443,8 @@ pub(crate) struct Replica {
     pub seat: JobId,
     /// The tenure of its election as executor. `None` means not elected.
     pub executes: Option<Tenure>,
+    /// Its connection is broken: it can't be asked for anything.
+    pub away: bool,
 }
 
 /// A placed replica, not up yet.
@@ -485,6 +489,7 @@ pub(crate) struct Kernel {
     pub moved: Timestamp,
     /// How long the kernel's last move took, or how long it was awaited in vain. `None` means no move so far.
     pub move_took: Option<Span>,
+    pub failed_moves: FailedMoves,
     /// GPU-seconds of the kernel's cells, decaying.
     pub usage: Usage,
     /// GPUs of the last cell, or the expected number before any.
@@ -776,6 +781,8 @@ pub(crate) enum Timer {
     Foresee(Idx<Pool>),
     Idle(JobId),
     Moving(Idx<Kernel>, Incarnation),
+    /// End of a pause after a failed move.
+    MoveAgain(Idx<Kernel>),
     Planned(Idx<Kernel>, Incarnation),
     /// A kernel without replicas.
     Alone(Idx<Kernel>),

@@ -1,12 +1,13 @@
 //! Kernels on their way to another node.
 
-use crate::world::World;
+use crate::world::{World, facts, report};
 use hop_core::config::{Config, Migrate, PoolConfig};
-use hop_core::{Output, Prospect};
-use hop_words::id::{CellId, KernelId};
+use hop_core::{Input, Output, Prospect, ReplicaUp, SeatPlan};
+use hop_words::id::{CellId, Incarnation, KernelId, Tenure};
 use hop_words::lease::EndCause;
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
+use std::collections::BTreeMap;
 
 /// Two nodes of one GPU. `comes` has had an hour of service and waits on `n0` behind a cell that may never end, so the
 /// kernel is on its way to the free GPU of `n1`.
@@ -131,5 +132,119 @@ fn a_move_that_was_given_up_is_waited_for_longer_the_next_time() {
     // The first one is under way already, and given up after 200 s. Nobody else wants the GPU: it is tried again.
     let second = patience(&mut w);
     assert!(second > Span::from_secs(400), "{second:?}");
+    w.core.sanity_check().unwrap();
+}
+
+// --- moves that fail ---
+
+/// One GPU on each of these nodes, the first taken for good, and a kernel whose cell waits there.
+fn waits_beside_free(nodes: &[&str]) -> (World, KernelId) {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 64);
+    pool.max_pilots = 8;
+    pool.migrate = Some(Migrate::default());
+    let mut w = World::new(1, Config::default(), pool);
+    for node in nodes {
+        w.tell(Input::Node(facts(node)));
+        // Nodes with fewer free GPUs come first.
+        w.pilot(node, if *node == "n2" { 2 } else { 1 }, 8);
+    }
+    let busy = w.kernel("busy", "bob", &["n0"], 1);
+    w.submit(&busy, Need::gpus(1));
+    w.settle();
+    let waits = w.kernel("waits", "cyd", &["n0"], 1);
+    w.submit(&waits, Need::gpus(1));
+    (w, waits)
+}
+
+/// Passes so many seconds. Each move is answered at once: it fails if `fails` says so of its target, and is done
+/// otherwise. Returns how many moves to each node failed.
+fn answer_moves(w: &mut World, seconds: u64, fails: impl Fn(&SeatPlan) -> bool) -> BTreeMap<String, u32> {
+    let mut failed = BTreeMap::new();
+    for _ in 0..seconds {
+        for answers in 0.. {
+            assert!(
+                answers < 10,
+                "a move that fails is asked for again at once: {failed:?}"
+            );
+            match w.migrations.pop() {
+                Some((kernel, _, seat)) if fails(&seat) => {
+                    *failed.entry(seat.node.to_string()).or_default() += 1;
+                    let incarnation = seat.incarnation;
+                    w.tell(Input::MigrationFailed { kernel, incarnation });
+                }
+                Some(done) => {
+                    w.migrations.push(done);
+                    w.move_replica();
+                    w.settle();
+                }
+                None => break,
+            }
+        }
+        w.pass(Span::from_secs(1));
+    }
+    failed
+}
+
+#[test]
+fn moves_that_fail_at_once_have_an_end() {
+    let (mut w, waits) = waits_beside_free(&["n0", "n1"]);
+    let failed = answer_moves(&mut w, 24 * 3600, |_| true);
+    assert!(
+        (10..60).contains(&failed["n1"]),
+        "tried again after ever longer pauses: {failed:?}"
+    );
+    // The pauses end, as soon as a move succeeds.
+    answer_moves(&mut w, 3700, |_| false);
+    assert!(runs(&w, &waits));
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn a_move_that_failed_goes_to_another_node_next() {
+    let (mut w, waits) = waits_beside_free(&["n0", "n1", "n2"]);
+    let failed = answer_moves(&mut w, 200, |seat| seat.node.as_str() == "n1");
+    assert_eq!(failed, BTreeMap::from([("n1".to_owned(), 1)]));
+    assert!(runs(&w, &waits));
+}
+
+/// The kernel itself is the reason: not all nodes are tried in one moment.
+#[test]
+fn a_kernel_whose_moves_fail_everywhere_stays_for_a_while() {
+    let nodes: Vec<String> = (0..20).map(|n| format!("n{n}")).collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let (mut w, _) = waits_beside_free(&nodes);
+    let failed = answer_moves(&mut w, 300, |_| true);
+    assert!((3..15).contains(&failed.values().sum::<u32>()), "{failed:?}");
+}
+
+/// What is tried in vain for a cell is kept from nobody else.
+#[test]
+fn a_due_cell_holds_no_node_to_which_its_kernel_can_not_be_moved() {
+    let (mut w, _) = waits_beside_free(&["n0", "n1"]);
+    answer_moves(&mut w, 4 * 3600, |_| true);
+    let other = w.kernel("other", "eve", &["n1"], 1);
+    w.submit(&other, Need::gpus(1));
+    w.settle();
+    assert!(runs(&w, &other), "{:?}", w.core.explain(&other, None));
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn a_kernel_with_a_broken_connection_is_moved_once_it_is_back() {
+    let (mut w, kernel) = waits_beside_free(&["n0", "n1"]);
+    let incarnation = Incarnation(1);
+    let away = kernel.clone();
+    w.tell(Input::ReplicaAway {
+        kernel: away,
+        incarnation,
+    });
+    w.pass(Span::from_secs(600));
+    assert!(w.migrations.is_empty(), "it can't be asked");
+    w.tell(Input::ReplicaUp(ReplicaUp {
+        executes: Some(Tenure(0)),
+        ..report(&kernel, "cyd", incarnation, "n0")
+    }));
+    w.pass(Span::from_secs(10));
+    assert_eq!(w.migrations.len(), 1);
     w.core.sanity_check().unwrap();
 }

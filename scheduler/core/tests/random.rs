@@ -1,8 +1,8 @@
 //! Whatever happens in whatever order: the state stays sane, no GPU is lent twice, nobody starves.
 
-use crate::world::World;
-use hop_core::Config;
-use hop_core::config::{Migrate, PoolConfig, Quantum, Scale};
+use crate::world::{World, facts};
+use hop_core::config::{Burst, Migrate, PoolConfig, Quantum, Scale};
+use hop_core::{Config, Input};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use proptest::prelude::*;
@@ -71,6 +71,30 @@ proptest! {
         let mut w = run(seed, 1500, nodes.max(3), false, limits);
         drain(&mut w);
         prop_assert!(w.granted > 50);
+        w.core.sanity_check().unwrap();
+    }
+
+    /// Whatever a driver answers at once, the core asks for a few more things, and then waits for time to pass.
+    #[test]
+    fn failures_answered_at_once_have_an_end(seed in any::<u64>(), nodes in 2u64..6, scales: bool, described: bool) {
+        let mut p = pool();
+        p.min_pilots = nodes as u32;
+        p.scale = scales.then(Scale::default);
+        let partition = "cloud".to_owned();
+        p.burst = vec![Burst { partition: partition.clone(), max_pilots: 4, boot: Span::from_secs(1), price: 1.0 }];
+        let mut w = World::new(seed, Config::default(), p);
+        for n in 0..nodes {
+            w.pilot(&format!("n{n}"), 4, 8);
+        }
+        if described {
+            w.tell(Input::BurstNode { facts: facts("c0"), partition });
+        }
+        for step in 0..1500 {
+            w.random_step(nodes, 6, true);
+            if step % 20 < 10 {
+                w.everything_fails_at_once();
+            }
+        }
         w.core.sanity_check().unwrap();
     }
 

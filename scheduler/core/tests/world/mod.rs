@@ -978,6 +978,46 @@ impl World {
         }
     }
 
+    /// Answers whatever is asked for with its failure, in one moment, until nothing is.
+    pub fn everything_fails_at_once(&mut self) {
+        for answers in 0.. {
+            assert!(answers < 200, "the core asks again and again in one moment");
+            let Some(failure) = self.next_failure() else {
+                return;
+            };
+            self.tell(failure);
+        }
+    }
+
+    fn next_failure(&mut self) -> Option<Input> {
+        let reason = || "no".to_owned();
+        if let Some((kernel, _, seat)) = self.migrations.pop() {
+            let incarnation = seat.incarnation;
+            return Some(Input::MigrationFailed { kernel, incarnation });
+        }
+        if let Some(ticket) = self.asked.pop() {
+            let reason = reason();
+            return Some(match self.rng.below(2) {
+                0 => Input::PilotFailed { ticket, reason },
+                _ => Input::PilotRefused { ticket, reason },
+            });
+        }
+        if let Some((kernel, _, lease)) = self.asked_to_park.pop() {
+            return Some(Input::ParkRefused { kernel, lease });
+        }
+        let mut agents = self.agents.iter().filter(|(_, a)| !a.silent);
+        let (pilot, lease) = agents.find_map(|(j, a)| Some((*j, *a.starting.keys().next()?)))?;
+        let agent = self.agents.get_mut(&pilot)?;
+        agent.starting.remove(&lease);
+        agent.ending.remove(&lease);
+        Some(Input::LeaseFailed {
+            lease,
+            pilot,
+            reason: reason(),
+            device_lost: self.rng.below(5) == 0,
+        })
+    }
+
     pub fn limits(&mut self) {
         let limit = |of, gpus, name: &str| Limit {
             of,

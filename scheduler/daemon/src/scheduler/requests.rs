@@ -54,6 +54,10 @@ impl Scheduler {
         }
         for id in open.replicas {
             if self.registry.disconnected(&id, conn) {
+                self.todo.push_back(Input::ReplicaAway {
+                    kernel: id.kernel.clone(),
+                    incarnation: id.incarnation,
+                });
                 self.due.insert((now + REPLICA_AWAY, super::Due::ReplicaAway(id)));
             }
         }

@@ -546,3 +546,61 @@ async fn a_kernel_that_can_not_leave_its_seat_stays_to_the_end() {
     lived.seat_ends_in(300);
     assert!(events(&mut lived.replica.1).is_empty());
 }
+
+/// A pilot of one GPU, lent or blocked.
+fn pilot(job: u32, node: &str, blocked: bool) -> Input {
+    Input::PilotUp(hop_core::PilotUp {
+        node: node.into(),
+        pilot: JobId(job),
+        pool: "main".into(),
+        gpus: vec![hop_core::GpuSlot {
+            index: hop_words::id::GpuIndex(0),
+            gpu_type: "".into(),
+            mem_mib: 0,
+            blocked: blocked.then(|| "broken".to_owned()),
+        }],
+        cpus: 8,
+        ends: None,
+        steps_left: 40_000,
+        leases: vec![],
+        starting: vec![],
+        ended: vec![],
+        draining: false,
+        node_drains: false,
+    })
+}
+
+fn moves(events: &[Event]) -> usize {
+    let moves = events.iter().filter(|e| matches!(e, Event::Move { .. }));
+    moves.count()
+}
+
+/// Nobody can be asked to move a kernel without a connection: what is impossible isn't asked for again and again.
+#[tokio::test]
+async fn a_gpu_comes_free_while_a_waiting_kernel_is_away() {
+    let mut lived = Lived::new();
+    lived.house.scheduler.todo.push_back(pilot(901, "n0", true));
+    lived.house.scheduler.settle();
+    let answer = lived.replica(Request::Submit {
+        tenure: Tenure(1),
+        kernel: kernel(),
+        cell: "c1".into(),
+        need: hop_words::need::Need::gpus(1),
+        class: hop_words::need::Class::Interactive,
+        print: 0,
+    });
+    assert!(done(&answer), "{answer:?}");
+    lived.house.scheduler.closed(lived.replica.0);
+    lived.house.scheduler.settle();
+    lived.house.scheduler.todo.push_back(pilot(902, "n1", false));
+    lived.house.scheduler.settle();
+    assert_eq!(
+        lived.house.scheduler.core.kernels()[0].doing,
+        hop_core::Doing::Waiting
+    );
+    // It is asked once it is back.
+    lived.replica = lived.house.connect("ada", Role::Replica);
+    let answer = lived.replica(reports(captured(1, 1, "n0")));
+    assert!(done(&answer), "{answer:?}");
+    assert_eq!(moves(&events(&mut lived.replica.1)), 1);
+}
