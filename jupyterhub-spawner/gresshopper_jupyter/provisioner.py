@@ -45,6 +45,9 @@ _CLOSED = 15.0
 #: How many times a front is followed by another within a minute.
 _FOLLOWERS = 5
 
+#: Time before a front follows one that didn't come up, in seconds. The kernel waits for a minute at least.
+_PAUSE = 10.0
+
 T = TypeVar("T")
 
 
@@ -203,17 +206,22 @@ class Front:
     def _watch(self) -> None:
         followed: list[float] = []
         while True:
-            dead = self._listen(self._process)
+            dead, came_up = self._listen(self._process)
             code = self._process.wait()
             with self._lock:
                 _close_pipes(self._process)
             followed = [t for t in followed if time.monotonic() - t < 60]
-            # 0 and 1 are the front's own ends; other codes come from outside.
-            befallen = code not in (0, 1)
+            # 0 and 1 are the front's own ends; other codes come from outside. A successor that never came up has ended
+            # nothing: its home may have had no room, and the kernel lives.
+            befallen = code not in (0, 1) or not came_up
             launched = self._launched.is_set()
             if dead or not (befallen and launched and self._wanted) or len(followed) >= _FOLLOWERS:
                 break
             followed.append(time.monotonic())
+            if not came_up:
+                time.sleep(_PAUSE)
+                if not self._wanted:
+                    break
             self._start["epoch"] += 1
             with self._lock:
                 self._process = self._spawn(resume=True)
@@ -236,10 +244,10 @@ class Front:
                 check=False,
             )
 
-    def _listen(self, process: subprocess.Popen[str]) -> bool:
-        """What the front says, until it ends. True: the kernel is dead."""
+    def _listen(self, process: subprocess.Popen[str]) -> tuple[bool, bool]:
+        """What the front says, until it ends. Returns whether the kernel is dead, and whether the front came up."""
         assert process.stdout is not None
-        dead = False
+        dead = came_up = False
         for line in process.stdout:
             try:
                 said = json.loads(line)
@@ -250,6 +258,7 @@ class Front:
                 self._start["ports"] = {name: said[name] for name in _PORTS}
                 self._start["kernel"] = said["kernel"]
                 self._start["beside"] = said.get("beside")
+                came_up = True
                 self._launched.set()
             elif event == "up":
                 self._was_up = True
@@ -261,7 +270,7 @@ class Front:
                 # The front stays a little to answer what the kernel was asked; the kernel doesn't.
                 self._returncode = 1
                 self._over.set()
-        return dead
+        return dead, came_up
 
     def _finish(self, code: int) -> None:
         os.close(self._heirs)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -117,6 +118,38 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     kernels = tmp_path / "data" / "gresshopper" / "kernels"
     eventually(lambda: not (kernels.is_dir() and any(kernels.iterdir())), "the kernel's folder is removed", 5)
+
+
+class SmallDisk:
+    """A file system of 30 MB in place of a home's data folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", str(folder)], check=False)
+        if mounted.returncode != 0:
+            pytest.skip("only root mounts a file system")
+
+    def fill(self) -> None:
+        for size in (1 << 16, 1):
+            with contextlib.suppress(OSError), open(self._folder / f"fill-{size}", "wb", 0) as file:
+                while True:
+                    file.write(b"x" * size)
+
+    def free(self) -> None:
+        for path in self._folder.glob("fill-*"):
+            path.unlink()
+
+    def umount(self) -> None:
+        subprocess.run(["umount", "-l", str(self._folder)], check=True)
+
+
+@pytest.fixture
+def disk(home: Path) -> Iterator[SmallDisk]:
+    """The disk of the home."""
+    disk = SmallDisk(home / "data")
+    yield disk
+    disk.umount()
 
 
 def eventually(true: Callable[[], object], what: str, seconds: float = 20) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, TIMEOUT, Kernel, alive, eventually, of_type, outputs, write_spec
+from conftest import BIN, TIMEOUT, Kernel, SmallDisk, alive, eventually, of_type, outputs, write_spec
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
@@ -203,6 +203,20 @@ def test_front_and_replica_die_together_between_cells(kernel: Kernel, home: Path
     eventually(lambda: kernel.km.provisioner.pid != pids["front"], "another front follows")
     time.sleep(1)
     assert kernel.value("x") == "1"
+
+
+def test_a_front_is_followed_in_a_home_without_room(disk: SmallDisk) -> None:
+    kernel = Kernel()
+    kernel.run("x = 1")
+    disk.fill()
+    kernel.run("x = 2")
+    front = kernel.pids()["front"]
+    os.kill(front, signal.SIGKILL)
+    eventually(lambda: kernel.km.provisioner.pid != front, "another front follows")
+    assert kernel.value("x") == "2"
+    disk.free()
+    assert kernel.value("x") == "2"
+    kernel.close()
 
 
 def test_before_reply_loses_no_answered_cell(home: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from gresshopper_jupyter import provisioner
@@ -14,3 +16,40 @@ async def test_on_a_mac_it_can_be_imported_and_a_launch_says_why_not(monkeypatch
     with pytest.raises(provisioner.FrontError, match="need a Jupyter server on Linux"):
         await made.launch_kernel(["python"])
     assert not made.has_process
+
+
+#: A front whose first process is killed, whose second doesn't come up, and whose third ends as its kernel does.
+_FRONT = """
+import json, os, pathlib, signal, sys
+start = json.loads(sys.stdin.readline())
+count = pathlib.Path(sys.argv[1])
+number = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(number))
+if number == 2:
+    print(json.dumps({"event": "failed", "reason": "no space left"}), flush=True)
+    sys.exit(1)
+ports = dict.fromkeys(("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"), 1)
+print(json.dumps({"event": "launched", "kernel": "k", **ports}), flush=True)
+if number == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_front_that_does_not_come_up_after_another_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provisioner, "_PAUSE", 0.1)
+    count = tmp_path / "count"
+    front = provisioner.Front([sys.executable, "-c", _FRONT, str(count)], {"epoch": 1, "ports": {}}, dict(os.environ))
+    front.wait_launched()
+    assert front.wait(20) == 0, "the third has ended by itself"
+    assert count.read_text() == "3"
+
+
+def test_a_first_front_that_does_not_come_up_is_told_and_not_followed(tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    count.write_text("1")
+    front = provisioner.Front([sys.executable, "-c", _FRONT, str(count)], {"epoch": 1, "ports": {}}, dict(os.environ))
+    with pytest.raises(provisioner.FrontError, match="no space left"):
+        front.wait_launched()
+    assert count.read_text() == "2"

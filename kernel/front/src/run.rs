@@ -2,7 +2,7 @@
 //! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas, [`crate::termination`] for the end;
 //! this module carries the decisions out.
 
-use crate::announce::announce;
+use crate::announce::{self, announce};
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
 use crate::core::{Asked, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
@@ -270,6 +270,9 @@ async fn open(start: &mut Start) -> Result<Opened> {
     let (tx, clients) = mpsc::channel(1024);
     let (mut sockets, ports) = bind(start, tx).await?;
     let (file, listener) = announce(start, &dir)?;
+    if start.resume {
+        announce::write(file.clone(), dir.clone());
+    }
     sockets.rekey = Rekey::between(&start.key, &file.signing_key);
     let (replicas_tx, replicas) = mpsc::channel(16);
     tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
