@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import BIN, TIMEOUT, Kernel, eventually, outputs, write_spec
+from conftest import BIN, ROOT, TIMEOUT, Kernel, SmallDisk, eventually, outputs, write_spec
 from jupyter_client.manager import KernelManager
 from jupyter_client.session import Session
 
@@ -427,3 +427,57 @@ def test_a_server_that_ends_saves_all_at_once(home: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(home / name))
         with opened() as again:
             assert again.value("x") == name
+
+
+#: The first cell of an opening says so of a kernel whose last cells were not saved.
+LACKS = "this notebook's kernel ended before it could be saved once more, and is back with its variables of"
+
+
+def runs_in_a_full_home(kernel: Kernel, disk: SmallDisk) -> None:
+    """The kernel has `x = 1` in its store, and `x = 3` in its process."""
+    kernel.run("x = 1")
+    time.sleep(2)
+    disk.fill()
+    kernel.run("x = 2")
+    time.sleep(1)
+    assert "this kernel is not saved" in outputs(kernel, "x = 3")[1]
+
+
+def test_a_kernel_whose_home_was_full_is_saved_whole_at_its_servers_end(disk: SmallDisk) -> None:
+    kernel = Kernel()
+    runs_in_a_full_home(kernel, disk)
+    disk.free()
+    kernel.run("y = 4")
+    since = time.monotonic()
+    server_ends(kernel)
+    assert time.monotonic() - since < 20
+    with opened() as again:
+        out, told = outputs(again, "print(x, y)")
+        assert out == "3 4\n"
+        assert SAVED in told
+        assert "effects are gone" not in told
+
+
+def test_a_kernel_whose_home_stays_full_ends_at_once_and_tells_the_time_of_its_last_save(disk: SmallDisk) -> None:
+    kernel = Kernel()
+    runs_in_a_full_home(kernel, disk)
+    since = time.monotonic()
+    server_ends(kernel)
+    assert time.monotonic() - since < 20
+    disk.free()
+    with opened() as again:
+        out, told = outputs(again, "print(x)")
+        assert out == "1\n"
+        assert LACKS in told
+        assert SAVED not in told
+
+
+def test_a_process_that_dies_in_a_home_with_room_again_goes_on_and_names_the_lost_cells(disk: SmallDisk) -> None:
+    with opened() as kernel:
+        runs_in_a_full_home(kernel, disk)
+        disk.free()
+        pid = int(outputs(kernel, "import os; print(os.getpid())")[0])
+        os.kill(pid, signal.SIGKILL)
+        out, told = outputs(kernel, "print(x)")
+        assert out == "1\n"
+        assert "effects are gone: [2], [3]" in told

@@ -7,12 +7,14 @@
 
 use crate::owner::Notebook;
 use crate::termination::Removal;
-use hop_log::{Office, State};
+use hop_log::store::STATE_FILE;
+use hop_log::{Office, Settled, State};
 use hop_protocol::file::make_private;
 use hop_protocol::meanwhile::Meanwhile;
 use hop_protocol::states::{self, NOTEBOOK, OWNER};
 use hop_words::error::chain;
 use hop_words::id::KernelId;
+use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -66,12 +68,51 @@ pub struct Owned {
     lockless: Option<io::Error>,
 }
 
+/// The variables that the state of an ended kernel has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Saved {
+    /// All: the last word of the state, or of the kernel's front, is that all was saved.
+    Whole,
+    /// The ones at this time, if it is known. The kernel ended without a later save.
+    Then(Option<SystemTime>),
+}
+
+impl Saved {
+    fn of(folder: &Path, state: &State) -> Self {
+        if sleeps(state) || Meanwhile::says_whole(folder) {
+            return Self::Whole;
+        }
+        // The state beside a log is written each time the log is on disk.
+        let beside = |s: &Settled| states::folder(folder, s.tenure, s.part).join(STATE_FILE);
+        let written = |path: PathBuf| path.metadata().and_then(|m| m.modified()).ok();
+        Self::Then(state.settled().map(beside).and_then(written))
+    }
+
+    /// Sentence for the user of the notebook, in this zone's time.
+    pub fn sentence(self, zone: &TimeZone) -> String {
+        const ENDED: &str = "this notebook's kernel ended before it could be saved once more, and is back with its \
+            variables of";
+        let Self::Then(at) = self else {
+            return "this notebook's kernel was saved, and is back with its variables".to_owned();
+        };
+        let at = at.and_then(|at| jiff::Timestamp::try_from(at).ok());
+        match at.map(|at| at.to_zoned(zone.clone()).strftime("%H:%M:%S on %-d %B")) {
+            Some(at) => format!("{ENDED} {at}"),
+            None => format!("{ENDED} its last save"),
+        }
+    }
+}
+
+fn sleeps(state: &State) -> bool {
+    matches!(state.office(), Office::Asleep { .. })
+}
+
 /// What a notebook's opening finds.
 #[derive(Debug)]
 pub enum Found {
     Nothing,
     /// A kernel that nobody runs.
-    Kernel(KernelId, Owned),
+    Kernel(KernelId, Owned, Saved),
     /// A kernel whose front is gone: it may have run on.
     Left {
         kernel: KernelId,
@@ -199,10 +240,10 @@ fn find_by(
                 (None, false)
             }
         };
-        let sleeps = |s: &State| matches!(s.office(), Office::Asleep { .. });
         let is_left = was_left(&kernel) && !state.as_ref().is_some_and(sleeps);
         // A restart by the user leaves the earlier variables behind.
-        let is_saved = state.is_some_and(|s| s.restore().settled.is_some());
+        let is_saved = state.as_ref().is_some_and(|s| s.restore().settled.is_some());
+        let saved = state.map_or(Saved::Then(None), |s| Saved::of(&folder, &s));
         let left = |owned| Found::Left {
             kernel: kernel.clone(),
             owned,
@@ -211,7 +252,7 @@ fn find_by(
         match (is_left, is_saved) {
             (true, true) => return left(owned),
             (true, false) => _ = unsaved.get_or_insert_with(|| left(owned)),
-            (false, true) => return Found::Kernel(kernel, owned),
+            (false, true) => return Found::Kernel(kernel, owned, saved),
             (false, false) if !is_read => _ = busy.get_or_insert(Found::Unreadable(kernel)),
             (false, false) => {}
         }
@@ -353,7 +394,7 @@ mod tests {
     /// The kernel that an opening of the notebook `x` takes.
     fn taken(states: &Path, own: &str) -> String {
         match find(states, &notebook("x"), &own.into(), |_| false) {
-            Found::Kernel(kernel, _) => kernel.to_string(),
+            Found::Kernel(kernel, ..) => kernel.to_string(),
             other => panic!("{other:?}"),
         }
     }
@@ -421,7 +462,8 @@ mod tests {
             ..notebook("/home/a/x.ipynb")
         };
         assert!(matches!(seek(tmp.path(), &other, |_| false), Found::Nothing));
-        let Found::Kernel(kernel, owned) = seek(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false) else {
+        let Found::Kernel(kernel, owned, _) = seek(tmp.path(), &notebook("/home/a/x.ipynb"), |_| false)
+        else {
             panic!("it is there");
         };
         assert_eq!(kernel.as_str(), "k1");
@@ -463,6 +505,47 @@ mod tests {
         assert!(!is_without_state(&folder));
         let found = find(tmp.path(), &notebook("x"), &"new".into(), |_| false);
         assert!(matches!(found, Found::Unreadable(k) if k.as_str() == "k1"));
+    }
+
+    #[test]
+    fn a_kernel_without_a_last_save_comes_back_with_the_time_of_the_one_before() {
+        let zone = TimeZone::UTC;
+        let at = SystemTime::UNIX_EPOCH + Duration::from_hours(24 * 31) + Duration::from_secs(3723);
+        let ended = "this notebook's kernel ended before it could be saved once more, and is back with its variables of";
+        let whole = "this notebook's kernel was saved, and is back with its variables";
+        assert_eq!(Saved::Whole.sentence(&zone), whole);
+        assert_eq!(
+            Saved::Then(Some(at)).sentence(&zone),
+            format!("{ended} 01:02:03 on 1 February")
+        );
+        assert_eq!(
+            Saved::Then(None).sentence(&zone),
+            format!("{ended} its last save")
+        );
+
+        let tmp = tempfile::tempdir().unwrap();
+        saved(tmp.path(), "k1", "x");
+        let folder = tmp.path().join("k1");
+        let beside = states::folder(&folder, Tenure(1), 0).join(STATE_FILE);
+        File::open(&beside).unwrap().set_modified(at).unwrap();
+        let how = || match find(tmp.path(), &notebook("x"), &"new".into(), |_| false) {
+            Found::Kernel(_, _, how) => how,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(how(), Saved::Then(Some(at)));
+        let word = Meanwhile::default().whole(true);
+        word.write(&folder).unwrap();
+        assert_eq!(how(), Saved::Whole);
+        assert!(Meanwhile::take(&folder).is_some());
+        let mut state = states::newest(&folder).unwrap().unwrap();
+        let act = hop_log::Entry::Act {
+            tenure: Tenure(1),
+            sequence: state.sequence().next(),
+            act: hop_log::Act::Hibernated,
+        };
+        state.apply(state.applied().next(), &act).unwrap();
+        states::write(&states::folder(&folder, Tenure(1), 0), &state.at_rest()).unwrap();
+        assert_eq!(how(), Saved::Whole);
     }
 
     #[test]
@@ -515,7 +598,7 @@ mod tests {
         drop(owned);
         let left = |kernel: &KernelId| kernel.as_str() == "k2";
         let found = seek(tmp.path(), &notebook("x"), left);
-        assert!(matches!(found, Found::Kernel(k, _) if k.as_str() == "k1"));
+        assert!(matches!(found, Found::Kernel(k, ..) if k.as_str() == "k1"));
     }
 
     #[test]
@@ -568,7 +651,7 @@ mod tests {
         rename(tmp.path(), "/home/a/x.ipynb", "/home/a/y.ipynb").unwrap();
         rename(tmp.path(), "/home/a", "/home/b/c").unwrap();
         let finds = |path: &str| match seek(tmp.path(), &notebook(path), |_| false) {
-            Found::Kernel(kernel, _) => Some(kernel.to_string()),
+            Found::Kernel(kernel, ..) => Some(kernel.to_string()),
             _ => None,
         };
         assert_eq!(finds("/home/b/c/y.ipynb").as_deref(), Some("k1"));
@@ -608,7 +691,7 @@ mod tests {
         assert!(
             matches!(found, Found::Unclear(k, e) if k.as_str() == "k1" && e.kind() == io::ErrorKind::Unsupported)
         );
-        let Found::Kernel(kernel, owned) = seek(false) else {
+        let Found::Kernel(kernel, owned, _) = seek(false) else {
             panic!("it is free");
         };
         assert_eq!(kernel.as_str(), "k1");

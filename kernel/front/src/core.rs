@@ -31,7 +31,7 @@ use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::comm::CommContent;
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, can_be_asked_again, date};
 use hop_protocol::link::Item;
-use hop_protocol::meanwhile::{self, Meanwhile};
+use hop_protocol::meanwhile::{self, Meanwhile, Unsaved};
 use hop_protocol::message::{Note, Over};
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;
@@ -369,15 +369,17 @@ impl Front {
         self.name_lost(&lost, at, wire);
     }
 
+    /// A cell as its user knows it.
+    fn name_of(&self, cell: &CellId) -> String {
+        let count = self.counts.iter().find(|(c, _)| c == cell);
+        count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
+    }
+
     fn name_lost(&mut self, lost: &[CellId], at: Time, wire: &mut impl Wire) {
         if lost.is_empty() {
             return;
         }
-        let name = |cell: &CellId| {
-            let count = self.counts.iter().find(|(c, _)| c == cell);
-            count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
-        };
-        let names: Vec<String> = lost.iter().map(name).collect();
+        let names: Vec<String> = lost.iter().map(|cell| self.name_of(cell)).collect();
         self.notices.push(Notice::Text(format!(
             "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: {}\n",
             names.join(", ")
@@ -417,15 +419,29 @@ impl Front {
     pub fn part(&mut self) {
         // A notebook closed before its first cell is told at its next opening.
         let mut meanwhile = self.before.take_untold();
+        for unread in &mut meanwhile.unsaved {
+            unread.is_lost = true;
+        }
         for waiting in &self.outputs {
             meanwhile.keep(&waiting.message);
         }
         self.meanwhile = Some(meanwhile);
     }
 
-    /// The kernel is saved, with this message for its next front.
+    /// The kernel has ended, with this message for its next front. `None` means that the kernel ended at its user's
+    /// wish.
     pub fn parted(&mut self) -> Option<Meanwhile> {
+        let unsaved = self.ledger.cells().map(|cell| Unsaved {
+            cell: cell.clone(),
+            name: self.name_of(cell),
+            is_lost: false,
+        });
+        let unsaved: Vec<Unsaved> = unsaved.collect();
+        if self.meanwhile.is_none() && matches!(self.end, Some(End::Dead { .. })) {
+            self.meanwhile = Some(Meanwhile::default());
+        }
         let mut meanwhile = self.meanwhile.take()?;
+        meanwhile.unsaved.extend(unsaved);
         // Cells run in their order: cells behind the first have not begun, whatever the front allowed.
         let cells = self.open.iter().filter(|o| o.is_cell).enumerate();
         for (i, open) in cells.filter(|(_, o)| o.is_shown()) {

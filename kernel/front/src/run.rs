@@ -4,7 +4,7 @@
 
 use crate::announce::{self, announce};
 use crate::asleep::{self, Listener};
-use crate::claim::{self, Found, Owned};
+use crate::claim::{self, Found, Owned, Saved};
 use crate::core::{Asked, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
@@ -35,6 +35,7 @@ use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Span;
 use hop_zmtp::Event;
+use jiff::tz::TimeZone;
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -104,6 +105,8 @@ struct Main {
     termination: Termination,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
+    /// The kernel began with nothing, or with the effects of each cell before.
+    is_whole: bool,
     /// The sentences for the user on the fate of the notebook's earlier kernel, and of this one.
     sentences: Vec<String>,
     /// The connection to `hopd` while the kernel hibernates.
@@ -164,6 +167,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         mut start,
         owned,
         left,
+        is_whole,
         sentences,
     } = spawn_blocking(move || claimed(start)).await?;
     let Opened {
@@ -205,6 +209,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         away: HashMap::new(),
         termination: Termination::new(keeps(&start, owned.is_some())),
         owned,
+        is_whole,
         sentences,
         listener: None,
         wakes: wakes_tx,
@@ -340,6 +345,8 @@ struct Claimed {
     owned: Option<Owned>,
     /// An earlier server and front of the kernel are gone, and the kernel may have run on.
     left: bool,
+    /// The kernel begins with nothing, or with the effects of each cell before.
+    is_whole: bool,
     /// The sentences for the user on the fate of the notebook's earlier kernel, if that kernel doesn't run on, and of
     /// this one.
     sentences: Vec<String>,
@@ -347,12 +354,11 @@ struct Claimed {
 
 /// Takes the state of the notebook's kernel if no other front runs that kernel, else the state of a new kernel.
 fn claimed(mut start: Start) -> Claimed {
-    const SAVED: &str = "this notebook's kernel was saved, and is back with its variables";
     const SAVED_BEFORE: &str = "this notebook's kernel was saved, and is back with its variables of then; it was lost \
         after its server, and with it a cell that ran, and what was not saved yet";
     const UNSAVED: &str = "this notebook's kernel was lost after its server, and nothing of it was saved, so this one \
         begins without its variables";
-    let (mut claimed, mut left) = ((None, None), false);
+    let (mut claimed, mut left, mut is_whole) = ((None, None), false, !start.resume);
     let apart = |kernel: &KernelId, how: &str| {
         Some(format!(
             "this notebook's kernel {kernel} {how}, so this one begins without its variables"
@@ -362,9 +368,10 @@ fn claimed(mut start: Start) -> Claimed {
     if let (Some(notebook), false, Some(all)) = (&notebook, start.fresh || start.resume, states_dir()) {
         claimed = match claim::find(&all, notebook, &start.kernel, was_left) {
             Found::Nothing => (None, None),
-            Found::Kernel(kernel, owned) => {
+            Found::Kernel(kernel, owned, saved) => {
                 start.kernel = kernel;
-                (Some(owned), Some(SAVED.to_owned()))
+                is_whole = saved == Saved::Whole;
+                (Some(owned), Some(saved.sentence(&TimeZone::system())))
             }
             Found::Left {
                 kernel,
@@ -372,7 +379,7 @@ fn claimed(mut start: Start) -> Claimed {
                 is_saved,
             } => {
                 let said = if is_saved { SAVED_BEFORE } else { UNSAVED };
-                (start.kernel, start.resume, left) = (kernel, true, true);
+                (start.kernel, start.resume, left, is_whole) = (kernel, true, true, false);
                 (Some(owned), Some(said.to_owned()))
             }
             Found::InUse(kernel) => {
@@ -418,6 +425,7 @@ fn claimed(mut start: Start) -> Claimed {
         start,
         owned,
         left,
+        is_whole,
         sentences: sentence.into_iter().chain(lockless).collect(),
     }
 }
@@ -563,7 +571,8 @@ impl Main {
             launch::close(self.start.kernel.clone()).await;
         }
         let state = self.states.as_ref().map(|s| s.kernel.as_path());
-        claim::clear_away(removal, &self.dir, state, self.front.parted());
+        let news = self.front.parted().map(|news| news.whole(self.is_whole));
+        claim::clear_away(removal, &self.dir, state, news);
     }
 
     // The kernel's life.
@@ -653,13 +662,21 @@ impl Main {
     /// Tells clients once the fate of the notebook's earlier kernel, and the outputs of its last cell without a front.
     /// This front has started the kernel's replica, or the kernel's group has elected it while the kernel had no front.
     fn tell_it_is_back(&mut self) {
+        let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
         let sentences = std::mem::take(&mut self.sentences);
-        if !sentences.is_empty() {
-            let meanwhile = self.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
-            for sentence in sentences {
-                self.front.tell(&sentence, now(), &mut self.sockets);
+        if sentences.is_empty() {
+            // The news of a kernel that its user has restarted since.
+            return;
+        }
+        for sentence in sentences {
+            self.front.tell(&sentence, now(), &mut self.sockets);
+        }
+        if let Some(mut meanwhile) = meanwhile {
+            if self.is_whole {
+                // The replica went on with the save after its front.
+                meanwhile.unsaved.retain(|cell| cell.is_lost);
             }
-            meanwhile.into_iter().for_each(|m| self.front.tell_meanwhile(m));
+            self.front.tell_meanwhile(meanwhile);
         }
     }
 

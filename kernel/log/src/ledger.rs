@@ -52,6 +52,11 @@ impl Ledger {
         cells.into_iter().filter(new).collect()
     }
 
+    /// The cells that would be lost with the kernel now, the oldest first.
+    pub fn cells(&self) -> impl ExactSizeIterator<Item = &CellId> {
+        self.answered.values()
+    }
+
     /// Cells that would be lost with the kernel now.
     pub fn len(&self) -> usize {
         self.answered.len()

@@ -312,6 +312,11 @@ impl State {
         self.unsettled.iter().any(|u| u.cell == *cell)
     }
 
+    /// The last cell that ran to its end, if the shared store lacks its effects.
+    pub fn last_unsettled(&self) -> Option<&CellId> {
+        self.unsettled.back().map(|u| &u.cell)
+    }
+
     /// The last cell with its effects in the shared store.
     pub fn settled_through(&self) -> CellNumber {
         self.settled_through

@@ -26,10 +26,27 @@ pub struct Meanwhile {
     pub lost: Vec<String>,
     /// First lines of the unbegun cells.
     pub not_run: Vec<String>,
+    /// Answered cells whose effects were not saved, the oldest first.
+    #[serde(default)]
+    pub unsaved: Vec<Unsaved>,
+    /// The store has the effects of each answered cell.
+    #[serde(default)]
+    pub is_whole: bool,
     /// Outputs that were not kept.
     pub dropped: u64,
     #[serde(skip)]
     size: usize,
+}
+
+/// An answered cell whose effects were not saved.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Unsaved {
+    pub cell: CellId,
+    /// The cell as its user knows it.
+    pub name: String,
+    /// The loss is certain: the notebook was opened since, and its user has not read of it.
+    #[serde(default)]
+    pub is_lost: bool,
 }
 
 /// One output of a cell.
@@ -50,6 +67,13 @@ impl Meanwhile {
         }
     }
 
+    /// With this word on the kernel's state. Cells that were not saved deny the word.
+    #[must_use]
+    pub fn whole(mut self, is_whole: bool) -> Self {
+        self.is_whole = is_whole && self.unsaved.is_empty();
+        self
+    }
+
     /// Keeps a message of the kernel's, if it is a cell's output. Returns whether it is one.
     pub fn keep(&mut self, message: &Message) -> bool {
         let Some(output) = output_of(message) else {
@@ -65,7 +89,8 @@ impl Meanwhile {
     }
 
     fn is_empty(&self) -> bool {
-        self.outputs.is_empty() && self.lost.is_empty() && self.not_run.is_empty()
+        let told = self.lost.is_empty() && self.not_run.is_empty() && self.unsaved.is_empty();
+        told && self.outputs.is_empty() && !self.is_whole
     }
 
     /// Writes the news beside the kernel's state, if any.
@@ -80,6 +105,12 @@ impl Meanwhile {
         serde_json::to_writer(&mut file, self)?;
         file.persist(kernel.join(FILE)).map_err(|e| e.error)?;
         Ok(())
+    }
+
+    /// Whether the kernel's front has ended with the word that each answered cell is saved.
+    pub fn says_whole(kernel: &Path) -> bool {
+        let text = std::fs::read(kernel.join(FILE)).unwrap_or_default();
+        serde_json::from_slice::<Self>(&text).is_ok_and(|kept| kept.is_whole)
     }
 
     /// Takes the kept news out, so that the news is told once.

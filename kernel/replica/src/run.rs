@@ -244,6 +244,7 @@ impl Replica {
                 });
             }
             Output::Sync(number) => self.store_job(StoreJob::Sync(number)),
+            Output::TryStore => self.store_job(StoreJob::TryAgain),
             Output::WriteState { state } => self.store_job(StoreJob::WriteState(state)),
             Output::OpenTenure { state } => self.store_job(StoreJob::OpenTenure(Box::new(state))),
             Output::KeepState(folder) => self.store_job(StoreJob::Keep(folder)),
@@ -322,6 +323,7 @@ impl Replica {
             }
             StoreEvent::Failed(why) => Input::StoreFailed(why),
             StoreEvent::Mended => Input::StoreMended,
+            StoreEvent::StillFails(why) => Input::StoreStillFails(why),
         };
         self.handle(input).await;
     }

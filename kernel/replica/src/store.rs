@@ -47,6 +47,8 @@ pub(crate) enum StoreJob {
         behind: Option<Settled>,
     },
     Sync(SyncNumber),
+    /// Try a broken store at once: [`StoreEvent::Mended`], or [`StoreEvent::StillFails`].
+    TryAgain,
     WriteState(Bytes),
     OpenTenure(Box<State>),
     /// Later tenures don't remove this folder.
@@ -70,6 +72,8 @@ pub(crate) enum StoreEvent {
     Failed(String),
     /// The store can be written again. The next record must hold everything.
     Mended,
+    /// The order to try again has failed, for this reason.
+    StillFails(String),
 }
 
 /// Why the store can't be written.
@@ -107,7 +111,7 @@ impl StoreThread {
 /// A failure, until the store can be written again.
 #[derive(Debug, Clone, Copy)]
 struct Failure {
-    /// `None` means that only the next tenure's folder can help.
+    /// `None` means that a tenure's folder can't be opened: an order alone has it tried again.
     again_at: Option<Instant>,
     pause: Duration,
 }
@@ -139,6 +143,8 @@ struct Store {
     failed: Option<Failure>,
     /// A state that couldn't be written.
     unwritten: Option<Bytes>,
+    /// The state of a tenure whose folder couldn't be opened.
+    unopened: Option<Box<State>>,
     /// How many states were to be written, and are not answered yet.
     unrested: u32,
     replaced: Option<Replaced>,
@@ -161,6 +167,7 @@ impl Store {
             synced_at: None,
             failed: None,
             unwritten: None,
+            unopened: None,
             unrested: 0,
             replaced: None,
             asked_at: None,
@@ -228,8 +235,10 @@ impl Store {
     fn on_time(&mut self) -> Result<(), StoreError> {
         self.remove_replaced();
         let again_at = self.failed.and_then(|f| f.again_at);
-        if again_at.is_some_and(|at| at <= Instant::now()) {
-            self.try_again();
+        if again_at.is_some_and(|at| at <= Instant::now())
+            && let Err(error) = self.try_again()
+        {
+            tracing::info!(error = chain(&error), "the store still can't be written");
         }
         match self.unsynced {
             Some(_) => self.sync(),
@@ -259,6 +268,10 @@ impl Store {
             StoreJob::Sync(number) => {
                 self.sync()?;
                 self.tell(StoreEvent::InSync(number));
+                Ok(())
+            }
+            StoreJob::TryAgain => {
+                self.try_at_once();
                 Ok(())
             }
             StoreJob::WriteState(state) => {
@@ -394,24 +407,45 @@ impl Store {
         }
     }
 
+    /// The replica wants to know whether the store can be written by now.
+    fn try_at_once(&mut self) {
+        let unopened = self.unopened.take();
+        let tried = match unopened {
+            _ if self.failed.is_none() => {
+                self.tell(StoreEvent::Mended);
+                Ok(())
+            }
+            Some(state) => self.open(&state),
+            None => self.try_again(),
+        };
+        if let Err(error) = tried {
+            self.tell(StoreEvent::StillFails(chain(&error)));
+        }
+    }
+
     /// The store failed a while ago. Its last records may be torn, so the log goes on in the tenure's next part.
-    fn try_again(&mut self) {
-        match self.probe().and_then(|()| self.open_part()) {
+    ///
+    /// # Errors
+    /// The store still can't be written.
+    fn try_again(&mut self) -> Result<(), StoreError> {
+        let written = self.probe().and_then(|()| {
+            let state = self.unwritten.clone();
+            self.open_part()?;
+            state.map_or(Ok(()), |state| self.write_state(state))
+        });
+        match &written {
             Ok(()) => {
                 self.failed = None;
-                if let Some(Err(error)) = self.unwritten.take().map(|state| self.write_state(state)) {
-                    return self.fails(&error);
-                }
                 self.tell(StoreEvent::Mended);
             }
-            Err(error) => {
-                tracing::info!(error = chain(&error), "the store still can't be written");
+            Err(_) => {
                 if let Some(failure) = &mut self.failed {
                     failure.pause = (2 * failure.pause).min(RETRY_MOST);
-                    failure.again_at = Some(Instant::now() + failure.pause);
+                    failure.again_at = failure.again_at.map(|_| Instant::now() + failure.pause);
                 }
             }
         }
+        written
     }
 
     /// Whether there is room, in the folder for the next part.
@@ -430,7 +464,7 @@ impl Store {
                 (self.folder, self.log, self.replaced) = (folder, None, None);
                 (self.tenure, self.part) = (state.tenure(), 0);
                 // The tenure's folder has a newer state.
-                self.unwritten = None;
+                (self.unwritten, self.unopened) = (None, None);
                 self.rest();
                 self.tell(StoreEvent::Opened(self.tenure));
                 if self.failed.take().is_some() {
@@ -442,7 +476,10 @@ impl Store {
                 self.tell(StoreEvent::Taken);
                 Ok(())
             }
-            Err(error) => Err(StoreError::Open(error)),
+            Err(error) => {
+                self.unopened = Some(Box::new(state.clone()));
+                Err(StoreError::Open(error))
+            }
         }
     }
 
@@ -568,6 +605,7 @@ mod tests {
             let said = |event| match event {
                 StoreEvent::Synced(at) => format!("synced {} in {}", at.upto.0, at.part),
                 StoreEvent::Failed(_) => "failed".to_owned(),
+                StoreEvent::StillFails(_) => "still fails".to_owned(),
                 StoreEvent::InSync(SyncNumber(number)) => format!("in sync {number}"),
                 StoreEvent::Opened(tenure) => format!("opened {tenure}"),
                 other => format!("{other:?}"),
@@ -734,6 +772,40 @@ mod tests {
         world.store.on_time().unwrap();
         assert_eq!(world.told(), ["Mended"]);
         assert_eq!(states::newest(&world.store.kernel).unwrap(), Some(newer));
+    }
+
+    #[test]
+    fn a_failed_store_is_tried_at_once_when_asked() {
+        let mut world = world();
+        world.does(StoreJob::TryAgain);
+        assert_eq!(world.told(), ["Mended"], "it is not broken");
+        world.append(1, 0, None);
+        let hidden = world.tmp.path().join("away");
+        std::fs::rename(&world.store.kernel, &hidden).unwrap();
+        let state = in_office().encode();
+        world.does(StoreJob::WriteState(state));
+        world.does(StoreJob::TryAgain);
+        assert_eq!(world.told(), ["failed", "still fails"]);
+        std::fs::rename(&hidden, &world.store.kernel).unwrap();
+        world.does(StoreJob::TryAgain);
+        assert_eq!(world.told(), ["Rested", "Mended"]);
+    }
+
+    #[test]
+    fn a_tenure_that_could_not_be_opened_is_opened_when_asked() {
+        let mut world = world();
+        let states = world.tmp.path().join("states");
+        let hidden = world.tmp.path().join("away");
+        std::fs::rename(&states, &hidden).unwrap();
+        std::fs::write(&states, "").unwrap();
+        world.does(StoreJob::OpenTenure(Box::new(in_office())));
+        world.does(StoreJob::TryAgain);
+        assert_eq!(world.told(), ["failed", "still fails"]);
+        std::fs::remove_file(&states).unwrap();
+        world.does(StoreJob::TryAgain);
+        assert_eq!(world.told(), ["opened 1", "Mended"]);
+        world.does(StoreJob::TryAgain);
+        assert_eq!(world.told(), ["Mended"]);
     }
 
     #[test]

@@ -76,6 +76,13 @@ impl Before {
                 "this cell was not run before the kernel was saved: {name}"
             ));
         }
+        if !untold.unsaved.is_empty() {
+            let names: Vec<String> = untold.unsaved.into_iter().map(|cell| cell.name).collect();
+            say(format!(
+                "these cells had ended and were not saved, so their effects are gone: {}",
+                names.join(", ")
+            ));
+        }
         if untold.dropped > 0 {
             let dropped = untold.dropped;
             say(format!(
@@ -100,6 +107,9 @@ impl Front {
 
     /// The notebook is opened again after this.
     pub fn tell_meanwhile(&mut self, meanwhile: Meanwhile) {
+        let unsaved = meanwhile.unsaved.iter().map(|unsaved| unsaved.cell.clone());
+        // The state may know some of them as lost, too: they are named once.
+        self.ledger.lost(unsaved, |_| false);
         self.before.untold = meanwhile;
     }
 

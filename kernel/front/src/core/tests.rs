@@ -441,6 +441,68 @@ fn answered_cells_whose_effects_are_gone_are_named_unless_they_wait_for_their_re
     front.sanity_check();
 }
 
+/// Cells 1 and 2 were answered, and the store has the first one alone.
+fn half_saved() -> (Front, Recorder) {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = (
+        Front::new(b"key", "front".into()).durable(true),
+        Recorder::default(),
+    );
+    for (seq, cell) in [(1, request(&mut author)), (2, request(&mut author))] {
+        front.request(Channel::Shell, &ME, cell.clone().message(), Time(0), &mut wire);
+        let note = Note::Answered {
+            cell: cell.header().unwrap().msg_id.into(),
+            number: seq,
+            count: Some(seq as i64),
+        };
+        front.item(seq, Item::Note(note), Time(0), &mut wire);
+        let reply = author.write("execute_reply", &cell.header, &json!({}), &json!({}), Time(0));
+        front.item(
+            seq + 2,
+            from_kernel(Channel::Shell, reply.message()),
+            Time(0),
+            &mut wire,
+        );
+    }
+    front.item(5, Item::Note(Note::Settled { through: 1 }), Time(0), &mut wire);
+    (front, wire)
+}
+
+#[test]
+fn cells_that_were_not_saved_are_named_at_the_next_opening() {
+    let kernel = tempfile::tempdir().unwrap();
+    for dies in [false, true] {
+        let (mut front, mut wire) = half_saved();
+        match dies {
+            true => front.die("its node was lost".into(), Time(0), &mut wire),
+            false => front.part(),
+        }
+        front.parted().unwrap().write(kernel.path()).unwrap();
+        let told = Meanwhile::take(kernel.path()).unwrap();
+        let names: Vec<_> = told.unsaved.iter().map(|unsaved| &*unsaved.name).collect();
+        assert_eq!(names, ["[2]"], "{dies}");
+        let cell = told.unsaved[0].cell.clone();
+
+        let (mut front, mut wire) = (Front::new(b"key", "next".into()), Recorder::default());
+        wire.subscribed = true;
+        front.tell_meanwhile(told);
+        let lost = Note::Tenure {
+            tenure: Tenure(2),
+            lost: vec![cell],
+        };
+        front.item(1, Item::Note(lost), Time(0), &mut wire);
+        let r = request(&mut Author::new(b"key", "client".into()));
+        front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
+        let streams = wire.take().iter().filter(|line| line.contains("stream")).count();
+        assert_eq!(streams, 1, "they are named once");
+    }
+    let (mut front, mut wire) = half_saved();
+    front.item(6, Item::Note(Note::Settled { through: 2 }), Time(0), &mut wire);
+    front.part();
+    assert_eq!(front.parted().unwrap().unsaved, [], "all was saved");
+    assert!(half_saved().0.parted().is_none(), "its user has ended the kernel");
+}
+
 #[test]
 fn what_a_cell_showed_without_a_server_is_shown_at_the_next_openings_first_cell() {
     let mut author = Author::new(b"key", "client".into());

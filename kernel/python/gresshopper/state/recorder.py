@@ -84,7 +84,8 @@ class Recorder:
             self._unread.read_all()
             delta = self._run(None, self.seq)
         self.note(delta)
-        found = delta.changed or delta.removed or delta.process
+        # A record of everything says of an empty namespace that it is empty.
+        found = delta.changed or delta.removed or delta.process or self._anew
         if self.journal is not None and (found or self._writer.moved()):
             self._keep(delta, [], (), "audit", started)
         return delta

@@ -5,7 +5,7 @@ use super::journal::{Answering, Journal};
 use super::{Core, Early};
 use crate::agent::Parcel;
 use bytes::Bytes;
-use hop_api::message::{Bound, MoveCause};
+use hop_api::message::{Bound, MoveCause, SeatPlan};
 use hop_log::{CellNumber, Index, RecordNumber, Settled, State};
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
@@ -142,16 +142,40 @@ pub(super) struct Durable {
     /// Why nothing can be written to the store, once the user has been told.
     pub(super) broken: Option<String>,
     pub(super) mending: Mending,
+    /// A cell's end has the broken store tried again from then on.
+    pub(super) tries_after: Timestamp,
+    /// Orders that wait for the store. They are carried out once all is saved, and refused if the store stays broken.
+    pub(super) awaiting: Vec<Awaiting>,
+    /// The kernel's process has died, for this reason, while the store was broken. Its successor stays if the store can
+    /// be written again.
+    pub(super) died: Option<String>,
+    /// The next record holds everything, so that it completes all cells before it.
+    pub(super) next_is_whole: bool,
 }
 
 /// The way back after a failure of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mending {
     No,
+    /// The store is being tried again. A store without an answer until then counts as broken.
+    Tried {
+        until: Timestamp,
+    },
     /// The store takes records again.
     Possible,
     /// The agent has been asked, with this id, for a record of everything.
     Asked(u64),
+}
+
+/// An order of `hopd`, to a kernel whose store is broken.
+#[derive(Debug)]
+pub(super) enum Awaiting {
+    Sleep(String),
+    Move {
+        victim: Incarnation,
+        seat: SeatPlan,
+        cause: MoveCause,
+    },
 }
 
 /// A reply that waits for effects to be durable.
@@ -267,6 +291,10 @@ impl Durable {
             notices: Vec::new(),
             broken: None,
             mending: Mending::No,
+            tries_after: Timestamp(0),
+            awaiting: Vec::new(),
+            died: None,
+            next_is_whole: false,
         }
     }
 
@@ -298,7 +326,11 @@ impl Durable {
             Grouped::Alone { again } => again,
             _ => None,
         };
-        [silent, leaving, elects, founds, self.commits_due()]
+        let tried = match self.mending {
+            Mending::Tried { until } => Some(until),
+            _ => None,
+        };
+        [silent, leaving, elects, founds, tried, self.commits_due()]
             .into_iter()
             .flatten()
             .min()
@@ -327,7 +359,7 @@ impl Durable {
             || self.reopens.is_some()
             || self.journal.has_proposed_tenure()
             || !self.journal.state().restore().records.is_empty();
-        !waits || self.broken.is_some()
+        !waits || (self.broken.is_some() && self.died.is_none())
     }
 
     pub(super) fn is_leaving(&self) -> bool {
@@ -361,6 +393,12 @@ impl Durable {
             self.broken.is_some() || self.mending == Mending::No,
             "only what is broken is mended"
         );
+        let tried = matches!(self.mending, Mending::Tried { .. });
+        assert!(self.died.is_none() || tried, "a dead process waits for the store");
+        assert!(
+            self.awaiting.is_empty() || self.mending != Mending::No,
+            "an order waits for the store"
+        );
     }
 }
 
@@ -378,6 +416,7 @@ impl Core {
         self.give_up_group();
         self.found_again();
         self.elect_unprepared();
+        self.try_is_over();
         let Some(durable) = &self.durable else {
             return;
         };

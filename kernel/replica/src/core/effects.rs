@@ -159,7 +159,10 @@ impl Core {
         let at = durable.captured.iter().position(|(c, _)| c == cell);
         let captured = at.and_then(|at| durable.captured.remove(at));
         let (with, behind) = match captured {
-            Some((_, parcel)) if durable.goes_with_its_cell(&parcel) => (durable.stored(parcel), None),
+            Some((_, parcel)) if durable.goes_with_its_cell(&parcel) => {
+                durable.next_is_whole = false;
+                (durable.stored(parcel), None)
+            }
             other => (None, other),
         };
         let (record, append) = with.unzip();
@@ -172,10 +175,16 @@ impl Core {
     }
 
     fn keep(&mut self, parcel: Parcel, through: Option<CellId>) {
-        let Some(durable) = self.durable.as_mut().filter(|d| d.broken.is_none()) else {
+        let Some(durable) = &mut self.durable else {
             return;
         };
+        if durable.broken.is_some() {
+            return self.try_store_in_use();
+        }
         if let Some((record, append)) = durable.stored(parcel) {
+            let whole = std::mem::take(&mut durable.next_is_whole);
+            let last = durable.journal.last_ended().filter(|_| whole).cloned();
+            let through = through.or(last);
             let entry = durable.journal.act(Act::Record { record, through });
             self.out.extend([Output::Propose(entry), append]);
         }

@@ -140,6 +140,19 @@ impl Journal {
         self.state.is_unsettled(cell) || self.proposed.iter().any(ends)
     }
 
+    /// The last cell with an end in the log, or on its way there, and without a place in the store.
+    pub(super) fn last_ended(&self) -> Option<&CellId> {
+        let ends = |entry| match entry {
+            &Entry::Act {
+                act: Act::Ended { ref cell, .. },
+                ..
+            } => Some(cell),
+            _ => None,
+        };
+        let proposed = self.proposed.iter().rev().find_map(ends);
+        proposed.or_else(|| self.state.last_unsettled())
+    }
+
     pub(super) fn is_ahead(&self, cell: &CellId) -> bool {
         self.ahead.contains_key(cell)
     }

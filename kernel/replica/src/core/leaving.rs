@@ -3,7 +3,7 @@
 
 mod staying;
 
-use super::durable::{Durable, Farewell, Leaving, Talk};
+use super::durable::{Awaiting, Durable, Farewell, Leaving, Talk};
 use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::Request as ToHopd;
@@ -50,23 +50,27 @@ impl Core {
     /// Nobody uses the kernel any more: it hibernates with what can be saved.
     pub(super) fn sleep_as_an_orphan(&mut self, reason: String) {
         self.give_up_move("the kernel hibernates");
-        self.say_farewell(Farewell::Sleep(reason));
+        self.say_farewell(Farewell::Sleep(reason.clone()));
         if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
             leaving.in_haste = true;
+            // Nobody would start the kernel in another seat.
+            if matches!(leaving.farewell, Farewell::Leave(_)) && !leaving.handed_over {
+                leaving.farewell = Farewell::Sleep(reason);
+            }
         }
-    }
-
-    pub(super) fn is_falling_asleep(&self) -> bool {
-        self.leaving()
-            .is_some_and(|l| matches!(l.farewell, Farewell::Sleep(_)))
     }
 
     /// `hopd` wants the kernel saved and ended.
     pub(super) fn asked_to_sleep(&mut self, reason: String) {
         let moves = self.durable.as_ref().is_some_and(|d| d.moving.is_some());
         let waits = self.cells.iter().next().is_some();
-        if self.comes_back() && !waits && !moves {
-            return self.say_farewell(Farewell::Sleep(reason));
+        if !waits && !moves {
+            if self.waits_for_store(Awaiting::Sleep(reason.clone())) {
+                return;
+            }
+            if self.comes_back() {
+                return self.say_farewell(Farewell::Sleep(reason));
+            }
         }
         let reason = match (waits, moves) {
             (true, _) => "a cell of it runs or waits".to_owned(),
@@ -116,14 +120,21 @@ impl Core {
         self.leave_if_idle();
     }
 
-    /// Captures for the last time once no cell runs.
+    /// Whether no cell holds up the last capture.
+    fn is_idle(&self) -> bool {
+        !self.cells.is_any_with_kernel() && !self.runs_first()
+    }
+
+    /// Captures for the last time once no cell runs. A broken store is tried before.
     pub(super) fn leave_if_idle(&mut self) {
-        let now = self.now;
-        let idle = !self.cells.is_any_with_kernel() && !self.runs_first();
+        if self.leaving().is_none_or(|l| l.flushed) || self.try_store() {
+            return;
+        }
+        let (now, idle) = (self.now, self.is_idle());
         let Some(durable) = &mut self.durable else {
             return;
         };
-        let Some(leaving) = durable.leaving.as_mut().filter(|l| !l.flushed) else {
+        let Some(leaving) = &mut durable.leaving else {
             return;
         };
         if durable.talk == Talk::Captures && idle {
@@ -188,6 +199,21 @@ impl Core {
             leaving.flushed = true;
         }
         self.sync();
+        self.go_if_settled();
+    }
+
+    /// Nothing more can be saved: the kernel leaves once no cell runs.
+    pub(super) fn leave_unsaved(&mut self) {
+        let idle = self.is_idle();
+        let captures = |d: &&mut Durable| idle && !matches!(d.talk, Talk::Flushing(_));
+        if let Some(leaving) = self
+            .durable
+            .as_mut()
+            .filter(captures)
+            .and_then(|d| d.leaving.as_mut())
+        {
+            leaving.flushed = true;
+        }
         self.go_if_settled();
     }
 
@@ -271,7 +297,10 @@ impl Core {
                     self.disband();
                 }
                 let (kernel, tenure) = self.office();
-                self.tell_hopd(ToHopd::Hibernated { kernel, tenure });
+                self.tell_hopd(match self.is_asleep() || self.has_state() {
+                    true => ToHopd::Hibernated { kernel, tenure },
+                    false => ToHopd::KernelEnded { kernel, tenure },
+                });
                 self.note(Note::Asleep { reason });
             }
         }

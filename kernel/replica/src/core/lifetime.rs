@@ -75,7 +75,7 @@ impl Core {
 
     /// Nobody wants the kernel any more.
     pub(super) fn orphaned(&mut self, reason: String) {
-        if self.is_found_again() && (self.comes_back() || self.is_falling_asleep()) {
+        if self.is_found_again() && (self.outlives_process() || self.is_leaving()) {
             return self.sleep_as_an_orphan(reason);
         }
         let (kernel, tenure) = self.office();
@@ -89,7 +89,7 @@ impl Core {
     /// The kernel's process is over. The kernel goes on in another process, or the front is told the reason.
     pub(super) fn exited(&mut self, exit: Exit) {
         let wanted = !self.shutting_down && self.ended_by.is_none();
-        if wanted && self.comes_back() && !self.fails_to_start(&exit) {
+        if wanted && self.outlives_process() && !self.fails_to_start(&exit) {
             return self.come_back(exit);
         }
         if wanted && self.is_leaving() {

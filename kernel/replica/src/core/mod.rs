@@ -21,6 +21,7 @@ mod leasing;
 mod leaving;
 mod lifetime;
 mod memory;
+mod mending;
 mod moving;
 mod notices;
 mod replacing;
@@ -151,6 +152,8 @@ pub enum Input {
     StoreFailed(String),
     /// The store can be written again. It lacks records, so the next one must hold everything.
     StoreMended,
+    /// [`Output::TryStore`] has failed, for this reason.
+    StoreStillFails(String),
     /// The front has the answers up to `cells`, and has told the losses up to `losses`.
     Heard {
         cells: u64,
@@ -201,7 +204,6 @@ pub enum Input {
         seat: JobId,
         node: NodeName,
     },
-    /// Time has passed.
     Tick,
 }
 
@@ -246,6 +248,8 @@ pub enum Output {
     },
     /// Have the records on disk now, and not within a second: [`Input::InSync`], or [`Input::StoreFailed`].
     Sync(SyncNumber),
+    /// Try the broken store at once: [`Input::StoreMended`], or [`Input::StoreStillFails`].
+    TryStore,
     /// Replace the state beside the log: [`Input::Rested`].
     WriteState {
         state: Bytes,
@@ -412,6 +416,7 @@ impl Core {
             Input::TenureOpened(tenure) => self.tenure_opened(tenure),
             Input::StoreFailed(why) => self.store_failed(why),
             Input::StoreMended => self.store_mended(),
+            Input::StoreStillFails(why) => self.store_still_fails(why),
             Input::Heard { cells, losses } => self.heard(cells, losses),
             Input::HandedBefore {
                 cell,

@@ -7,7 +7,7 @@
 //! already. Without a follower the seat starts a replica.
 
 use super::Core;
-use super::durable::{Farewell, Leaving, Move};
+use super::durable::{Awaiting, Farewell, Leaving, Move};
 use hop_api::message::{MoveCause, Request as ToHopd, SeatPlan};
 use hop_protocol::message::Note;
 use hop_words::id::Incarnation;
@@ -22,6 +22,14 @@ impl Core {
         let to = seat.incarnation;
         if self.moving().is_some_and(|m| m.to == to) {
             // Asked again, on a new connection.
+            return;
+        }
+        let order = Awaiting::Move {
+            victim,
+            seat: seat.clone(),
+            cause,
+        };
+        if self.waits_for_store(order) {
             return;
         }
         if let Some(reason) = self.stays_because(victim, cause) {
@@ -126,6 +134,11 @@ impl Core {
 
     /// `hopd` doesn't wait for the move any longer.
     pub(super) fn move_withdrawn(&mut self, to: Incarnation) {
+        if let Some(durable) = &mut self.durable {
+            let of_move =
+                |order: &Awaiting| matches!(order, Awaiting::Move { seat, .. } if seat.incarnation == to);
+            durable.awaiting.retain(|order| !of_move(order));
+        }
         if self.forget_move(to) {
             self.note(Note::MoveOff { incarnation: to });
         }

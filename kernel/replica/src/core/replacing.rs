@@ -1,7 +1,7 @@
 //! The death of a kernel's process, and the next process of the same kernel.
 
 use super::cells::LostCell;
-use super::durable::{Durable, Talk};
+use super::durable::{Durable, Mending, Talk};
 use super::lease::{Kind, Lease};
 use super::memory::Park;
 use super::{Core, Exit, Output, Phase, wording};
@@ -17,10 +17,29 @@ const DEATHS_WITHIN: Span = Span::from_secs(60);
 impl Core {
     /// Whether the kernel goes on in another process after the end of the present process.
     pub(super) fn comes_back(&self) -> bool {
+        self.outlives_process() && self.durable.as_ref().is_some_and(|d| d.broken.is_none())
+    }
+
+    /// The same, if a broken store can be written again.
+    pub(super) fn outlives_process(&self) -> bool {
         self.durable
             .as_ref()
-            .is_some_and(|d| !d.is_at_its_end() && !matches!(d.talk, Talk::Off) && d.broken.is_none())
+            .is_some_and(|d| !d.is_at_its_end() && !matches!(d.talk, Talk::Off))
             && !matches!(self.phase, Phase::Over)
+    }
+
+    /// The kernel's process has died, for this reason, perhaps with records that a broken store lacks. The next process
+    /// stays if the store can be written again.
+    fn waits_for_store_to_stay(&mut self, reason: &str) {
+        let mending = self.durable.as_ref().map(|d| d.mending);
+        if let Some(Mending::Possible | Mending::Asked(_)) = mending {
+            return self.goes_on_without_lost_records();
+        }
+        if self.try_store()
+            && let Some(durable) = &mut self.durable
+        {
+            durable.died = Some(reason.to_owned());
+        }
     }
 
     /// Whether another replica could go on now without a loss to the user: no cell runs, each answered cell is in the
@@ -50,6 +69,7 @@ impl Core {
         let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
         let restoring = matches!(self.phase, Phase::Preparing { .. }) && self.has_state();
         let reason = self.reason_of(exit);
+        self.waits_for_store_to_stay(&reason);
         let now = self.now;
         let Some(durable) = &mut self.durable else {
             return;

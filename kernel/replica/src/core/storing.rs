@@ -1,11 +1,11 @@
 //! News of the user's store: a tenure's folder is open, records and states are on disk, or nothing can be written.
 
-use super::durable::{Mending, SyncNumber, Talk};
+use super::durable::{Mending, SyncNumber};
+use super::mending::TRY_AGAIN;
 use super::{Core, Output, wording};
 use hop_log::{CellNumber, Entry, Settled};
 use hop_protocol::message::Note;
 use hop_words::id::Tenure;
-use serde_json::Value;
 
 impl Core {
     /// The log in a tenure's folder is on disk up to there. In a later tenure the log refuses the news.
@@ -108,9 +108,11 @@ impl Core {
         };
         if durable.broken.is_none() {
             durable.notices.push(wording::not_captured(&why));
-            durable.broken = Some(why);
+            durable.broken = Some(why.clone());
         }
-        durable.mending = Mending::No;
+        // A try under way has an answer of its own. A way back that had got further begins anew.
+        let begins_anew = matches!(durable.mending, Mending::Possible | Mending::Asked(_));
+        durable.tries_after = self.now + TRY_AGAIN;
         durable.opening = false;
         for held in std::mem::take(&mut durable.held_replies) {
             self.send_answer(held.number, held.cell, held.answer);
@@ -118,46 +120,12 @@ impl Core {
         if self.may_stay() {
             self.stay("nothing can be written to its user's store");
         }
+        if begins_anew {
+            self.give_up_mending(&why);
+        }
         // It drops what it hasn't written.
         self.reopen();
         self.go_if_settled();
         self.open_store_if_ready();
-    }
-}
-
-impl Core {
-    /// The store can be written again.
-    pub(super) fn store_mended(&mut self) {
-        if let Some(durable) = self.durable.as_mut().filter(|d| d.broken.is_some()) {
-            durable.mending = Mending::Possible;
-        }
-        self.capture_anew();
-    }
-
-    /// Asks for a record of everything, if the store lacks records and takes them again. Until the answer, records
-    /// build on lost ones, and are dropped.
-    pub(super) fn capture_anew(&mut self) {
-        let durable = self.durable.as_ref();
-        if !durable.is_some_and(|d| d.mending == Mending::Possible && d.talk == Talk::Captures) {
-            return;
-        }
-        let mut body = self.begin_with("cells");
-        body["anew"] = true.into();
-        let id = self.ask_agent("state.begin", body);
-        if let Some(durable) = &mut self.durable {
-            durable.mending = Mending::Asked(id);
-        }
-    }
-
-    /// The agent answered [`Core::capture_anew`].
-    pub(super) fn captures_anew(&mut self, answer: Result<Value, String>) {
-        let Some(durable) = &mut self.durable else {
-            return;
-        };
-        durable.mending = Mending::No;
-        if answer.is_ok() {
-            durable.broken = None;
-            durable.notices.push(wording::captured_again());
-        }
     }
 }

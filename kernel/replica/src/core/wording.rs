@@ -290,6 +290,11 @@ pub(super) fn not_captured(why: &str) -> String {
     )
 }
 
+/// The reason for the end of a kernel whose process died while its store was broken.
+pub(super) fn died_unsaved(reason: &str, why: &str) -> String {
+    format!("{reason}, and its variables could not be saved: {why}")
+}
+
 pub(super) fn bad_default(why: &str) -> String {
     format!("gresshopper: the GPUs that the notebook's metadata name for each cell are not used: {why}\n")
 }

@@ -5,6 +5,7 @@ mod durable;
 mod group;
 mod growing;
 mod logged;
+mod mending;
 mod moving;
 mod notices;
 mod orders;
@@ -377,6 +378,7 @@ fn told(output: &Output) -> String {
             format!("append {number}{}", behind.unwrap_or_default())
         }
         Output::Sync(_) => "sync".into(),
+        Output::TryStore => "try-store".into(),
         Output::WriteState { .. } => "write-state".into(),
         Output::OpenTenure { state } => format!("open {}", state.tenure()),
         Output::KeepState(folder) => format!("keep {}", folder.display()),

@@ -222,7 +222,7 @@ fn a_kernel_that_the_log_lets_not_sleep_ends_with_its_group() {
         "hopd: up",
         "sync",
         "disband",
-        "hopd: hibernated",
+        "hopd: kernel-ended",
         "front: note asleep nobody is there",
         "kill",
         "leave",
