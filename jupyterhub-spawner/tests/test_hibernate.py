@@ -481,3 +481,17 @@ def test_a_process_that_dies_in_a_home_with_room_again_goes_on_and_names_the_los
         out, told = outputs(kernel, "print(x)")
         assert out == "1\n"
         assert "effects are gone: [2], [3]" in told
+
+
+def test_a_kernel_that_can_not_be_saved_ends_with_its_server_at_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The copy has no library beside it.
+    shutil.copytree(ROOT / "kernel" / "python", home / "python")
+    monkeypatch.setenv("GRESSHOPPER_PYTHON", str(home / "python"))
+    kernel = Kernel()
+    assert "this kernel is not saved" in outputs(kernel, "x = 1")[1]
+    since = time.monotonic()
+    server_ends(kernel)
+    assert time.monotonic() - since < 20
+    assert states(home) == []

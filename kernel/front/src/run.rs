@@ -593,6 +593,10 @@ impl Main {
         }
         for act in acts {
             match act {
+                // It would never hear that the kernel is to be saved.
+                Act::Start { .. } if self.termination.is_parting() => {
+                    self.terminate(termination::Input::ReplicaLost);
+                }
                 Act::Start {
                     fresh_seat,
                     avoid,

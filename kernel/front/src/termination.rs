@@ -47,6 +47,8 @@ pub enum Input {
     Part { reason: String, connected: bool },
     /// The kernel is saved, and hibernates.
     Asleep,
+    /// The kernel's replica is lost. Another one is started, unless the front ends because of its server.
+    ReplicaLost,
     /// The kernel has ended. Only the first such input counts.
     KernelOver(End),
     /// No message waits for a connected client.
@@ -211,7 +213,7 @@ impl Termination {
             Input::End { connected } => self.end(patience(connected, ENDING), now),
             Input::EndAgain => self.end(ENDING, now),
             Input::Part { reason, connected } => self.part(reason, connected, now),
-            Input::Asleep => self.asleep(now),
+            Input::Asleep | Input::ReplicaLost => self.saves_no_more(now),
             Input::KernelOver(end) => self.kernel_over(end, now),
             Input::AllRead => self.all_read(),
             Input::Due => self.becomes_due(now),
@@ -293,7 +295,8 @@ impl Termination {
         }
     }
 
-    fn asleep(&mut self, now: Timestamp) -> Option<Act> {
+    /// The kernel is saved as well as can be.
+    fn saves_no_more(&mut self, now: Timestamp) -> Option<Act> {
         if let Stage::Parting { until, .. } = &mut self.stage {
             *until = now;
         }
@@ -309,7 +312,10 @@ impl Termination {
                 return Some(Act::TellDeath { reason });
             }
             (Stage::Running { .. }, End::Shutdown) => self.linger(died, Cause::Kernel, now + FAREWELL),
-            (Stage::Parting { until, .. }, _) => self.linger(died, Cause::Server, *until),
+            (Stage::Parting { until, .. }, _) => {
+                let until = (now + FAREWELL).min(*until);
+                self.linger(died, Cause::Server, until);
+            }
             (Stage::Ending { until, .. }, _) => self.linger(died, Cause::Owner, *until),
             (Stage::Dead { .. } | Stage::Lingering { .. } | Stage::Over { .. }, _) => {}
         }

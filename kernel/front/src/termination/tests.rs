@@ -59,6 +59,7 @@ fn inputs() -> Vec<(&'static str, Input)> {
         ("part", part(true)),
         ("part, unheard", part(false)),
         ("asleep", Input::Asleep),
+        ("replica lost", Input::ReplicaLost),
         ("kernel shut down", Input::KernelOver(End::Shutdown)),
         ("kernel died", Input::KernelOver(dead())),
         ("all read", Input::AllRead),
@@ -200,8 +201,9 @@ fn a_kernel_that_a_client_restarts() {
 fn a_kernel_that_is_being_saved() {
     let rows = [
         ("asleep", "-; parting 0, kept"),
-        ("kernel shut down", "-; lingering shut down by server 5, kept"),
-        ("kernel died", "-; lingering dead by server 5, kept"),
+        ("replica lost", "-; parting 0, kept"),
+        ("kernel shut down", "-; lingering shut down by server 0.5, kept"),
+        ("kernel died", "-; lingering dead by server 0.5, kept"),
     ];
     only(Keeps::Kernel, Fate::Kept, parting(None, LATER), &rows);
 }
@@ -215,8 +217,9 @@ fn a_kernel_that_is_being_saved_after_a_clients_shutdown() {
             "pass on shutdown; parting asked shutdown 5, closed",
         ),
         ("asleep", "-; parting asked shutdown 0, closed"),
-        ("kernel shut down", "-; lingering shut down by server 5, closed"),
-        ("kernel died", "-; lingering dead by server 5, closed"),
+        ("replica lost", "-; parting asked shutdown 0, closed"),
+        ("kernel shut down", "-; lingering shut down by server 0.5, closed"),
+        ("kernel died", "-; lingering dead by server 0.5, closed"),
     ];
     let asked = Some(request(false));
     only(Keeps::Kernel, Fate::Closed, parting(asked, LATER), &rows);

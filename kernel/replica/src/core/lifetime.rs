@@ -1,6 +1,6 @@
 //! The beginning and the end of a kernel: its start, its state, its end or death.
 
-use super::{Core, Exit, Hopd, Output, Phase, START};
+use super::{Core, Exit, Hopd, Output, Phase, START, wording};
 use hop_api::message::Request as ToHopd;
 use hop_protocol::message::{Note, Over};
 use hop_words::time::Span;
@@ -75,15 +75,17 @@ impl Core {
 
     /// Nobody wants the kernel any more.
     pub(super) fn orphaned(&mut self, reason: String) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
         if self.is_found_again() && (self.outlives_process() || self.is_leaving()) {
             return self.sleep_as_an_orphan(reason);
         }
         let (kernel, tenure) = self.office();
         self.tell_hopd(ToHopd::KernelEnded { kernel, tenure });
-        self.phase = Phase::Over;
         self.out.push(Output::KillKernel);
-        self.disband();
-        self.out.push(Output::Leave);
+        // The server may end before its front does.
+        self.over(wording::ended_unsaved(&reason));
     }
 
     /// The kernel's process is over. The kernel goes on in another process, or the front is told the reason.

@@ -295,6 +295,11 @@ pub(super) fn died_unsaved(reason: &str, why: &str) -> String {
     format!("{reason}, and its variables could not be saved: {why}")
 }
 
+/// The end of a kernel that can't be saved at the end of its server.
+pub(super) fn ended_unsaved(reason: &str) -> String {
+    format!("{reason}, and this kernel's variables could not be saved")
+}
+
 pub(super) fn bad_default(why: &str) -> String {
     format!("gresshopper: the GPUs that the notebook's metadata name for each cell are not used: {why}\n")
 }

@@ -731,7 +731,8 @@ fn an_orphan_that_nobody_finds_again_ends() {
     world.answer(1, json!({}));
     let reason = "nobody is there".into();
     let out = world.input(Input::Orphaned { reason });
-    assert_eq!(out, ["hopd: kernel-ended", "kill", "leave"]);
+    let over = "front: note kernel-over died nobody is there, and this kernel's variables could not be saved";
+    assert_eq!(out, ["hopd: kernel-ended", "kill", over, "leave"]);
 }
 
 #[test]

@@ -214,3 +214,17 @@ fn a_cells_end_tries_a_broken_store() {
     world.whole("c");
     assert_eq!(world.reply("c", "ok").len(), 2, "not at each cell");
 }
+
+#[test]
+fn a_kernel_without_captures_says_its_end_to_a_front_that_lives() {
+    let given = durably(state(1)).map(|d| Durably {
+        silent: Some("no library".into()),
+        ..d
+    });
+    let mut world = World::new(given);
+    assert_eq!(world.input(Input::KernelUp { pid: 7 }), ["front: note kernel-up"]);
+    let out = world.input(orphaned());
+    let over = "front: note kernel-over died its Jupyter server ends, and this kernel's variables could not be saved";
+    assert_eq!(out, ["hopd: kernel-ended", "kill", over, "leave"]);
+    assert_eq!(world.input(orphaned()), [""; 0], "once");
+}
