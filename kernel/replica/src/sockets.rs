@@ -30,7 +30,7 @@ const PROBE: &[u8] = b"gresshopper-probe";
 pub(crate) enum Socket {
     Iopub,
     Dealer(Channel, Bytes),
-    /// None: the request in the event found no connection.
+    /// The request in the event found no connection to the process.
     Unreached(Channel, Bytes),
 }
 
