@@ -13,6 +13,7 @@ mod context;
 mod doctor;
 mod explain;
 mod failure;
+mod files;
 mod filter;
 mod generate;
 mod gpu;

@@ -6,6 +6,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files;
 use clap::Subcommand;
 use std::fs;
 use std::io::{self, Write};
@@ -218,7 +219,8 @@ fn read(path: &Path) -> Result<Option<String>, Failure> {
 /// Writes under another name, then renames: a slurmstepd that starts meanwhile reads the old file or the new one,
 /// whole.
 fn replace(path: &Path, text: &str) -> Result<(), Failure> {
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = files::behind_links(path).map_err(|error| file_failure("change", path, &error))?;
+    files::may_be_replaced(&path).map_err(|error| file_failure("change", &path, &error))?;
     let failure = |error: io::Error| file_failure("change", &path, &error);
     let folder = path
         .parent()
@@ -292,5 +294,19 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "b\n");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_stay_links_and_what_is_no_file_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (link, socket) = (folder.path().join("link"), folder.path().join("socket"));
+        std::os::unix::fs::symlink("new.conf", &link).unwrap();
+        replace(&link, "a\n").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(folder.path().join("new.conf")).unwrap(), "a\n");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let told = replace(&socket, "a\n").map_err(|e| e.to_string()).unwrap_err();
+        assert!(told.contains("it is a socket"), "{told}");
+        assert!(!socket.is_file());
     }
 }

@@ -60,7 +60,8 @@ const SLOW_START: Duration = Duration::from_secs(20);
 pub(crate) struct Args {
     /// The notebook
     notebook: PathBuf,
-    /// Notebook with outputs, written after every cell; default: NAME.out.ipynb beside the input
+    /// Notebook with outputs, written after every cell; default: NAME.out.ipynb beside the input. A pipe or a device is
+    /// written once, at the end
     #[arg(short = 'o', long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Parameter, as papermill's -p: numbers, True, False and None are recognised
@@ -194,9 +195,10 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     std::fs::File::open(&notebook)
         .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), system_words(&e))))?;
     let out = match &args.output {
-        Some(out) => absolute(out)?,
+        Some(out) => out.clone(),
         None => notebook.with_extension("out.ipynb"),
     };
+    let (out, shown) = (terms::output(&out)?, absolute(&out)?);
     let name = blake3::hash(out.as_os_str().as_encoded_bytes());
     let record = worker::folder(context.env)?.join(format!("{}.json", &name.to_hex()[..16]));
     let kept = worker::kept(&record).map(|k| k.kernel);
@@ -208,7 +210,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     let open = worker::Open {
         version: worker::VERSION,
         notebook,
-        out: out.clone(),
+        out,
         cwd,
         record,
         kernel: args.kernel.clone(),
@@ -227,7 +229,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
         number = signals.next() => return Err(stopped_before(number)),
     };
     let kept = kept.filter(|_| opened.living);
-    let mut session = Session::new(args, context, out, deadline, opened, kept)?;
+    let mut session = Session::new(args, context, shown, deadline, opened, kept)?;
     if !session.begin()? {
         return Ok(());
     }

@@ -5,6 +5,7 @@ mod study;
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files;
 use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace, Turnaround};
 use hop_words::time::{Span, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -157,9 +158,9 @@ fn writable(path: &Path) -> Result<(), Failure> {
         .create(true)
         .open(path)
         .map_err(|e| cannot_write(path, &e))?;
-    if !there {
+    if !there && let Ok(file) = files::behind_links(path) {
         // If the run fails later, no file is left.
-        let _ = std::fs::remove_file(path);
+        let _ = std::fs::remove_file(file);
     }
     Ok(())
 }
@@ -605,6 +606,9 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&there).unwrap(), "kept");
         let new = folder.path().join("new");
         assert!(writable(&new).is_ok() && !new.exists());
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("new", &link).unwrap();
+        assert!(writable(&link).is_ok() && link.is_symlink() && !new.exists());
         let lost = folder.path().join("none/new");
         let told = writable(&lost).map_err(|e| e.to_string()).unwrap_err();
         assert!(

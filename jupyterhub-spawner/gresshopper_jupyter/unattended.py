@@ -36,6 +36,8 @@ from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
+from . import files
+
 VERSION = 1
 #: `hop kernelspec install`'s default name for a kernel.
 _DEFAULT = "gresshopper-python3"
@@ -189,6 +191,17 @@ def _read(path: str) -> Any:
         raise Refused(f"{path} is no notebook: {first[0] if first else type(error).__name__}") from None
 
 
+def _read_last(out: Path) -> Any:
+    """The last run's output. None: there is none."""
+    try:
+        stream = files.is_stream(out)
+    except OSError as error:
+        raise Refused(f"can't read {out}: {error.strerror or error}") from None
+    if stream:
+        raise Refused(f"--resume goes on from a file, and {out} is none")
+    return _read(str(out)) if out.exists() else None
+
+
 class Book:
     """The running notebook, and its output file."""
 
@@ -196,7 +209,7 @@ class Book:
         self.out = Path(order["out"])
         self.nb = _read(order["notebook"])
         parameters = read_parameters(order)
-        before = _read(order["out"]) if order.get("resume") and self.out.exists() else None
+        before = _read_last(self.out) if order.get("resume") else None
         if before is not None and not parameters:
             parameters = dict(_part(_part(before.metadata, "papermill"), "parameters"))
         self.parameters = parameters
@@ -254,23 +267,16 @@ class Book:
             end_time=_now(), duration=time.monotonic() - self._began, exception=failed or None
         )
 
-    def save(self) -> str | None:
-        """Writes under another name and renames: a reader finds the old file or the new one. Returns the reason of a
+    def save(self, last: bool = False) -> str | None:
+        """Replaces the output file. What stands there and is no file gets the last notebook alone. Returns the reason of a
         failure."""
-        new = self.out.with_name(f".{self.out.name}.{os.getpid()}.new")
         try:
-            text = nbformat.writes(self.nb)
-            mode = self.out.stat().st_mode & 0o777 if self.out.exists() else None
-            with new.open("w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            if mode is not None:
-                new.chmod(mode)
-            new.replace(self.out)
+            text = nbformat.writes(self.nb) + "\n"
+            if not files.is_stream(self.out):
+                files.replace(self.out, text)
+            elif last:
+                files.pour(self.out, text)
         except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):
-                new.unlink()
             return f"can't write {self.out}: {getattr(error, 'strerror', None) or error}"
         return None
 
@@ -529,7 +535,7 @@ class Runner:
             raise Refused(problem)
         outcome = await self._kernel(link) or await self._cells(link)
         book.finish(outcome.status != "ok")
-        if problem := book.save():
+        if problem := book.save(last=True):
             link.say("warning", text=problem)
             outcome = Outcome("unwritten", problem) if outcome.status == "ok" else outcome
         # Ending the kernel takes a moment more, which is nobody's deadline.

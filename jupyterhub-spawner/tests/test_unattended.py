@@ -6,12 +6,18 @@ import contextlib
 import copy
 import itertools
 import json
+import os
+import pty
+import socket
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from gresshopper_jupyter import files
 from gresshopper_jupyter.unattended import Book, Refused, choose_kernel, inject, literal, parse_word, read_parameters
 
 
@@ -122,6 +128,63 @@ def test_the_output_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None
     book.out = tmp_path / "nowhere" / "o.ipynb"
     assert "can't write" in (book.save() or "")
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".new") == []
+
+
+def test_links_to_the_output_stay_links(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ipynb", "a")
+    book = Book(order(path))
+    (tmp_path / "real").mkdir()
+    for target in ("real/there.ipynb", "real/new.ipynb"):
+        (tmp_path / "real" / "there.ipynb").write_text("old")
+        book.out.unlink(missing_ok=True)
+        book.out.symlink_to(target)
+        assert book.save() is None
+        assert book.out.is_symlink()
+        assert nbformat.read(tmp_path / target, as_version=4).cells[0].source == "a"
+    book.out.unlink()
+    book.out.symlink_to(book.out.name)
+    assert "can't write" in (book.save() or "")
+    assert book.out.is_symlink()
+
+
+def test_a_pipe_gets_the_notebook_once_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.ipynb", "a = '" + "x" * 200_000 + "'")
+    book = Book(order(path))
+    os.mkfifo(book.out)
+    got: list[str] = []
+    reader = threading.Thread(target=lambda: got.append(book.out.read_text()))
+    reader.start()
+    assert book.save() is None
+    deadline = time.monotonic() + 10
+    while (problem := book.save(last=True)) and time.monotonic() < deadline:
+        time.sleep(0.01)  # The reader is not there yet.
+    reader.join(10)
+    assert problem is None
+    assert book.out.is_fifo()
+    assert nbformat.reads(got[0], as_version=4).cells[0].source.startswith("a = 'xxx")
+    assert "nobody reads it" in (book.save(last=True) or "")
+    monkeypatch.setattr(files, "_READER", 0.1)
+    idle = os.open(book.out, os.O_RDONLY | os.O_NONBLOCK)
+    assert "nobody reads it" in (book.save(last=True) or "")
+    os.close(idle)
+    with pytest.raises(Refused, match="--resume"):
+        Book(order(path, resume=True))
+
+
+def test_a_device_is_written_to_and_a_folder_or_socket_refused(tmp_path: Path) -> None:
+    book = Book(order(write(tmp_path / "a.ipynb", "a")))
+    ours, theirs = pty.openpty()
+    book.out = Path(os.ttyname(theirs))
+    assert (book.save(), book.save(last=True)) == (None, None)
+    assert b'"cells"' in os.read(ours, 100)
+    os.close(ours)
+    os.close(theirs)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        for name, says in (("s", "a socket"), (".", "a folder")):
+            book.out = tmp_path / name
+            assert says in (book.save() or "")
+    assert (tmp_path / "s").is_socket()
 
 
 ODD: list[Any] = [None, 0, float("inf"), "x", [], [None], {}, {"a": 1}, True]

@@ -1,8 +1,10 @@
 //! Values on the command line of `hop run`.
 
 use crate::failure::Failure;
+use crate::files;
 use crate::time::parse_time;
 use hop_api::config::MOST_GPUS;
+use hop_words::error::system_words;
 use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use std::path::{Path, PathBuf};
@@ -96,6 +98,12 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
         (Some(Ok(folder)), Some(name)) => Ok(folder.join(name)),
         _ => Ok(path),
     }
+}
+
+/// The file of the notebook with outputs. `/dev/stdout` is this process's own standard output for the worker, too.
+pub(super) fn output(path: &Path) -> Result<PathBuf, Failure> {
+    files::behind_links(path)
+        .map_err(|e| Failure::Usage(format!("can't write {}: {}", path.display(), system_words(&e))))
 }
 
 /// A folder for the kernel. A kernel would start somewhere else if there were none.
