@@ -3,8 +3,10 @@
 //! A symbolic link stands for the file that it leads to. A file is never put in the place of a pipe, a device, a socket
 //! or a folder. What is written, and how, is left to the commands.
 
-use std::io;
-use std::os::unix::fs::FileTypeExt;
+use rustix::fs::OFlags;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The most symbolic links followed one after another, as in Linux.
@@ -34,6 +36,37 @@ pub(crate) fn behind_links(path: &Path) -> io::Result<PathBuf> {
 
 fn is_of_descriptors(folder: &Path) -> bool {
     folder.starts_with("/proc") && folder.ends_with("fd")
+}
+
+/// Opens a regular file to read it. Fails for anything else, and doesn't wait for a pipe's writer.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)?;
+    must_be_regular(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Content of a regular file of at most `most` bytes.
+pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    bounded(open(path)?, most)
+}
+
+/// As [`read`], for text.
+pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
+    String::from_utf8(read(path, most)?).map_err(|_| io::Error::other("it is not UTF-8 text"))
+}
+
+/// All that a reader has, of at most `most` bytes.
+pub(crate) fn bounded(from: impl Read, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.take(most + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 <= most {
+        true => Ok(bytes),
+        false => Err(io::Error::other(format!("it has more than {} MiB", most >> 20))),
+    }
 }
 
 /// Fails if anything but a regular file stands at the path. `Ok` if nothing stands there.
@@ -87,6 +120,27 @@ mod tests {
             assert_eq!(behind_links(Path::new(path)).unwrap(), Path::new(&own), "{path}");
         }
     }
+
+    #[test]
+    fn what_is_no_file_or_has_no_end_is_not_read() {
+        let tmp = tempfile::tempdir().unwrap();
+        let pipe = tmp.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let (done, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(read(&pipe, MIB).unwrap_err().to_string()));
+        let told = told.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
+        assert!(told.contains("it is a pipe"), "{told}");
+        let told = read(Path::new("/dev/zero"), MIB).unwrap_err().to_string();
+        assert!(told.contains("it is a device"), "{told}");
+        let long = tmp.path().join("long");
+        File::create(&long).unwrap().set_len(MIB).unwrap();
+        assert!(read_text(&long, MIB).is_ok());
+        let told = read(&long, MIB - 1).unwrap_err().to_string();
+        assert!(told.contains("it has more than"), "{told}");
+    }
+
+    const MIB: u64 = 1 << 20;
 
     #[test]
     fn only_regular_files_may_be_replaced() {

@@ -3,6 +3,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files;
 use crate::values::{self, CORES};
 use clap::Subcommand;
 use hop_api::config::{Config, MOST_GPUS};
@@ -158,7 +159,7 @@ fn ours_in(folders: &[PathBuf]) -> BTreeMap<String, PathBuf> {
 }
 
 fn is_ours(place: &Path) -> bool {
-    let spec = fs::read(place.join(FILE)).ok();
+    let spec = files::read(&place.join(FILE), MOST).ok();
     let spec: Option<Map<String, Value>> = spec.and_then(|text| serde_json::from_slice(&text).ok());
     spec.is_some_and(|s| names_us(&s))
 }
@@ -521,8 +522,8 @@ impl Base {
 
     fn of_spec(folder: &Path) -> Result<Self, Failure> {
         let path = folder.join(FILE);
-        let text =
-            fs::read(&path).map_err(|e| Failure::Failed(format!("can't read {}: {e}", path.display())))?;
+        let text = files::read(&path, MOST)
+            .map_err(|e| Failure::Failed(format!("can't read {}: {e}", path.display())))?;
         let spec: Value = serde_json::from_slice(&text)
             .map_err(|e| Failure::Failed(format!("{} is no kernelspec: {e}", path.display())))?;
         let provisioner = &spec["metadata"]["kernel_provisioner"]["provisioner_name"];
@@ -545,6 +546,9 @@ impl Base {
         })
     }
 }
+
+/// The most bytes of a kernelspec.
+const MOST: u64 = 1 << 24;
 
 /// The longest name of a kernelspec: it is a folder's.
 const NAME: usize = 100;

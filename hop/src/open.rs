@@ -3,6 +3,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files;
 use hop_words::error::chain;
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Deserialize;
@@ -130,6 +131,9 @@ enum Place {
     Environment,
 }
 
+/// The most bytes of a token's file.
+const MOST: u64 = 1 << 20;
+
 fn token(env: fn(&str) -> Option<String>, home: &Path) -> Result<Option<Token>, Failure> {
     let file = home.join(TOKEN_FILE);
     let Ok(info) = file.metadata() else {
@@ -143,7 +147,7 @@ fn token(env: fn(&str) -> Option<String>, home: &Path) -> Result<Option<Token>, 
         return Err(Failure::Failed(text));
     }
     let text =
-        std::fs::read_to_string(&file).map_err(|e| Failure::Failed(format!("can't read {shown}: {e}")))?;
+        files::read_text(&file, MOST).map_err(|e| Failure::Failed(format!("can't read {shown}: {e}")))?;
     Ok(Some(Token {
         text: text.trim().to_owned(),
         place: Place::File,

@@ -21,6 +21,9 @@ Examples:
 
 It holds from the next step on; no daemon of Slurm is restarted, running leases end in order.";
 
+/// The most bytes of plugstack.conf and of the plugin.
+const MOST: u64 = 1 << 28;
+
 /// What our line's plugin is called.
 const FILE_NAME: &str = "gresshopper.so";
 
@@ -132,7 +135,7 @@ fn status(plugstack: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
 }
 
 fn series(plugin: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
-    let bytes = fs::read(plugin).map_err(|error| file_failure("read", plugin, &error))?;
+    let bytes = files::read(plugin, MOST).map_err(|error| file_failure("read", plugin, &error))?;
     let version = crate::doctor::plugin_file::version(&bytes)
         .map_err(|why| Failure::Failed(format!("{}: {why}", plugin.display())))?;
     let (major, minor) = version.series();
@@ -209,7 +212,7 @@ fn without_line(old: &str) -> String {
 }
 
 fn read(path: &Path) -> Result<Option<String>, Failure> {
-    match fs::read_to_string(path) {
+    match files::read_text(path, MOST) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(file_failure("read", path, &error)),

@@ -13,6 +13,7 @@ mod worker;
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files;
 use crate::hopd::unexpected;
 use crate::time::{tell_span, write_time};
 use crate::values::CORES;
@@ -189,10 +190,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 }
 
 async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'_>) -> Result<(), Failure> {
-    let mut signals = Signals::new().map_err(|e| Failure::of(&e))?;
     let notebook = absolute(&args.notebook)?;
     // Before anything else is found to be missing.
-    std::fs::File::open(&notebook)
+    files::open(&notebook)
         .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), system_words(&e))))?;
     let out = match &args.output {
         Some(out) => out.clone(),
@@ -203,6 +203,8 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     let record = worker::folder(context.env)?.join(format!("{}.json", &name.to_hex()[..16]));
     let kept = worker::kept(&record).map(|k| k.kernel);
     let (mut link, patient) = reach(args, &record, context).await?;
+    // Until here a signal ends this process at once.
+    let mut signals = Signals::new().map_err(|e| Failure::of(&e))?;
     let cwd = match &args.cwd {
         Some(folder) => terms::folder(folder)?,
         None => notebook.parent().unwrap_or_else(|| Path::new("/")).to_owned(),

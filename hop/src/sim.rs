@@ -10,7 +10,7 @@ use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trac
 use hop_words::time::{Span, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -112,19 +112,18 @@ fn unpacked_by(bytes: &[u8]) -> Option<&'static str> {
 /// No real trace is larger, but an endless input is.
 const MOST: u64 = 1 << 30;
 
+/// The largest description of a cluster.
+const MOST_CLUSTER: u64 = 1 << 24;
+
 /// A trace's text; `-`: standard input.
 fn read_trace(path: &Path) -> Result<String, Failure> {
-    let mut bytes = Vec::new();
     let read = match path.to_str() {
-        Some("-") => std::io::stdin().lock().take(MOST + 1).read_to_end(&mut bytes),
-        _ => std::fs::File::open(path).and_then(|f| f.take(MOST + 1).read_to_end(&mut bytes)),
+        Some("-") => files::bounded(std::io::stdin().lock(), MOST),
+        _ => std::fs::File::open(path).and_then(|f| files::bounded(f, MOST)),
     };
     let bad =
         |why: &dyn std::fmt::Display| Failure::Failed(format!("could not read {}: {why}", path.display()));
-    read.map_err(|e| bad(&e))?;
-    if bytes.len() as u64 > MOST {
-        return Err(bad(&"it is larger than 1 GiB; no trace is"));
-    }
+    let bytes = read.map_err(|e| bad(&e))?;
     if let Some(how) = unpacked_by(&bytes) {
         return Err(bad(&format!(
             "it is compressed; unpack it first: {how} FILE | hop sim --trace -"
@@ -139,7 +138,9 @@ fn read_trace(path: &Path) -> Result<String, Failure> {
 
 /// Reads a file that the user named.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path)
+    std::fs::File::open(path)
+        .and_then(|file| files::bounded(file, MOST_CLUSTER))
+        .and_then(|bytes| String::from_utf8(bytes).map_err(|_| std::io::Error::other("it is not UTF-8 text")))
         .map_err(|e| Failure::Failed(format!("could not read {}: {e}", path.display())))
 }
 

@@ -31,12 +31,12 @@ def is_stream(path: Path) -> bool:
         return False
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         return True
-    raise OSError(errno.EINVAL, f"it is a {_kind(mode)}, not a file")
+    raise _no_file(mode)
 
 
-def _kind(mode: int) -> str:
+def _no_file(mode: int) -> OSError:
     kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-    return kinds.get(stat.S_IFMT(mode), "device")
+    return OSError(errno.EINVAL, f"it is a {kinds.get(stat.S_IFMT(mode), 'device')}, not a file")
 
 
 def replace(path: Path, text: str) -> None:
@@ -85,3 +85,19 @@ def pour(path: Path, text: str) -> None:
 
 def _nobody() -> OSError:
     return OSError(errno.ENXIO, "nobody reads it")
+
+
+def read(path: str | Path, most: int) -> str:
+    """The text of a regular file. Doesn't wait for a pipe's writer.
+
+    Raises OSError if it is another thing, or has more than so many bytes; UnicodeDecodeError if it isn't UTF-8.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise _no_file(mode)
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB")
+    return content.decode()

@@ -47,6 +47,8 @@ _SKIP_AGAIN = "skip-on-resume"
 _HEED = 10.0
 #: How long another run on the same output may take to end when it was told to.
 _HAND_OVER = 20.0
+#: The most bytes of a notebook and of a file with parameters.
+_NOTEBOOK, _PARAMETERS = 1 << 30, 1 << 24
 
 
 class Refused(Exception):
@@ -100,7 +102,7 @@ def read_parameters(order: dict[str, Any]) -> dict[str, Any]:
 
 def _read_parameter_file(path: str) -> dict[str, Any]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = files.read(path, _PARAMETERS)
     except OSError as error:
         raise Refused(f"can't read the parameters in {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -182,7 +184,7 @@ def _whole(nb: Any) -> Any:
 
 def _read(path: str) -> Any:
     try:
-        nb = nbformat.read(path, as_version=4)
+        nb = nbformat.reads(files.read(path, _NOTEBOOK), as_version=4)
         return _whole(nbformat.v4.upgrade(nb))
     except OSError as error:
         raise Refused(f"can't read {path}: {error.strerror or error}") from None

@@ -17,7 +17,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from gresshopper_jupyter import files
+from gresshopper_jupyter import files, unattended
 from gresshopper_jupyter.unattended import Book, Refused, choose_kernel, inject, literal, parse_word, read_parameters
 
 
@@ -185,6 +185,19 @@ def test_a_device_is_written_to_and_a_folder_or_socket_refused(tmp_path: Path) -
             book.out = tmp_path / name
             assert says in (book.save() or "")
     assert (tmp_path / "s").is_socket()
+
+
+def test_what_is_no_file_or_has_no_end_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.ipynb", "a")
+    pipe, long = tmp_path / "pipe", tmp_path / "long.json"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(unattended, "_PARAMETERS", 1 << 20)
+    long.write_text("{" + " " * (1 << 20) + "}")
+    for name, says in ((pipe, "it is a pipe"), (Path("/dev/zero"), "it is a device"), (long, "more than 1 MiB")):
+        with pytest.raises(Refused, match=says):
+            read_parameters({"parameter_files": [str(name)]})
+    with pytest.raises(Refused, match="it is a pipe"):
+        Book({**order(path), "notebook": str(pipe)})
 
 
 ODD: list[Any] = [None, 0, float("inf"), "x", [], [None], {}, {"a": 1}, True]

@@ -171,6 +171,17 @@ pub(super) struct Link {
     out: OwnedWriteHalf,
     child: Option<Child>,
     log: PathBuf,
+    /// Told to go: there may be a kernel, and outputs.
+    goes: bool,
+}
+
+/// A process that wasn't told to go has nothing to lose.
+impl Drop for Link {
+    fn drop(&mut self) {
+        if !self.goes {
+            self.kill();
+        }
+    }
 }
 
 impl Link {
@@ -182,6 +193,7 @@ impl Link {
             out,
             child,
             log,
+            goes: false,
         })
     }
 
@@ -221,6 +233,7 @@ impl Link {
     }
 
     pub(super) async fn say(&mut self, order: &Order) {
+        self.goes |= matches!(order, Order::Go);
         let mut line = serde_json::to_vec(order).expect("orders are plain data");
         line.push(b'\n');
         // A dead process shows by its silence.
@@ -350,4 +363,43 @@ fn can_run(python: &Path) -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Whether a process that stays has ended after its link.
+    async fn ends(orders: &[Order]) -> bool {
+        let tmp = tempfile::tempdir().unwrap();
+        let python = tmp.path().join("python");
+        fs::write(&python, "#!/bin/sh\nexec sleep 60\n").unwrap();
+        fs::set_permissions(&python, Permissions::from_mode(0o700)).unwrap();
+        let mut link = Link::spawn(&python, &tmp.path().join("record")).unwrap();
+        for order in orders {
+            link.say(order).await;
+        }
+        let pid = link.child.as_ref().unwrap().id();
+        drop(link);
+        let gone = || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            !stat.contains(") ") || stat.contains(") Z ")
+        };
+        for _ in 0..100 {
+            if gone() {
+                return true;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        let _ = Command::new("kill").arg(pid.to_string()).status();
+        false
+    }
+
+    #[tokio::test]
+    async fn a_process_that_was_not_told_to_go_ends_with_its_link() {
+        assert!(ends(&[]).await);
+        assert!(!ends(&[Order::Go]).await);
+    }
 }
