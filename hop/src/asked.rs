@@ -6,10 +6,11 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::{kernels, relay};
+use crate::{files, kernels, relay};
 use hop_api::message::{KernelRow, KernelState, ReplicaRole};
 use hop_door::{Door, Doors, Hello, Pid, folders};
 use hop_words::error::chain;
+use hop_words::id::KernelId;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -29,6 +30,8 @@ const ASK: &str = "GRESSHOPPER_ASK";
 const HELLO: Duration = Duration::from_secs(5);
 /// How long a kernel may take to accept a connection, to count as alive.
 const ALIVE: Duration = Duration::from_millis(500);
+/// The most bytes of a connection file.
+const MOST: u64 = 1 << 20;
 /// Most ancestors searched for the kernel in which a command runs.
 const ANCESTORS: usize = 30;
 
@@ -96,7 +99,7 @@ struct Connection {
 
 impl Connection {
     fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(path).ok()?).ok()
+        serde_json::from_slice(&files::read(path, MOST).ok()?).ok()
     }
 
     /// Whether a process listens on the kernel's port. A killed kernel leaves its file behind.
@@ -182,19 +185,45 @@ fn with_doors(word: &str) -> Vec<Kernel> {
     ids.into_iter().map(|id| Kernel::elsewhere(id, None)).collect()
 }
 
-/// The user's kernels with a process on some node, as `hopd` knows them. Without `hopd` there are none.
-fn on_any_node(context: &Context<'_>) -> Vec<Kernel> {
+/// The user's kernels with a process on some node, as `hopd` knows them.
+fn on_any_node(context: &Context<'_>) -> Result<Vec<Kernel>, Failure> {
     let runs = |row: &KernelRow| {
         row.state != KernelState::Asleep && row.replicas.iter().any(|r| r.role == ReplicaRole::Executor)
     };
-    let rows = kernels::own(context).unwrap_or_default().into_iter().filter(runs);
-    rows.map(|row| {
-        Kernel::elsewhere(
-            row.kernel.to_string(),
-            Some(row.name).filter(|name| !name.is_empty()),
-        )
-    })
-    .collect()
+    let rows = kernels::own(context)?.into_iter().filter(runs);
+    Ok(rows
+        .map(|row| {
+            Kernel::elsewhere(
+                row.kernel.to_string(),
+                Some(row.name).filter(|name| !name.is_empty()),
+            )
+        })
+        .collect())
+}
+
+/// The kernels called `word` by `hopd`. Where `hopd` is away, those so called in the user's home.
+fn called_elsewhere(
+    word: &str,
+    known: Result<Vec<Kernel>, Failure>,
+    home: impl FnOnce() -> Vec<(KernelId, String)>,
+) -> Result<Vec<Kernel>, Failure> {
+    let called = |mut kernels: Vec<Kernel>| {
+        kernels.retain(|k| is_called(k, word));
+        kernels
+    };
+    let away = match known {
+        Err(Failure::Unreachable(away)) => away,
+        known => return known.map(called),
+    };
+    let kernels = home()
+        .into_iter()
+        .map(|(id, name)| Kernel::elsewhere(id.to_string(), Some(name).filter(|name| !name.is_empty())));
+    match called(kernels.collect()) {
+        none if none.is_empty() => Err(Failure::Unreachable(format!(
+            "no kernel known here is called {word:?}, and hopd, which knows the others, can't be asked: {away}"
+        ))),
+        found => Ok(found),
+    }
 }
 
 /// The door of the kernel around this process. The kernel's cell waits for this process.
@@ -261,8 +290,7 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
         found = with_doors(word);
     }
     if found.is_empty() {
-        found = on_any_node(context);
-        found.retain(|k| is_called(k, word));
+        found = called_elsewhere(word, on_any_node(context), relay::names_in_home)?;
     }
     match found.len() {
         0 => Err(Failure::Failed(format!(
@@ -288,7 +316,7 @@ fn is_connection_file(path: &Path) -> bool {
 
 fn only(mut found: Vec<Kernel>, runtime: &Path, context: &Context<'_>) -> Result<Kernel, Failure> {
     if found.is_empty() {
-        found = on_any_node(context);
+        found = on_any_node(context)?;
     }
     match found.len() {
         0 => Err(Failure::Failed(format!(
@@ -455,6 +483,31 @@ mod tests {
         for other in ["6f6a", "mine", "other.ipynb", ".."] {
             assert!(!is_called(&meant, other), "{other}");
         }
+    }
+
+    #[test]
+    fn with_hopd_away_names_come_from_the_users_home() {
+        let away = || Err(Failure::Unreachable("hopd does not answer".to_owned()));
+        let home = || {
+            vec![
+                ("k1".into(), "mine.ipynb".to_owned()),
+                ("k2".into(), String::new()),
+            ]
+        };
+        let found = called_elsewhere("work/mine.ipynb", away(), home).unwrap();
+        assert_eq!(found, [kernel("k1", Some("mine.ipynb"))]);
+        let failure = called_elsewhere("other.ipynb", away(), home).unwrap_err();
+        assert!(
+            matches!(&failure, Failure::Unreachable(text) if text.contains("hopd does not answer")),
+            "{failure}"
+        );
+        let refused = Err(Failure::Failed("refused".to_owned()));
+        assert!(matches!(
+            called_elsewhere("k1", refused, home),
+            Err(Failure::Failed(_))
+        ));
+        let known = Ok(vec![kernel("k3", Some("other.ipynb"))]);
+        assert_eq!(called_elsewhere("mine.ipynb", known, home).unwrap(), []);
     }
 
     #[test]

@@ -57,6 +57,13 @@ pub(crate) fn door(id: &str, key: Option<&str>, deadline: Duration) -> Result<Do
     }
 }
 
+/// The user's kernels with a file in their home, with their notebooks' names. Some may have ended.
+pub(crate) fn names_in_home() -> Vec<(KernelId, String)> {
+    let files = data_dir().map(|data| front_files(&data.join("kernels")));
+    let files = files.into_iter().flatten();
+    files.map(|file| (file.kernel, file.launch.name)).collect()
+}
+
 /// The kernel's own id, by the files of the user's kernels.
 fn in_home(id: &str, key: Option<&str>) -> KernelId {
     let kernel = KernelId::from(id);
@@ -72,13 +79,16 @@ fn in_home(id: &str, key: Option<&str>) -> KernelId {
 
 /// The only kernel in `dir` whose messages are signed by this key. A site may give all kernels the same key.
 fn signed_by(key: &str, dir: &Path) -> Option<KernelId> {
-    let kernels = fs::read_dir(dir).ok()?;
-    let files = kernels.filter_map(|entry| FrontFile::read(&entry.ok()?.path()).ok());
-    let mut found = files
+    let mut found = front_files(dir)
         .filter(|file| file.signing_key == key)
         .map(|file| file.kernel);
     let first = found.next()?;
     found.next().is_none().then_some(first)
+}
+
+fn front_files(kernels: &Path) -> impl Iterator<Item = FrontFile> + use<> {
+    let folders = fs::read_dir(kernels).into_iter().flatten();
+    folders.filter_map(|entry| FrontFile::read(&entry.ok()?.path()).ok())
 }
 
 #[cfg(test)]

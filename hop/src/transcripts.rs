@@ -737,6 +737,22 @@ fn a_broken_pipe_is_silent() {
 }
 
 #[test]
+fn a_notebook_that_only_hopd_may_know_needs_hopd() {
+    let mut world = user();
+    world.env = |name| (name == "HOME").then(|| "/nonexistent".to_owned());
+    let known = world.hop("state show nobodys-own.ipynb");
+    assert!(known.contains("no kernel or saved state is called"), "{known}");
+    world.hopd.down = true;
+    for verb in ["show", "save"] {
+        let told = world.hop(&format!("state {verb} nobodys-own.ipynb"));
+        assert!(
+            told.contains("hopd does not answer") && told.contains("unix_exit_status(3)"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
 fn the_help_has_examples() {
     for command in ["acct", "report", "queue", "info", "explain", "cancel", "plugin"] {
         let help = user().hop(&format!("{command} --help"));
