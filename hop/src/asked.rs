@@ -11,6 +11,7 @@ use hop_api::message::{KernelRow, KernelState, ReplicaRole};
 use hop_door::{Door, Doors, Hello, Pid, folders};
 use hop_words::error::chain;
 use hop_words::id::KernelId;
+use hop_words::text;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -305,8 +306,7 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
 
 /// Whether a kernel's id begins with the word, or its notebook has the word as name.
 fn is_called(kernel: &Kernel, word: &str) -> bool {
-    let base = Path::new(word).file_name().and_then(|n| n.to_str());
-    kernel.id.starts_with(word) || (base.is_some() && kernel.name.as_deref() == base)
+    kernels::is_called(word, &kernel.id, kernel.name.as_deref())
 }
 
 /// A notebook is a file, too, and no connection file.
@@ -447,8 +447,8 @@ fn session_names() -> HashMap<String, String> {
                 .split(|byte| *byte == 0)
                 .find_map(|pair| pair.strip_prefix(b"JPY_SESSION_NAME="))?;
             let session = String::from_utf8_lossy(session).into_owned();
-            let name = Path::new(&session).file_name()?.to_str()?.to_owned();
-            Some((id, name))
+            let name = Path::new(&session).file_name()?.to_str()?;
+            Some((id, text::name(name)))
         })
         .collect()
 }

@@ -8,6 +8,8 @@ use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{KernelRow, KernelState, KernelsQuery, ReplicaRole, ReplicaRow, Request, Response};
 use hop_words::id::KernelId;
+use hop_words::text;
+use std::path::Path;
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
@@ -243,10 +245,17 @@ pub(crate) fn is_whole(word: &str) -> bool {
     word.len() == 36 && word.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
 }
 
+/// Whether a kernel's id begins with the word, or the word names its notebook, with or without folders. `name` is the
+/// notebook's as `hopd` keeps it.
+pub(crate) fn is_called(word: &str, id: &str, name: Option<&str>) -> bool {
+    let base = Path::new(word).file_name().and_then(|base| base.to_str());
+    id.starts_with(word) || base.is_some_and(|base| name == Some(text::name(base).as_str()))
+}
+
 fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
     let mut found: Vec<&KernelId> = rows
         .iter()
-        .filter(|row| row.kernel.as_str().starts_with(word) || row.name == word)
+        .filter(|row| is_called(word, row.kernel.as_str(), Some(&row.name)))
         .map(|row| &row.kernel)
         .collect();
     found.sort();
@@ -260,5 +269,27 @@ fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
             "{word:?} can mean {} kernels: give more of the id",
             found.len()
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notebook_is_called_by_its_files_own_name() {
+        for name in [
+            format!("{}.ipynb", "x".repeat(249)),
+            format!("{}.ipynb", "名".repeat(80)),
+            "new\nline \u{200b}zero.ipynb".to_owned(),
+            "\u{202e}gnp.ipynb".to_owned(),
+            "\u{1b}[31mred.ipynb".to_owned(),
+        ] {
+            let kept = text::name(&name);
+            assert!(is_called(&name, "id", Some(&kept)), "{name:?}");
+            assert!(is_called(&format!("work/{name}"), "id", Some(&kept)), "{name:?}");
+            assert!(is_called(&kept, "id", Some(&kept)), "{name:?}");
+            assert!(!is_called("other.ipynb", "id", Some(&kept)), "{name:?}");
+        }
     }
 }

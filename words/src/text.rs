@@ -22,9 +22,25 @@ pub fn plain(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// The most characters of a notebook's name.
+const NAME: usize = 200;
+
+/// A notebook's name as `hopd` keeps it and tables show it. Names given by users are compared in this form.
+pub fn name(text: &str) -> String {
+    plain(text).chars().take(NAME).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_one_line_of_200_characters() {
+        assert_eq!(name("new\nline \u{200b}.ipynb"), "new line ?.ipynb");
+        let long = name(&"名".repeat(300));
+        assert_eq!(long.chars().count(), 200);
+        assert_eq!(name(&long), long);
+    }
 
     #[test]
     fn nothing_is_left_that_acts_on_a_terminal() {

@@ -9,6 +9,7 @@ use crate::caller::{Caller, ConnId};
 use hop_api::message::{Bound, Event, Refusal, ReplicaRow, ReplicaUp, Request, Response, WaitingCell};
 use hop_core::{Input, Standby, Submit};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
+use hop_words::text;
 use hop_words::time::Span;
 use tracing::info;
 
@@ -140,7 +141,7 @@ impl Scheduler {
             pool,
             node: up.node,
             seat: up.seat.job,
-            name: access::printable(&up.name, 200),
+            name: text::name(&up.name),
             holds: up.holds,
             ended: up.ended,
             waiting: up.waiting,
