@@ -252,26 +252,27 @@ impl Core {
         Some(Span(takes.0.saturating_sub(self.now.since(moving.since).0)))
     }
 
-    /// A node without a pilot where one could be started for the cell.
+    /// A node where a pilot could be started for the cell: one with enough GPUs outside all pilots, else one where idle
+    /// pilots give way, as they do on the kernel's own nodes.
     fn bare_node_for(&self, cell: Idx<Cell>) -> Option<Idx<Node>> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let pool = &self.supply.pools[k.pool];
         let size = self.pilot_size(k.pool, c.need.gpus, c.cpus);
-        if pool.config.scale.is_none() || !self.may_add_own(k.pool, size) {
-            return None;
-        }
+        pool.config.scale.as_ref()?;
         let bare = |n: &Idx<Node>| {
-            let held = self.supply.nodes[*n].held_for;
             !self.is_burst(*n)
-                && held.is_none_or(|h| h == cell)
                 && self.may_sit(*n, &c.need, &[])
-                && self.is_trusted(*n)
                 && !self.is_taken(*n, size)
                 && self.takes_in(c.kernel, *n)
+                && self.could_boot(*n, size, cell)
+                && self.to_give_back(k.pool, *n, size, Some(cell)).is_some()
         };
         let spare = pool.lanes.spare.range((size, Idx::FIRST)..);
-        self.untried_first(c.kernel, spare.map(|&(_, n)| n).filter(bare), |n| n)
+        let spare = spare.map(|&(_, n)| n);
+        let idle = pool.lanes.idle.range((1, Idx::FIRST)..);
+        let idle = idle.map(|&(_, p)| self.supply.pilots[p].node);
+        self.untried_first(c.kernel, spare.chain(idle).filter(bare), |n| n)
     }
 
     pub(crate) fn sits_on(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
@@ -306,8 +307,13 @@ impl Core {
         let kernel = c.kernel;
         let pool = self.work.kernels[kernel].pool;
         let size = self.pilot_size(pool, c.need.gpus, c.cpus);
-        if let Some(victim) = self.victim(cell) {
-            self.submit_for(cell, node, size, out);
+        let seq = c.seq;
+        self.boot(pool, node, size, Some(cell), out);
+        // The pilots that gave way may have made room for the cell elsewhere.
+        let comes = self.is_same(cell, seq)
+            && self.is_booting_for(cell)
+            && self.work.kernels[kernel].migrating.is_none();
+        if comes && let Some(victim) = self.victim(cell) {
             self.begin_move(kernel, victim, node, MoveCause::Waiting, out);
         }
     }

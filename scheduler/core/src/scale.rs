@@ -202,11 +202,6 @@ impl Core {
         self.too_many(pool, node, size) == 0
     }
 
-    /// Whether so many GPUs more are allowed on the pool's own nodes.
-    pub(crate) fn may_add_own(&self, pool: Idx<Pool>, size: u16) -> bool {
-        self.too_many_own(pool, size) == 0
-    }
-
     /// By how many GPUs the limit of the node's partition would be exceeded with `size` more. A burst partition that
     /// isn't configured any more has no room.
     fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
@@ -415,7 +410,7 @@ impl Core {
         p.is_idle() || due.is_some_and(|c| lends_nothing() && self.reserved_before(p, c).is_empty())
     }
 
-    fn could_boot(&self, node: Idx<Node>, size: u16, cell: Idx<Cell>) -> bool {
+    pub(crate) fn could_boot(&self, node: Idx<Node>, size: u16, cell: Idx<Cell>) -> bool {
         let idle = self.idle_to_give_back(node, size, Some(cell));
         let idle: u16 = idle.iter().map(|&p| self.supply.pilots[p].gpus()).sum();
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
@@ -436,7 +431,7 @@ impl Core {
 
     /// The idle pilots to give back if the limits are to allow this many GPUs more on the node, for the cell: the least
     /// valuable of the node's partition, the node's own before others. `None` means that even all of them wouldn't do.
-    fn to_give_back(
+    pub(crate) fn to_give_back(
         &self,
         pool: Idx<Pool>,
         node: Idx<Node>,

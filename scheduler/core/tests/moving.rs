@@ -1,9 +1,9 @@
 //! Kernels on their way to another node.
 
 use crate::world::{World, facts, report};
-use hop_core::config::{Config, Migrate, PoolConfig};
-use hop_core::{Input, Output, Prospect, ReplicaUp, SeatPlan};
-use hop_words::id::{CellId, Incarnation, KernelId, Tenure};
+use hop_core::config::{Config, Migrate, PoolConfig, Scale};
+use hop_core::{Input, NodeFacts, Output, Prospect, ReplicaUp, SeatPlan};
+use hop_words::id::{CellId, Incarnation, JobId, KernelId, Tenure};
 use hop_words::lease::EndCause;
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
@@ -247,4 +247,146 @@ fn a_kernel_with_a_broken_connection_is_moved_once_it_is_back() {
     w.pass(Span::from_secs(10));
     assert_eq!(w.migrations.len(), 1);
     w.core.sanity_check().unwrap();
+}
+
+// --- moves to where a pilot is yet to come ---
+
+/// Two nodes of so many GPUs, whose pilots follow demand.
+fn scaling(gpus: u16, scale: Scale) -> World {
+    let mut pool = PoolConfig::fixed("main", 0, gpus, 8 * gpus);
+    pool.max_pilots = 16;
+    pool.migrate = Some(Migrate::default());
+    pool.scale = Some(scale);
+    pool.pack = false;
+    let mut w = World::new(1, Config::default(), pool);
+    w.check_every = 50;
+    for node in ["n0", "n1"] {
+        w.tell(Input::Node(NodeFacts { gpus, ..facts(node) }));
+    }
+    w
+}
+
+/// Passes so many seconds. Then all pilots that were asked for, by these outputs too, come up, and all moves are done.
+fn go_on(w: &mut World, seconds: u64, out: Vec<Output>, whole: u16) {
+    let out = out.into_iter().chain(w.pass(Span::from_secs(seconds)));
+    for o in out.collect::<Vec<_>>() {
+        if let Output::SubmitPilot {
+            ticket, node, gpus, ..
+        } = o
+        {
+            let job = JobId(w.next_job + 1);
+            w.tell(Input::PilotQueued { ticket, job });
+            let gpus = gpus.unwrap_or(whole);
+            w.pilot(node.expect("the core names the node").as_str(), gpus, 8 * gpus);
+        }
+    }
+    while w.move_replica() {}
+    w.settle();
+}
+
+/// A cell of one GPU runs for 5 s, and its user thinks for so long afterwards.
+fn run_briefly(w: &mut World, kernel: &KernelId, think: u64, whole: u16) {
+    let (cell, out) = w.submit(kernel, Need::gpus(1));
+    go_on(w, 1, out, whole);
+    go_on(w, 5, Vec::new(), whole);
+    let out = w.end_cell(kernel, &cell);
+    go_on(w, 1, out, whole);
+    go_on(w, think, Vec::new(), whole);
+}
+
+/// `n1` has one idle pilot of one GPU, kept for ada who runs a cell every `think` seconds. The first due cell holds the
+/// node, ada may not start there any more, and her waiting cell made the pilot worth keeping: nobody ran.
+fn waits_for_a_node_with_an_idle_pilot(scale: Scale, think: u64) -> u64 {
+    let mut w = scaling(8, scale);
+    let ada = w.kernel("a", "ada", &["n1"], 0);
+    for pause in [3600 * 3].repeat(40).into_iter().chain([60].repeat(100)) {
+        run_briefly(&mut w, &ada, pause, 8);
+    }
+    let bob = w.kernel("b", "bob", &["n0"], 0);
+    let (_, out) = w.submit(&bob, Need::gpus(8));
+    go_on(&mut w, 4, out, 8);
+    run_briefly(&mut w, &ada, 30, 8);
+    let cyd = w.kernel("c", "cyd", &["n0"], 0);
+    let (_, out) = w.submit(&cyd, Need::gpus(8));
+    go_on(&mut w, 0, out, 8);
+    let mut hers: Option<CellId> = None;
+    for waited in (10..24 * 3600).step_by(10) {
+        go_on(&mut w, 10, Vec::new(), 8);
+        if runs(&w, &cyd) {
+            return waited;
+        }
+        if waited.is_multiple_of(think) {
+            let runs = |c: &CellId| w.running.contains_key(&(ada.clone(), c.clone()));
+            let out = match hers.take() {
+                Some(cell) if runs(&cell) => w.end_cell(&ada, &cell),
+                Some(waits) => {
+                    hers = Some(waits);
+                    continue;
+                }
+                None => {
+                    let (cell, out) = w.submit(&ada, Need::gpus(1));
+                    hers = Some(cell);
+                    out
+                }
+            };
+            go_on(&mut w, 0, out, 8);
+        }
+    }
+    panic!("it waits for a day: {:?}", w.core.explain(&cyd, None));
+}
+
+#[test]
+fn a_kernel_moves_to_a_node_where_an_idle_pilot_gives_way() {
+    for (learn, think) in [(true, 10), (true, 20)] {
+        let scale = Scale {
+            learn,
+            ..Scale::default()
+        };
+        let waited = waits_for_a_node_with_an_idle_pilot(scale, think);
+        assert!(waited <= 120, "after {waited} s");
+    }
+    let fixed = Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    };
+    let waited = waits_for_a_node_with_an_idle_pilot(fixed, 60);
+    assert!(waited <= 120, "after {waited} s");
+}
+
+/// A due cell of two GPUs holds both nodes, whose cells run for weeks. A cell of seconds doesn't delay it on the GPU left
+/// over on `n1`, wherever its own kernel sits.
+#[test]
+fn a_short_cell_is_moved_to_a_bare_gpu_of_a_held_node() {
+    for home in ["n1", "n0"] {
+        let scale = Scale {
+            learn: false,
+            spares: 0,
+            ..Scale::default()
+        };
+        let mut w = scaling(2, scale);
+        let short = w.kernel("s", "sue", &["n1"], 1);
+        for _ in 0..20 {
+            run_briefly(&mut w, &short, 55, 2);
+        }
+        for (kernel, user, node) in [("m", "mia", "n1"), ("x", "xen", "n0"), ("y", "yve", "n0")] {
+            let long = w.kernel(kernel, user, &[node], 1);
+            let (_, out) = w.submit(&long, Need::gpus(1));
+            go_on(&mut w, 1, out, 2);
+            go_on(&mut w, 60, Vec::new(), 2);
+        }
+        let due = w.kernel("d", "dan", &["n0"], 2);
+        let (_, out) = w.submit(&due, Need::gpus(2));
+        go_on(&mut w, 1, out, 2);
+        for _ in 0..30 * 60 {
+            go_on(&mut w, 60, Vec::new(), 2);
+        }
+        let quick = w.kernel("e", "eve", &[home], 1);
+        let (_, out) = w.submit(&quick, Need::gpus(1));
+        go_on(&mut w, 1, out, 2);
+        for _ in 0..30 {
+            go_on(&mut w, 10, Vec::new(), 2);
+        }
+        assert!(runs(&w, &quick), "on {home}: {:?}", w.core.explain(&quick, None));
+    }
 }

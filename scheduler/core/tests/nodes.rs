@@ -318,8 +318,8 @@ fn an_idle_pilot_stays_where_a_larger_one_would_wait_for_others_jobs() {
     assert_eq!(w.running.len(), 1);
 }
 
-/// A due cell that needs a whole node, of four GPUs. A day-long cell has one GPU of the first node. On the second a
-/// pilot of one GPU lies idle, and others have so many of the rest.
+/// A due cell that needs a whole node, of four GPUs. Day-long cells have one GPU of each node. On the second, one more
+/// GPU of a pilot is free, and others have so many of the rest.
 fn whole_is_due(taken: u16) -> World {
     let mut pool = pool("main", 4);
     pool.gpus_per_pilot = 4;
@@ -340,10 +340,13 @@ fn whole_is_due(taken: u16) -> World {
         }));
     }
     w.pilot("n0", 4, 8);
-    w.pilot("n1", 1, 2);
+    w.pilot("n1", 2, 4);
     room(&mut w, "n1", taken, true);
     let [day, whole] = ["day", "whole"].map(|name| w.kernel(name, name, &["n0"], 1));
-    w.submit(&day, Need::gpus(1));
+    let other = w.kernel("other", "other", &["n1"], 1);
+    for kernel in [day, other] {
+        w.submit(&kernel, Need::gpus(1));
+    }
     w.settle();
     w.submit(&whole, Need::gpus(4));
     for _ in 0..40 {
