@@ -153,7 +153,10 @@ impl Core {
         }
         self.moved_in(k, up.incarnation);
         self.move_overtaken(k, &up, out);
-        if new || back || !deposed.is_empty() {
+        if back {
+            self.move_again(k, out);
+        }
+        if new || !deposed.is_empty() {
             for cell in self.work.kernels[k].cells.clone() {
                 if self.work.cells.get(cell).is_some() {
                     self.start_or_claim(cell, out);

@@ -504,7 +504,7 @@ impl Core {
         self.lose_holds_put_off(kernel);
     }
 
-    /// A pause after a failed move is over. The timer may belong to an earlier kernel in this kernel's place.
+    /// A pause after a failed move is over, or the executor can be asked again. The timer may belong to an earlier kernel in this kernel's place.
     pub(crate) fn move_again(&mut self, kernel: Idx<Kernel>, out: &mut Vec<Output>) {
         let Some(k) = self.work.kernels.get(kernel) else {
             return;

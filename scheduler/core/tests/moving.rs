@@ -244,7 +244,6 @@ fn a_kernel_with_a_broken_connection_is_moved_once_it_is_back() {
         executes: Some(Tenure(0)),
         ..report(&kernel, "cyd", incarnation, "n0")
     }));
-    w.pass(Span::from_secs(10));
     assert_eq!(w.migrations.len(), 1);
     w.core.sanity_check().unwrap();
 }
