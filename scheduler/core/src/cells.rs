@@ -227,6 +227,7 @@ impl Core {
             cpus,
             class,
             print,
+            runs_for: Span::ZERO,
             submitted,
             seq,
             failures: 0,
@@ -268,6 +269,7 @@ impl Core {
     /// Puts a cell into the queue.
     pub(crate) fn insert_cell(&mut self, mut cell: Cell) -> Idx<Cell> {
         cell.rank = self.rank(&cell);
+        cell.runs_for = self.mean_run(&cell);
         let (kernel, user) = (cell.kernel, self.work.kernels[cell.kernel].user);
         let i = self.work.cells.insert(cell);
         self.work.kernels[kernel].cells.push(i);

@@ -1,8 +1,9 @@
 //! Answers to people and tools: why a cell waits, for how long, and what is lent to whom.
 
 use crate::core::Core;
-use crate::foretell::FEW;
+use crate::foretell::UNSEEN;
 use crate::index::Idx;
+use crate::line::{Line, Place};
 use crate::reason::{Reason, Yours, plural, spell};
 use crate::state::{Cell, Kernel, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank, Ticket};
 use hop_words::id::{
@@ -15,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Evidence that an expectation rests on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Basis {
+pub(crate) enum Basis {
     /// The likeliest value, however little is known: for decisions.
     Guess,
     /// From values seen a few times: for people, since they plan by the answer.
@@ -23,7 +24,7 @@ enum Basis {
 }
 
 /// Stands for an unknown time: longer than any that is foreseen.
-const UNKNOWN: Span = Span(u64::MAX / 4);
+pub(crate) const UNKNOWN: Span = Span(u64::MAX / 4);
 
 /// A waiting cell, for `hop queue`.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,8 +96,11 @@ pub struct PilotView {
     pub reason: String,
 }
 
-/// For each node, the number of cells before each cell of its queue.
-type Places = BTreeMap<Idx<Node>, BTreeMap<Idx<Cell>, u64>>;
+/// Number of cells before a cell on a node, and the time until they have let it through there.
+type Ahead = (u64, Span);
+
+/// For each node, the line before each cell of its queue.
+type Places = BTreeMap<Idx<Node>, BTreeMap<Idx<Cell>, Ahead>>;
 
 impl Core {
     /// All waiting cells in the order of the queue.
@@ -121,12 +125,18 @@ impl Core {
         self.supply.pools.values().map(|p| p.queue.len()).sum()
     }
 
-    /// Number of cells before each cell on each node, counted in one pass.
+    /// The line before each cell on each node, in one pass.
     fn places(&self) -> Places {
         let nodes = self.supply.nodes.iter().filter(|(_, n)| !n.queue.is_empty());
         let places = nodes.map(|(i, node)| {
-            let ahead = node.queue.iter().zip(0..);
-            (i, ahead.map(|(&(_, cell), n)| (cell, n)).collect())
+            let mut line = Line::new(self, i, node.pool, Basis::Seen);
+            let ahead = node.queue.iter().map(|&(_, cell)| {
+                let need = &self.work.cells[cell].need;
+                let ahead = (line.cells(), line.lets_through_in(need));
+                line.add(cell);
+                (cell, ahead)
+            });
+            (i, ahead.collect())
         });
         places.collect()
     }
@@ -329,9 +339,9 @@ impl Core {
             need: c.need.clone(),
             class: c.class,
             submitted: c.submitted,
-            position: self.position_by(i, ahead),
+            position: self.position_by(i, |node| ahead(node).0),
             reason: self.reason(i),
-            estimate: self.foreseen_wait_by(i, ahead),
+            estimate: self.foreseen_wait_by(i, |node| ahead(node).1),
             parked: c.parked.map(|(_, ran)| ran),
         }
     }
@@ -415,13 +425,8 @@ impl Core {
         1 + nodes.map(|r| ahead(r.node) as u32).min().unwrap_or(0)
     }
 
-    fn place(&self, cell: Idx<Cell>) -> (Rank, Idx<Cell>) {
+    fn place(&self, cell: Idx<Cell>) -> Place {
         (self.work.cells[cell].rank, cell)
-    }
-
-    /// How many cells go before this place on the node.
-    fn ahead_on(&self, node: Idx<Node>, place: (Rank, Idx<Cell>)) -> u64 {
-        self.supply.nodes[node].queue.range(..place).count() as u64
     }
 
     /// The reason that the kernel's nodes give: no pilot, wrong type, busy, held back.
@@ -524,27 +529,35 @@ impl Core {
     /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when its booting pilot is up,
     /// or when its kernel's replica has moved, whichever comes first.
     pub(crate) fn estimate(&self, cell: Idx<Cell>) -> Option<Span> {
-        self.estimate_by(cell, Basis::Guess, |node| self.ahead_on(node, self.place(cell)))
+        self.estimate_by(cell, Basis::Guess, self.line_of(cell, Basis::Guess))
+    }
+
+    /// The time until the cells before the cell on a node have let it through.
+    fn line_of(&self, cell: Idx<Cell>, basis: Basis) -> impl Fn(Idx<Node>) -> Span {
+        let c = &self.work.cells[cell];
+        let pool = self.work.kernels[c.kernel].pool;
+        let line = move |node| self.line_before((c.rank, cell), node, pool, basis);
+        move |node| line(node).lets_through_in(&c.need)
     }
 
     /// Expected wait for people. `None` means that too few cells like the running ones were seen.
     pub(crate) fn foreseen_wait(&self, cell: Idx<Cell>) -> Option<Span> {
-        self.foreseen_wait_by(cell, |node| self.ahead_on(node, self.place(cell)))
+        self.foreseen_wait_by(cell, self.line_of(cell, Basis::Seen))
     }
 
-    fn foreseen_wait_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
-        self.estimate_by(cell, Basis::Seen, ahead)
+    fn foreseen_wait_by(&self, cell: Idx<Cell>, line: impl Fn(Idx<Node>) -> Span) -> Option<Span> {
+        self.estimate_by(cell, Basis::Seen, line)
             .filter(|wait| wait.0 < UNKNOWN.0 / 2)
     }
 
-    fn estimate_by(&self, cell: Idx<Cell>, basis: Basis, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
+    fn estimate_by(&self, cell: Idx<Cell>, basis: Basis, line: impl Fn(Idx<Node>) -> Span) -> Option<Span> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let booting = self.supply.tickets.for_cell((cell, c.seq)).next();
         let boots = booting.map(|(_, t)| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
-            let there = self.wait_behind((ahead(r.node), c.rank), basis, r.node, k.pool, &c.need, c.cpus);
+            let there = self.wait_behind((line(r.node), c.rank), basis, r.node, k.pool, &c.need, c.cpus);
             best = [best, there].into_iter().flatten().min();
         }
         best
@@ -555,40 +568,33 @@ impl Core {
     pub(crate) fn wait_on(
         &self,
         node: Idx<Node>,
-        place: (Rank, Idx<Cell>),
+        place: Place,
         pool: Idx<Pool>,
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        let ahead = self.ahead_on(node, place);
-        self.wait_behind((ahead, place.0), Basis::Guess, node, pool, need, cpus)
+        let line = self.line_before(place, node, pool, Basis::Guess);
+        let line = line.lets_through_in(need);
+        self.wait_behind((line, place.0), Basis::Guess, node, pool, need, cpus)
     }
 
     fn wait_behind(
         &self,
-        (ahead, rank): (u64, Rank),
+        (line, rank): (Span, Rank),
         basis: Basis,
         node: Idx<Node>,
         pool: Idx<Pool>,
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        let pilots = self.supply.nodes[node].pilots.iter();
-        let up = pilots.map(|&p| &self.supply.pilots[p]);
-        let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
-        let spans = up.filter_map(|pilot| {
-            let free = self.free_for(pilot, basis, need, cpus)?;
-            // The cells ahead spread over the pilot's GPUs.
-            let lanes = u64::from((pilot.gpus() / need.gpus.max(1)).max(1));
-            let before = self.typical_run(pool, basis).0.saturating_mul(ahead / lanes);
-            Some(Span(free.0.saturating_add(before)))
-        });
-        let free = spans.min()?;
+        let up = self.lending_of(node, pool);
+        let spans = up.filter_map(|pilot| self.free_for(pilot, basis, need, cpus));
+        let free = spans.min()?.max(line);
         match self.held_before(node, rank, need, cpus) {
             // The holder gets the next free GPUs and cores on the node first.
             Some(holder) => {
                 let first = self.node_free_in(node, holder)?;
-                Some(free.max(first + self.typical_run(pool, basis)))
+                Some(free.max(first + self.run_of_cell(holder, basis)))
             }
             None => Some(free),
         }
@@ -602,16 +608,22 @@ impl Core {
         (holder.rank < rank && !beside()).then_some(holder)
     }
 
-    fn typical_run(&self, pool: Idx<Pool>, basis: Basis) -> Span {
-        let runs = &self.supply.pools[pool].runs;
-        if basis == Basis::Seen && runs.longer_than(Span::ZERO) < FEW {
-            return UNKNOWN;
+    /// Expected time until the lease ends.
+    pub(crate) fn lease_left(&self, lease: &Lease, basis: Basis) -> Span {
+        match basis {
+            Basis::Guess => self.remaining(lease),
+            Basis::Seen => self.seen_remaining(lease),
         }
-        runs.remaining(runs, 0.0, Span::ZERO, 0.5)
-            .unwrap_or(Span::from_secs(60))
     }
 
-    /// Expected time until the lease ends.
+    /// Expected run of a cell about to start, at the median.
+    fn run_at_start(&self, cell: &Cell) -> Span {
+        let ran = cell.parked.map_or(Span::ZERO, |(_, ran)| ran);
+        let run = self.run_left(cell.kernel, cell.print, ran);
+        run.unwrap_or_else(|| ran.max(UNSEEN))
+    }
+
+    /// Expected time until the lease ends, for decisions.
     pub(crate) fn remaining(&self, lease: &Lease) -> Span {
         match &lease.state {
             LeaseState::Running(r) => {
@@ -625,7 +637,7 @@ impl Core {
                 }
                 span
             }
-            LeaseState::Starting { .. } => self.typical_run(lease.pool, Basis::Guess),
+            LeaseState::Starting { cell } => self.run_at_start(cell),
             // The pool's grace once before the take-back, and once during it.
             LeaseState::Lingering { .. }
             | LeaseState::Ending {
@@ -640,7 +652,9 @@ impl Core {
     fn seen_remaining(&self, lease: &Lease) -> Span {
         let LeaseState::Running(r) = &lease.state else {
             return match &lease.state {
-                LeaseState::Starting { .. } => self.typical_run(lease.pool, Basis::Seen),
+                LeaseState::Starting { cell } if !self.has_seen(cell.kernel, cell.print, Span::ZERO) => {
+                    UNKNOWN
+                }
                 _ => self.remaining(lease),
             };
         };
@@ -686,10 +700,7 @@ impl Core {
             .leases
             .iter()
             .map(|id| &self.work.leases[id])
-            .map(|l| match basis {
-                Basis::Guess => (self.remaining(l), l),
-                Basis::Seen => (self.seen_remaining(l), l),
-            })
+            .map(|l| (self.lease_left(l, basis), l))
             .collect();
         ends.sort_by_key(|(span, l)| (*span, l.id));
         let first = |group: Option<usize>| {

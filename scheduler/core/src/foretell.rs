@@ -4,12 +4,16 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::leases::PRIOR_WEIGHT;
-use crate::state::Kernel;
+use crate::predict::Habit;
+use crate::state::{Cell, Kernel};
 use hop_words::id::KernelId;
 use hop_words::time::Span;
 
 /// Weight of the kernel's other cells beside a cell's own past runs: as of so many own runs.
 const KERNEL_WEIGHT: f32 = 0.5;
+
+/// Expected run of a cell before any has been seen.
+pub(crate) const UNSEEN: Span = Span::from_secs(60);
 
 /// At least so many observations are more than a guess. Even a recent observation counts a little less than one.
 pub(crate) const FEW: f32 = 2.5;
@@ -42,13 +46,33 @@ impl Core {
 
     /// How much longer the kernel's cell runs, at the median, when it has run for `elapsed`.
     pub(crate) fn run_left(&self, kernel: Idx<Kernel>, print: u64, elapsed: Span) -> Option<Span> {
+        let median = |own: &Habit, others: &Habit, n: f32| own.remaining(others, n, elapsed, 0.5);
+        self.from_past_runs(kernel, print, median)
+    }
+
+    /// How much longer the cell runs once it starts, on average.
+    pub(crate) fn mean_run(&self, cell: &Cell) -> Span {
+        let elapsed = cell.parked.map_or(Span::ZERO, |(_, ran)| ran);
+        let mean = |own: &Habit, others: &Habit, n: f32| own.mean_left(others, n, elapsed);
+        let left = self.from_past_runs(cell.kernel, cell.print, mean);
+        // A cell that outran all runs seen is expected to run as long again.
+        left.unwrap_or_else(|| elapsed.max(UNSEEN))
+    }
+
+    /// A forecast from the past runs of the cell itself, with those of its kernel; else from those of its kernel, with
+    /// those of the pool. `of` gets both, and the weight of the second.
+    fn from_past_runs(
+        &self,
+        kernel: Idx<Kernel>,
+        print: u64,
+        of: impl Fn(&Habit, &Habit, f32) -> Option<Span>,
+    ) -> Option<Span> {
         let k = &self.work.kernels[kernel];
         let same = k.prints.iter().find(|(p, _)| *p == print);
-        if let Some(span) = same.and_then(|(_, h)| h.remaining(&k.runs, KERNEL_WEIGHT, elapsed, 0.5)) {
+        if let Some(span) = same.and_then(|(_, h)| of(h, &k.runs, KERNEL_WEIGHT)) {
             return Some(span);
         }
-        let others = &self.supply.pools[k.pool].runs;
-        k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)
+        of(&k.runs, &self.supply.pools[k.pool].runs, PRIOR_WEIGHT)
     }
 
     /// Whether enough was seen to tell people how much longer the kernel's cell runs: the cell itself, or a few others,

@@ -28,6 +28,7 @@ mod kernels;
 mod late;
 mod leases;
 mod limits;
+mod line;
 mod moving;
 mod offers;
 mod output;

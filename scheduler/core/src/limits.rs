@@ -56,27 +56,49 @@ impl Core {
         pool: Idx<Pool>,
     ) -> impl Iterator<Item = Over> + '_ {
         let asked = u32::from(gpus);
-        let over = move |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
-            let limit = most?;
+        let counted = self.counted_by_limits(user, account, pool);
+        let overs = counted.filter_map(move |(l, scope, used)| {
+            let limit = l.gpus?;
             (used + asked > limit).then(|| Over {
                 scope,
-                name: name.to_owned(),
+                name: l.name.clone(),
                 used,
                 limit,
                 asked,
             })
-        };
+        });
+        // Nothing is asked for at most places: no limit is looked at for it.
+        overs.take(if asked > 0 { usize::MAX } else { 0 })
+    }
+
+    /// The limits on GPUs of this user in this account and pool, each with its scope and the GPUs held there now.
+    fn counted_by_limits(
+        &self,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> impl Iterator<Item = (&Limit, Scope, u32)> {
         let plain = self.people.limits.values().filter_map(move |l| {
-            let counted = self.scope_of(&l.of, user, account, pool)?;
-            over(&l.name, l.gpus, counted)
+            let (scope, used) = self.scope_of(&l.of, user, account, pool)?;
+            Some((l, scope, used))
         });
         let bound = self.people.members.binding(user, account).iter();
         let bound = bound.filter_map(move |&i| {
-            let l = &self.people.limits[i];
-            over(&l.name, l.gpus, self.counted(i, user, account)?)
+            let (scope, used) = self.counted(i, user, account)?;
+            Some((&self.people.limits[i], scope, used))
         });
-        // Nothing is asked for at most places: no limit is looked at for it.
-        plain.chain(bound).take(if asked > 0 { usize::MAX } else { 0 })
+        plain.chain(bound)
+    }
+
+    /// How many GPUs more the limits leave to this user in this account and pool now, by what they count.
+    pub(crate) fn left_by_limits(
+        &self,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> impl Iterator<Item = (Scope, u32)> {
+        let counted = self.counted_by_limits(user, account, pool);
+        counted.filter_map(|(l, scope, used)| Some((scope, l.gpus?.saturating_sub(used))))
     }
 
     /// Scope in which a limit on associations counts this user in this account, and the GPUs now held in this scope.

@@ -132,12 +132,30 @@ impl Habit {
                 left <= 0.0
             })
             .unwrap_or(last);
-        let until = if i == from && elapsed > Span::ZERO {
-            (gone + upper(i)) / 2.0
-        } else {
-            middle(i)
-        };
+        let until = Self::likely_end(i, from, gone);
         Some(Span(((until - gone).max(UNIT) * 1e6) as u64))
+    }
+
+    /// The mean of the time left after `elapsed`, in the same blend. `None` means that neither has seen a time as long.
+    pub fn mean_left(&self, other: &Self, n: f32, elapsed: Span) -> Option<Span> {
+        let from = bucket(elapsed);
+        let gone = elapsed.as_secs_f64();
+        let share = self.blend(other, n);
+        let (mut mass, mut sum) = (0.0, 0.0);
+        for i in from..BUCKETS {
+            let weight = f64::from(share(i)) * Self::part(i, from, gone);
+            mass += weight;
+            sum += weight * (Self::likely_end(i, from, gone) - gone).max(UNIT);
+        }
+        (mass > 0.0).then(|| Span((sum / mass * 1e6) as u64))
+    }
+
+    /// The likely length, in seconds, of a time in bucket `i` after `gone` seconds, a time in bucket `from`.
+    fn likely_end(i: usize, from: usize, gone: f64) -> f64 {
+        match i == from && gone > 0.0 {
+            true => (gone + upper(i)) / 2.0,
+            false => middle(i),
+        }
     }
 
     /// The chance of an end within `more` after `elapsed`, in the blend with `other`.

@@ -137,9 +137,19 @@ impl Core {
     /// at its submission, however much the user's other cells use meanwhile.
     pub(crate) fn renew_ranks(&mut self) {
         self.work.renewing = false;
+        self.renew_runs();
         self.rerank_all();
         if !self.work.cells.is_empty() {
             self.renew_later();
+        }
+    }
+
+    /// Renews the expected runs of all waiting cells: others like them have run meanwhile.
+    fn renew_runs(&mut self) {
+        let waiting = self.work.cells.iter();
+        let runs: Vec<(Idx<Cell>, Span)> = waiting.map(|(i, c)| (i, self.mean_run(c))).collect();
+        for (cell, run) in runs {
+            self.work.cells[cell].runs_for = run;
         }
     }
 

@@ -578,6 +578,8 @@ pub(crate) struct Cell {
     pub cpus: u16,
     pub class: Class,
     pub print: u64,
+    /// Expected run at its next start: the mean, since cells behind it wait for a sum of runs.
+    pub runs_for: Span,
     pub submitted: Timestamp,
     pub seq: u64,
     /// Number of failed leases for the cell.

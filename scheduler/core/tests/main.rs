@@ -18,4 +18,5 @@ mod restart;
 mod shapes;
 mod shares;
 mod starvation;
+mod waits;
 mod world;
