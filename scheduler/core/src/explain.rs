@@ -248,6 +248,7 @@ impl Core {
         if !matches!(
             self.reason(cell),
             Reason::GpusBusy { .. }
+                | Reason::PilotsSmall { .. }
                 | Reason::CoresBusy { .. }
                 | Reason::WrongType { .. }
                 | Reason::Blocked { .. }
@@ -444,12 +445,14 @@ impl Core {
                 }
                 pilots += 1;
                 let reason = self.reason_on_pilot(pilot, node.name.clone(), c);
-                if best.is_none() || matches!(best, Some(Reason::WrongType { .. })) {
+                if best.as_ref().is_none_or(|b| tells(b) < tells(&reason)) {
                     best = Some(reason);
                 }
             }
         }
-        if pilots == 0 {
+        // A larger pilot comes.
+        let larger = || self.supply.tickets.for_cell((cell, c.seq)).next().is_some();
+        if pilots == 0 || matches!(best, Some(Reason::PilotsSmall { .. })) && larger() {
             return self.reason_without_pilot(k);
         }
         best.unwrap_or(Reason::NoReplica)
@@ -475,11 +478,14 @@ impl Core {
 
     fn reason_on_pilot(&self, pilot: &Pilot, node: NodeName, c: &Cell) -> Reason {
         let fitting: Vec<_> = pilot.groups.iter().filter(|g| g.fits(&c.need)).collect();
-        if c.need.gpus > 0 && !fitting.iter().any(|g| g.could_serve(&c.need)) {
+        if c.need.gpus > 0 && fitting.is_empty() {
             return Reason::WrongType {
                 gpu_type: c.need.gpu_type.clone(),
                 mem_mib: c.need.gpu_mem_mib,
             };
+        }
+        if c.need.gpus > 0 && !fitting.iter().any(|g| g.could_serve(&c.need)) {
+            return self.reason_of_small_pilots(pilot, node, c);
         }
         let lendable = fitting.iter().map(|g| g.lendable()).max().unwrap_or(0);
         if lendable < c.need.gpus {
@@ -508,6 +514,21 @@ impl Core {
             };
         }
         Reason::HeldBack { node }
+    }
+
+    /// The node's pilots are as large as what others asked for.
+    fn reason_of_small_pilots(&self, pilot: &Pilot, node: NodeName, c: &Cell) -> Reason {
+        let here = || self.lending_of(pilot.node, pilot.pool);
+        let leases = here().flat_map(|p| &p.leases);
+        Reason::PilotsSmall {
+            node,
+            gpus: c.need.gpus,
+            used: here().map(Pilot::used_gpus).sum(),
+            of: self.supply.nodes[pilot.node]
+                .gpus
+                .max(here().map(Pilot::gpus).sum()),
+            yours: self.yours(c, leases.map(|l| &self.work.leases[l])),
+        }
     }
 
     /// Notebooks of the cell's user with GPUs by these leases, without the cell's own notebook.
@@ -720,5 +741,14 @@ impl Core {
             None
         };
         groups.into_iter().filter_map(first).min()
+    }
+}
+
+/// How much the reason of one of several pilots tells of the wait.
+fn tells(reason: &Reason) -> u8 {
+    match reason {
+        Reason::WrongType { .. } => 0,
+        Reason::PilotsSmall { .. } => 1,
+        _ => 2,
     }
 }

@@ -12,6 +12,8 @@ pub(crate) struct Over {
     pub scope: Scope,
     pub name: String,
     pub used: u32,
+    /// GPUs on their way for other cells, where these count.
+    pub coming: u32,
     pub limit: u32,
     pub asked: u32,
 }
@@ -63,6 +65,7 @@ impl Core {
                 scope,
                 name: l.name.clone(),
                 used,
+                coming: 0,
                 limit,
                 asked,
             })
@@ -296,6 +299,7 @@ impl Core {
             name: over.name.clone(),
             used: over.used,
             limit: over.limit,
+            coming: over.coming,
             yours: self.yours(c, leases.filter(in_scope)),
         }
     }
@@ -359,10 +363,11 @@ impl Core {
             self.counts(scope, k.user, k.account, k.pool)
         };
         let mut overs = self.overs(asked, k.user, k.account, k.pool);
-        overs.find(|over| {
+        overs.find_map(|over| {
             let coming = coming.iter().filter(|o| within(o, over.scope));
             let coming: u32 = coming.map(|o| u32::from(o.need.gpus)).sum();
-            over.used + coming + u32::from(c.need.gpus) > over.limit
+            let exceeds = over.used + coming + u32::from(c.need.gpus) > over.limit;
+            exceeds.then_some(Over { coming, ..over })
         })
     }
 

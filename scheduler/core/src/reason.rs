@@ -49,6 +49,15 @@ pub enum Reason {
         fitting: u16,
         yours: Yours,
     },
+    /// Each pilot on the node is smaller than the need, and a larger one finds no room there.
+    PilotsSmall {
+        node: NodeName,
+        gpus: u16,
+        /// GPUs in use on the node, of all its GPUs.
+        used: u16,
+        of: u16,
+        yours: Yours,
+    },
     /// GPUs would do, cores are lent to others.
     CoresBusy { node: NodeName, cpus: u16, free: u16 },
     /// The pool has GPUs of this type, but not where the kernel's replicas are.
@@ -64,6 +73,8 @@ pub enum Reason {
         name: String,
         used: u32,
         limit: u32,
+        /// GPUs on their way for other cells that the limit counts: the cell could start, but not beside these.
+        coming: u32,
         yours: Yours,
     },
     /// The kernel's own earlier lease is not over yet.
@@ -87,7 +98,9 @@ impl Reason {
     /// The user's own other notebooks that hold the awaited GPUs or cores.
     pub(crate) fn yours(&self) -> Option<&Yours> {
         match self {
-            Self::GpusBusy { yours, .. } | Self::Limit { yours, .. } => Some(yours),
+            Self::GpusBusy { yours, .. } | Self::PilotsSmall { yours, .. } | Self::Limit { yours, .. } => {
+                Some(yours)
+            }
             _ => None,
         }
     }
@@ -99,7 +112,7 @@ impl Reason {
             Self::NoPilot { coming: true, .. } => "PilotStarting",
             Self::NoPilot { coming: false, .. } => "NoPilot",
             Self::PilotLate { .. } => "PilotPending",
-            Self::GpusBusy { .. } | Self::CoresBusy { .. } => "Resources",
+            Self::GpusBusy { .. } | Self::PilotsSmall { .. } | Self::CoresBusy { .. } => "Resources",
             Self::WrongType { .. } => "GPUType",
             Self::Claiming { .. } => "Claiming",
             Self::Parking { .. } => "Parking",
@@ -127,12 +140,31 @@ impl Reason {
                 let whose = yours.after_in_use((*fitting).into());
                 write!(f, "it needs {} in use{whose}", gpus_busy(node, *gpus, *fitting))
             }
+            Self::PilotsSmall {
+                node, gpus, used: 0, ..
+            } => write!(
+                f,
+                "it needs {gpus} GPUs and each job with GPUs on {node} has fewer"
+            ),
+            Self::PilotsSmall {
+                node,
+                gpus,
+                used,
+                of,
+                yours,
+            } => {
+                let (are, whose) = (are(u32::from(*used)), yours.after_in_use((*used).into()));
+                write!(
+                    f,
+                    "it needs {gpus} GPUs and {used} of the {of} on {node} {are} in use{whose}"
+                )
+            }
             Self::CoresBusy { node, cpus, free } => {
                 write!(
                     f,
                     "it needs {cpus} core{} and {free} {} free on {node}",
                     plural(*cpus),
-                    if *free == 1 { "is" } else { "are" }
+                    are(u32::from(*free))
                 )
             }
             Self::WrongType { gpu_type, mem_mib } => {
@@ -167,7 +199,10 @@ impl fmt::Display for Reason {
             Self::PilotLate { node } => {
                 write!(f, "Slurm has not started the job with GPUs for it on {node} yet")
             }
-            Self::GpusBusy { .. } | Self::CoresBusy { .. } | Self::WrongType { .. } => self.write_lacking(f),
+            Self::GpusBusy { .. }
+            | Self::PilotsSmall { .. }
+            | Self::CoresBusy { .. }
+            | Self::WrongType { .. } => self.write_lacking(f),
             Self::Claiming { node } => {
                 write!(f, "an idle lease on {node} is being ended to make room for it")
             }
@@ -187,13 +222,19 @@ impl fmt::Display for Reason {
                 name,
                 used,
                 limit,
+                coming,
                 yours,
             } => {
                 let whose = yours.after_in_use(*used);
                 write!(
                     f,
                     "limit {name}: {used} of {limit} GPUs are in use already{whose}"
-                )
+                )?;
+                match coming {
+                    0 => Ok(()),
+                    1 => write!(f, ", and 1 is on its way for another cell"),
+                    _ => write!(f, ", and {coming} are on their way for other cells"),
+                }
             }
             Self::SlurmAway => write!(
                 f,
@@ -367,6 +408,10 @@ fn gpus_busy(node: &NodeName, gpus: u16, fitting: u16) -> String {
             plural(gpus)
         ),
     }
+}
+
+fn are(n: u32) -> &'static str {
+    if n == 1 { "is" } else { "are" }
 }
 
 pub(crate) fn plural(n: u16) -> &'static str {

@@ -1,9 +1,9 @@
 //! Cells over a limit: idle leases end for them only where that lets them start.
 
 use crate::world::{World, facts};
-use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Scale};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, Migrate, PoolConfig, Scale};
 use hop_core::reason::RefusedBecause;
-use hop_core::{Input, Output, Record};
+use hop_core::{CancelTarget, Input, Output, Record};
 use hop_words::id::{JobId, KernelId, LeaseId};
 use hop_words::need::Need;
 use hop_words::time::Span;
@@ -275,4 +275,36 @@ fn no_pilot_is_asked_for_beyond_a_limit() {
     w.end_cell(&b, &second);
     w.settle();
     assert_eq!(w.asked, [1, 2, 3]);
+}
+
+#[test]
+fn a_pilot_on_its_way_for_another_cell_is_told_as_what_the_limit_counts() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 16);
+    pool.max_pilots = 16;
+    pool.migrate = Some(Migrate::default());
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    w.tell(Input::Node(facts("n1")));
+    w.tell(limits(vec![limit(LimitOf::EachUser, 1)], 0));
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "ada", &["n1"], 1));
+    let (cell, _) = w.submit(&a, Need::gpus(1));
+    w.submit(&b, Need::gpus(1));
+    let said = w.core.explain(&b, None).expect("it waits").join(" ");
+    assert!(
+        said.contains("limit GrpTRES: 0 of 1 GPUs are in use already, and 1 is on its way for another cell"),
+        "{said}"
+    );
+    let target = CancelTarget::Cell { kernel: a, cell };
+    w.asked.clear();
+    w.tell(Input::Cancel {
+        target,
+        by: "root".into(),
+    });
+    w.pass(Span::from_secs(60));
+    assert_eq!(w.asked.len(), 1, "the limit lets the other start now");
 }

@@ -786,3 +786,35 @@ fn a_type_that_no_node_is_said_to_have_may_be_on_any() {
     let (_, out) = w.submit(&k, h100());
     assert_eq!(pilots(&out), ["+1 a0"], "{out:?}");
 }
+
+#[test]
+fn pilots_smaller_than_the_need_are_told_as_gpus_in_use() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 8;
+    pool.migrate = None;
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    w.pilot("n0", 1, 4);
+    w.pilot("n0", 1, 4);
+    let a = w.kernel("a", "ada", &["n0"], 1);
+    w.submit(&a, Need::gpus(1));
+    w.settle();
+    let b = w.kernel("b", "bob", &["n0"], 2);
+    w.submit(&b, Need::gpus(2));
+    w.settle();
+    let said = w.core.explain(&b, None).expect("it waits").join(" ");
+    assert!(
+        said.contains("it needs 2 GPUs and 1 of the 2 on n0 is in use"),
+        "{said}"
+    );
+    assert_eq!(w.core.waiting()[0].reason.word(), "Resources");
+    let c = w.kernel("c", "ada", &["n0"], 2);
+    w.submit(&c, Need::gpus(2));
+    let said = w.core.explain(&c, None).expect("it waits").join(" ");
+    assert!(said.contains("in use by your notebook a"), "{said}");
+}
