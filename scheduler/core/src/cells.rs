@@ -455,6 +455,7 @@ impl Core {
     pub(crate) fn wait(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let seq = self.work.cells[cell].seq;
         self.note_kernel(self.work.cells[cell].kernel, out);
+        self.regain_pilots(cell, out);
         self.arm_due(cell);
         if self.config.report_every > Span::ZERO {
             self.at(self.now + self.config.report_every, Timer::Report(cell, seq));

@@ -8,11 +8,11 @@ use crate::output::Output;
 use crate::predict::{Habit, STREAKS};
 use crate::reason::RefusedBecause;
 use crate::state::{
-    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Standing, Supply, Tally, Timer,
-    User, Work,
+    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Standing, Supply, Tally, Ticket,
+    Timer, User, Work,
 };
 use crate::usage::Usage;
-use hop_words::id::{AccountName, KernelId, LeaseId, NodeName, PoolName, UserName};
+use hop_words::id::{AccountName, CellId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -436,10 +436,21 @@ impl Core {
                     gpus: t.gpus,
                     job: t.job,
                     at: t.at,
+                    cell: self.cell_of_ticket(t),
                 })
             })
         };
         self.note(|| Key::Ticket(ticket), value, out);
+    }
+
+    /// The cell, waiting or returning, for which the pilot was started.
+    fn cell_of_ticket(&self, ticket: &Ticket) -> Option<(KernelId, CellId)> {
+        let waits = ticket.cell.filter(|&(cell, seq)| self.is_same(cell, seq));
+        let named = waits.map(|(cell, _)| {
+            let c = &self.work.cells[cell];
+            (self.work.kernels[c.kernel].id.clone(), c.id.clone())
+        });
+        named.or_else(|| ticket.returning.clone())
     }
 
     /// Tells the time spent in the state that the lease is leaving.

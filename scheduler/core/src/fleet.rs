@@ -147,6 +147,7 @@ impl Core {
             job: None,
             at: self.now,
             cell: None,
+            returning: None,
         };
         self.supply.tickets.insert(ticket, entry);
         self.at(self.now + GIVEN_UP, Timer::Stuck(ticket));

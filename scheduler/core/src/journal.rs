@@ -145,4 +145,7 @@ pub struct TicketImage {
     pub gpus: u16,
     pub job: Option<JobId>,
     pub at: Timestamp,
+    /// The waiting cell for which the pilot was started.
+    #[serde(default)]
+    pub cell: Option<(KernelId, CellId)>,
 }

@@ -7,7 +7,9 @@ use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
 use crate::late::GIVEN_UP;
 use crate::output::Output;
-use crate::state::{FailedMoves, Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
+use crate::state::{
+    Cell, FailedMoves, Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer,
+};
 use crate::usage::Usage;
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
@@ -191,12 +193,23 @@ impl Core {
                 job: image.job,
                 at: image.at,
                 cell: None,
+                returning: image.cell,
             },
         );
         // Replicas have until then to submit the cells that wait for the pilot again.
         self.at(image.at.max(self.now) + GIVEN_UP, Timer::Stuck(ticket));
         if let Some(node) = node {
             self.list_node(node);
+        }
+    }
+
+    /// The pilots asked for on account of the cell before the restart are for it again.
+    pub(crate) fn regain_pilots(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let c = &self.work.cells[cell];
+        let kernel = &self.work.kernels[c.kernel].id;
+        for ticket in self.supply.tickets.of_returning(kernel, &c.id) {
+            self.supply.tickets.change(ticket, |t| t.returning = None);
+            self.dedicate(ticket, cell, out);
         }
     }
 

@@ -120,10 +120,11 @@ impl Core {
     }
 
     /// The coming pilot is meant for the cell.
-    fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>, out: &mut Vec<Output>) {
+    pub(crate) fn dedicate(&mut self, ticket: u64, cell: Idx<Cell>, out: &mut Vec<Output>) {
         self.give_up_stuck_for(cell, out);
         let seq = self.work.cells[cell].seq;
         self.supply.tickets.change(ticket, |t| t.cell = Some((cell, seq)));
+        self.note_ticket(ticket, out);
         self.reconsider_hold(cell);
     }
 

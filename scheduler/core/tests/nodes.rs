@@ -645,6 +645,7 @@ fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() 
         gpus: 1,
         job: Some(JobId(8)),
         at: Timestamp(0),
+        cell: None,
     });
     let pilot = Value::Pilot {
         node: node.clone(),

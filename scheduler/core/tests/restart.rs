@@ -1,9 +1,9 @@
 //! The driver is restarted: waiting cells keep their places, and kernels what they have used.
 
-use crate::world::{World, report};
-use hop_core::config::{Config, PoolConfig};
-use hop_core::{Core, Input, ReplicaUp, WaitingCell};
-use hop_words::id::{CellId, Incarnation, KernelId, LeaseId};
+use crate::world::{World, facts, report};
+use hop_core::config::{Config, PoolConfig, Scale};
+use hop_core::{Core, Input, Output, ReplicaUp, WaitingCell};
+use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
 
@@ -203,4 +203,56 @@ fn a_kernels_own_use_outlives_a_restart() {
         w.submit(kernel, Need::gpus(1));
     }
     assert_eq!(order(&w), ["new", "long-ago", "lately", "runs"]);
+}
+
+/// A pool without pilots, where pilots follow demand.
+fn on_demand() -> PoolConfig {
+    let mut pool = pool();
+    pool.min_pilots = 0;
+    pool.max_pilots = 16;
+    pool.scale = Some(Scale {
+        spares: 0,
+        ..Scale::default()
+    });
+    pool
+}
+
+/// The tickets of the pilots asked for.
+fn asked(out: &[Output]) -> Vec<u64> {
+    let asked = |o: &Output| match o {
+        Output::SubmitPilot { ticket, .. } => Some(*ticket),
+        _ => None,
+    };
+    out.iter().filter_map(asked).collect()
+}
+
+#[test]
+fn pilots_on_their_way_are_not_asked_for_again() {
+    let mut w = World::new(1, config(), on_demand());
+    w.tell(Input::Node(facts("n0")));
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    // The pilot expected of the new kernel fails, and its node is tried again after a while.
+    for ticket in std::mem::take(&mut w.asked) {
+        let reason = "no".to_owned();
+        w.tell(Input::PilotFailed { ticket, reason });
+    }
+    w.pass(Span::from_secs(700));
+    let (cell, out) = w.submit(&k, Need::gpus(1));
+    let [ticket] = asked(&out)[..] else {
+        panic!("{out:?}")
+    };
+    let job = JobId(9000);
+    w.tell(Input::PilotQueued { ticket, job });
+    for turn in 0..3 {
+        w.pass(Span::from_secs(20));
+        let mut out = Vec::new();
+        w.core = Core::restore(config(), vec![on_demand()], w.journal.clone(), w.now, &mut out);
+        out.extend(w.tell(Input::Node(facts("n0"))));
+        w.asked.clear();
+        comes_back(&mut w, &k, &[&cell]);
+        w.pass(Span::from_secs(20));
+        assert!(asked(&out).is_empty() && w.asked.is_empty(), "restart {turn}");
+        assert_eq!(w.core.waiting().len(), 1);
+    }
+    w.core.sanity_check().expect("a sane state");
 }

@@ -66,7 +66,10 @@ fn a_wait_behind_cells_known_to_be_long_is_the_sum_of_their_runs() {
     for cell in waiting {
         let hours = cell.estimate.expect("all of them were seen").as_secs_f64() / 3600.0;
         let ahead = f64::from(cell.position);
-        assert!((ahead * 0.7..ahead * 1.4).contains(&hours), "{hours} h at {ahead}");
+        assert!(
+            (ahead * 0.7..ahead * 1.4).contains(&hours),
+            "{hours} h at {ahead}"
+        );
     }
 }
 
@@ -86,7 +89,10 @@ fn the_cells_ahead_spread_over_all_pilots_of_a_node() {
     assert_eq!(waiting.len(), 4);
     for cell in waiting {
         let hours = cell.estimate.expect("all of them were seen").as_secs_f64() / 3600.0;
-        assert!((0.7..1.4).contains(&hours), "{hours} h: each has a GPU of its own");
+        assert!(
+            (0.7..1.4).contains(&hours),
+            "{hours} h: each has a GPU of its own"
+        );
     }
 }
 
@@ -105,7 +111,10 @@ fn cells_over_a_limit_go_before_nobody() {
     let c = view(&w, &c);
     assert_eq!(c.position, 1, "one of ada's runs, and the limit keeps 20 out");
     let estimate = c.estimate.expect("cells like these were seen");
-    assert!(estimate < Span::from_secs(900), "bob's cell is the next to end: {estimate:?}");
+    assert!(
+        estimate < Span::from_secs(900),
+        "bob's cell is the next to end: {estimate:?}"
+    );
 }
 
 #[test]
@@ -125,7 +134,10 @@ fn only_as_many_go_before_others_as_their_limit_leaves_gpus_for() {
     let c = view(&w, &c);
     assert_eq!(c.position, 2, "one of ada's 21 goes before it");
     let estimate = c.estimate.expect("cells like these were seen");
-    assert!(estimate < Span::from_secs(900), "bob's or dan's GPU is for it: {estimate:?}");
+    assert!(
+        estimate < Span::from_secs(900),
+        "bob's or dan's GPU is for it: {estimate:?}"
+    );
 }
 
 #[test]
@@ -170,6 +182,10 @@ fn no_node_boots_on_account_of_cells_over_a_limit() {
         (0..110).for_each(|_| _ = w.pass(Span::from_secs(1)));
         w.asked.clear();
         submit(&mut w, &c);
-        assert_eq!(w.asked, Vec::<u64>::new(), "bob's GPU is free in seconds: {with_limited}");
+        assert_eq!(
+            w.asked,
+            Vec::<u64>::new(),
+            "bob's GPU is free in seconds: {with_limited}"
+        );
     }
 }

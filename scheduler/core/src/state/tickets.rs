@@ -2,13 +2,16 @@
 
 use super::{Cell, Node, Pool};
 use crate::index::Idx;
-use hop_words::id::JobId;
+use hop_words::id::{CellId, JobId, KernelId};
 use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 /// A waiting cell, by index and sequence number.
 pub(crate) type Waiting = (Idx<Cell>, u64);
+
+/// A cell that waited before a restart.
+pub(crate) type Returning = (KernelId, CellId);
 
 /// A pilot was asked for and isn't up yet.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,6 +26,8 @@ pub(crate) struct Ticket {
     pub at: Timestamp,
     /// The waiting cell for which the pilot was started.
     pub cell: Option<Waiting>,
+    /// The same before a restart of the driver: the cell has yet to be asked for again.
+    pub returning: Option<Returning>,
 }
 
 /// Pilots and their GPUs.
@@ -41,6 +46,7 @@ pub(crate) struct Tickets {
     anywhere: BTreeSet<u64>,
     of_job: BTreeSet<(JobId, u64)>,
     for_cell: BTreeSet<(Waiting, u64)>,
+    for_returning: BTreeSet<(Returning, u64)>,
     /// Coming pilots on each pool's own nodes.
     own: BTreeMap<Idx<Pool>, Coming>,
 }
@@ -71,6 +77,8 @@ impl Tickets {
         };
         self.of_job.extend(ticket.job.map(|job| (job, number)));
         self.for_cell.extend(ticket.cell.map(|cell| (cell, number)));
+        let returning = ticket.returning.clone();
+        self.for_returning.extend(returning.map(|cell| (cell, number)));
         if !ticket.bursts {
             let own = self.own.entry(ticket.pool).or_default();
             own.pilots += 1;
@@ -90,6 +98,9 @@ impl Tickets {
         }
         if let Some(cell) = ticket.cell {
             self.for_cell.remove(&(cell, number));
+        }
+        if let Some(cell) = &ticket.returning {
+            self.for_returning.remove(&(cell.clone(), number));
         }
         if !ticket.bursts {
             let own = self.own.entry(ticket.pool).or_default();
@@ -134,6 +145,13 @@ impl Tickets {
         numbers.map(|&(_, number)| (number, &self.all[&number]))
     }
 
+    /// Numbers of the pilots asked for on account of this cell before a restart.
+    pub(crate) fn of_returning(&self, kernel: &KernelId, cell: &CellId) -> Vec<u64> {
+        let here = self.for_returning.iter();
+        let own = here.filter(|((k, c), _)| k == kernel && c == cell);
+        own.map(|(_, number)| *number).collect()
+    }
+
     /// Coming pilots on the pool's own nodes.
     pub(crate) fn own(&self, pool: Idx<Pool>) -> Coming {
         self.own.get(&pool).copied().unwrap_or_default()
@@ -163,6 +181,7 @@ mod tests {
             job: None,
             at: Timestamp(0),
             cell: None,
+            returning: None,
         }
     }
 
