@@ -1,7 +1,7 @@
 //! Answers to people and tools: why a cell waits, for how long, and what is lent to whom.
 
 use crate::core::Core;
-use crate::foretell::UNSEEN;
+use crate::foretell::{Basis, UNKNOWN, UNSEEN};
 use crate::index::Idx;
 use crate::line::{Line, Place};
 use crate::reason::{Reason, Yours, plural, spell};
@@ -13,18 +13,6 @@ use hop_words::id::{
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// Evidence that an expectation rests on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Basis {
-    /// The likeliest value, however little is known: for decisions.
-    Guess,
-    /// From values seen a few times: for people, since they plan by the answer.
-    Seen,
-}
-
-/// Stands for an unknown time: longer than any that is foreseen.
-pub(crate) const UNKNOWN: Span = Span(u64::MAX / 4);
 
 /// A waiting cell, for `hop queue`.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,6 +12,18 @@ use hop_words::time::Span;
 /// Weight of the kernel's other cells beside a cell's own past runs: as of so many own runs.
 const KERNEL_WEIGHT: f32 = 0.5;
 
+/// Evidence that an expectation rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Basis {
+    /// The likeliest value, however little is known: for decisions.
+    Guess,
+    /// From values seen a few times: for people, since they plan by the answer.
+    Seen,
+}
+
+/// Stands for an unknown time: longer than any that is foreseen.
+pub(crate) const UNKNOWN: Span = Span(u64::MAX / 4);
+
 /// Expected run of a cell before any has been seen.
 pub(crate) const UNSEEN: Span = Span::from_secs(60);
 

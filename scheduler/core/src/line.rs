@@ -6,7 +6,7 @@
 //! one limit only as many go before others as the limit leaves GPUs for.
 
 use crate::core::Core;
-use crate::explain::{Basis, UNKNOWN};
+use crate::foretell::{Basis, UNKNOWN};
 use crate::index::Idx;
 use crate::state::{Account, Cell, Group, Node, Pilot, PilotState, Pool, Rank, Scope, User};
 use hop_words::need::Need;
