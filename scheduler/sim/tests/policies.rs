@@ -128,7 +128,12 @@ fn burst_nodes_boot_when_gpus_are_short_are_given_back_and_are_paid_for() {
     assert_eq!(more.cells.len(), trace.cells());
     let p95 = |r: &hop_sim::PolicyResult| r.summary(&trace).delay_s.p95;
     // Nineteen of twenty cells don't even wait for a boot.
-    assert!(p95(&more) < (p95(&few) / 20.0).min(90.0), "{} {}", p95(&more), p95(&few));
+    assert!(
+        p95(&more) < (p95(&few) / 20.0).min(90.0),
+        "{} {}",
+        p95(&more),
+        p95(&few)
+    );
     let (hours, all) = (more.burst.hours(), more.provisioned.hours());
     assert!(hours > 0.0 && hours < all);
     assert!((more.burst_cost - 2.5 * hours).abs() < 1e-6 * more.burst_cost);
