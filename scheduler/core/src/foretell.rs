@@ -59,21 +59,21 @@ impl Core {
     /// How much longer the kernel's cell runs, at the median, when it has run for `elapsed`.
     pub(crate) fn run_left(&self, kernel: Idx<Kernel>, print: u64, elapsed: Span) -> Option<Span> {
         let median = |own: &Habit, others: &Habit, n: f32| own.remaining(others, n, elapsed, 0.5);
-        self.from_past_runs(kernel, print, median)
+        self.by_past_runs(kernel, print, median)
     }
 
     /// How much longer the cell runs once it starts, on average.
     pub(crate) fn mean_run(&self, cell: &Cell) -> Span {
         let elapsed = cell.parked.map_or(Span::ZERO, |(_, ran)| ran);
         let mean = |own: &Habit, others: &Habit, n: f32| own.mean_left(others, n, elapsed);
-        let left = self.from_past_runs(cell.kernel, cell.print, mean);
+        let left = self.by_past_runs(cell.kernel, cell.print, mean);
         // A cell that outran all runs seen is expected to run as long again.
         left.unwrap_or_else(|| elapsed.max(UNSEEN))
     }
 
     /// A forecast from the past runs of the cell itself, with those of its kernel; else from those of its kernel, with
     /// those of the pool. `of` gets both, and the weight of the second.
-    fn from_past_runs(
+    fn by_past_runs(
         &self,
         kernel: Idx<Kernel>,
         print: u64,

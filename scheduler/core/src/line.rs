@@ -39,16 +39,19 @@ pub(crate) struct Line<'a> {
     limits: LimitsLeft,
 }
 
+/// The user, account and pool that limits may be of.
+type Lessee = (Idx<User>, Idx<Account>, Idx<Pool>);
+
 /// GPUs that limits leave to cells further back.
 #[derive(Default)]
 struct LimitsLeft {
     left: BTreeMap<Scope, u32>,
-    scopes: BTreeMap<(Idx<User>, Idx<Account>, Idx<Pool>), Vec<Scope>>,
+    scopes: BTreeMap<Lessee, Vec<Scope>>,
 }
 
 impl LimitsLeft {
     /// Whether the limits leave so many GPUs to a cell of this user in this account; counts the GPUs if they do.
-    fn take(&mut self, core: &Core, of: (Idx<User>, Idx<Account>, Idx<Pool>), gpus: u16) -> bool {
+    fn take(&mut self, core: &Core, of: Lessee, gpus: u16) -> bool {
         let scopes = self.scopes.entry(of).or_insert_with(|| {
             let mut found: BTreeMap<Scope, u32> = BTreeMap::new();
             for (scope, left) in core.left_by_limits(of.0, of.1, of.2) {
