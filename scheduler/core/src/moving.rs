@@ -271,6 +271,8 @@ impl Core {
         let spare = pool.lanes.spare.range((size, Idx::FIRST)..);
         let spare = spare.map(|&(_, n)| n);
         let idle = pool.lanes.idle.range((1, Idx::FIRST)..);
+        // A cell whose pilot is on its way, on a burst node for instance, takes no place of others' next cells.
+        let idle = idle.filter(|_| !self.is_booting_for(cell));
         let idle = idle.map(|&(_, p)| self.supply.pilots[p].node);
         self.untried_first(c.kernel, spare.chain(idle).filter(bare), |n| n)
     }
