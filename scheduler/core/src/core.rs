@@ -306,6 +306,7 @@ impl Core {
             gpus: 0,
             sized: false,
             gpu_type: "".into(),
+            lacks: BTreeSet::new(),
             gpu_mem_mib: 0,
             standing: Standing::default(),
             burst: None,
@@ -437,6 +438,7 @@ impl Core {
                     job: t.job,
                     at: t.at,
                     cell: self.cell_of_ticket(t),
+                    gpu_type: t.gpu_type.clone(),
                 })
             })
         };

@@ -27,6 +27,9 @@ impl Core {
         let pool = self.pool_index(&facts.pool);
         let i = self.node_index(&facts.node, pool);
         let node = &mut self.supply.nodes[i];
+        if (node.gpus, &node.gpu_type) != (facts.gpus, &facts.gpu_type) {
+            node.lacks.clear();
+        }
         node.gpus = facts.gpus;
         node.sized = true;
         // The type that the node's pilots reported stays if Slurm names none.
@@ -104,7 +107,7 @@ impl Core {
         let (min, max) = (config.min_pilots, config.max_pilots.max(config.min_pilots));
         let mut there = self.pilots_coming(pool);
         while there < min.min(max) {
-            self.submit_pilot(pool, None, None, None, out);
+            self.submit_pilot(pool, None, None, None, None, out);
             there += 1;
         }
     }
@@ -129,6 +132,7 @@ impl Core {
         partition: Option<String>,
         node: Option<Idx<Node>>,
         gpus: Option<u16>,
+        gpu_type: Option<GpuType>,
         out: &mut Vec<Output>,
     ) -> u64 {
         let partition = partition.or_else(|| self.supply.nodes[node?].burst.clone());
@@ -148,6 +152,7 @@ impl Core {
             at: self.now,
             cell: None,
             returning: None,
+            gpu_type: gpu_type.clone(),
         };
         self.supply.tickets.insert(ticket, entry);
         self.at(self.now + GIVEN_UP, Timer::Stuck(ticket));
@@ -161,6 +166,7 @@ impl Core {
             partition,
             node: node.map(|n| self.supply.nodes[n].name.clone()),
             gpus: gpus.filter(|&g| g != whole),
+            gpu_type,
         });
         ticket
     }

@@ -290,7 +290,7 @@ impl Core {
         let Some((_, size)) = best else { return };
         let spare = !self.is_apart(pool, node) || self.may_spare(pool, size);
         if spare && !self.is_taken(node, size) && self.may_add(pool, node, size) {
-            self.submit_pilot(pool, None, Some(node), Some(size), out);
+            self.submit_pilot(pool, None, Some(node), Some(size), None, out);
         }
     }
 

@@ -148,4 +148,6 @@ pub struct TicketImage {
     /// The waiting cell for which the pilot was started.
     #[serde(default)]
     pub cell: Option<(KernelId, CellId)>,
+    #[serde(default)]
+    pub gpu_type: Option<GpuType>,
 }

@@ -9,7 +9,7 @@ use crate::index::Idx;
 use crate::input::Room;
 use crate::output::Output;
 use crate::state::{Cell, Node, Pool, Shunned, Ticket, Timer, Waiting};
-use hop_words::id::NodeName;
+use hop_words::id::{GpuType, NodeName};
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 
@@ -150,6 +150,15 @@ impl Core {
         self.give_up(&[ticket], out);
     }
 
+    /// A node without a type that Slurm doesn't name first for it serves other pilots as before.
+    fn refused_on(&mut self, node: Idx<Node>, asked: Option<GpuType>) {
+        let n = &mut self.supply.nodes[node];
+        match asked.filter(|t| *t != n.gpu_type) {
+            Some(gpu_type) => _ = n.lacks.insert(gpu_type),
+            None => self.shun(node),
+        }
+    }
+
     /// Slurm can't start the pilot on its node, however long it waits. A pilot for no node in particular has merely
     /// failed: there is no other place for it, and the next attempt would go the same way.
     pub(crate) fn pilot_refused(&mut self, ticket: u64, out: &mut Vec<Output>) {
@@ -157,7 +166,7 @@ impl Core {
             return self.pilot_failed(ticket, out);
         };
         if let Some(t) = self.drop_ticket(ticket, out) {
-            self.shun(node);
+            self.refused_on(node, t.gpu_type);
             self.keep_pilots(t.pool, out);
             self.instead_of(t.cell, out);
         }

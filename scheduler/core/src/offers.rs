@@ -31,6 +31,21 @@ impl Core {
         }
     }
 
+    /// The type to ask Slurm for in a pilot for the cell: a node may have GPUs of several types. `None` means any type;
+    /// an agent may know types that Slurm doesn't name.
+    pub(crate) fn type_to_name(&self, cell: Idx<Cell>) -> Option<GpuType> {
+        let c = &self.work.cells[cell];
+        let offers = self.supply.pools[self.work.kernels[c.kernel].pool]
+            .offers
+            .as_ref()?;
+        let asked = c
+            .need
+            .gpu_type
+            .as_ref()
+            .filter(|t| c.need.gpus > 0 && has(offers, t));
+        asked.cloned()
+    }
+
     /// Reason for which the pool can never serve this need; `None` means servable, or unknown.
     pub(crate) fn never_in(&self, pool: Idx<Pool>, need: &Need) -> Option<RefusedBecause> {
         let p = &self.supply.pools[pool];

@@ -38,6 +38,8 @@ pub enum Output {
         node: Option<NodeName>,
         /// Its GPUs, with cores in proportion; none: as the pool is configured.
         gpus: Option<u16>,
+        /// Type of its GPUs, as Slurm names it. `None` means any of the pool's.
+        gpu_type: Option<GpuType>,
     },
     /// To Slurm: cancel a pilot before its agent is up.
     CancelPilot { ticket: u64, job: Option<JobId> },

@@ -6,7 +6,7 @@ use crate::input::{PlaceKernel, SeatUp};
 use crate::output::{Output, SeatPlan};
 use crate::reason::RefusedBecause;
 use crate::state::{Kernel, Node, Pilot, PilotState, Planned, Pool, Replica, Seat, Timer, User};
-use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
+use hop_words::id::{GpuType, Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use std::collections::BTreeSet;
 
@@ -268,7 +268,9 @@ impl Core {
             type_fits && (node.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib)
         };
         let all = &self.supply.pools[self.supply.nodes[n].pool].nodes;
-        need.gpus == 0 || said(n) || !all.iter().any(|&other| said(other))
+        let lacks = |t: &GpuType| self.supply.nodes[n].lacks.contains(t);
+        let lacks = need.gpu_type.as_ref().is_some_and(lacks);
+        need.gpus == 0 || !lacks && (said(n) || !all.iter().any(|&other| said(other)))
     }
 
     /// The cap on a node's subscription: what demand over use says.

@@ -194,6 +194,7 @@ impl Core {
                 at: image.at,
                 cell: None,
                 returning: image.cell,
+                gpu_type: image.gpu_type,
             },
         );
         // Replicas have until then to submit the cells that wait for the pilot again.

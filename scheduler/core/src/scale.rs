@@ -115,7 +115,8 @@ impl Core {
     /// Asks for a pilot on the node, for this cell.
     pub(crate) fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
         let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
-        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+        let gpu_type = self.type_to_name(cell);
+        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), gpu_type, out);
         self.dedicate(ticket, cell, out);
     }
 
@@ -354,7 +355,8 @@ impl Core {
         if gone(self) {
             return;
         }
-        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+        let gpu_type = cell.and_then(|c| self.type_to_name(c));
+        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), gpu_type, out);
         if let Some(cell) = cell {
             self.dedicate(ticket, cell, out);
         }
@@ -489,7 +491,8 @@ impl Core {
                     BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
                     BurstNode::Unknown => {
                         let partition = Some(b.partition.clone());
-                        let ticket = self.submit_pilot(pool, partition, None, Some(size), out);
+                        let gpu_type = self.type_to_name(cell);
+                        let ticket = self.submit_pilot(pool, partition, None, Some(size), gpu_type, out);
                         return self.dedicate(ticket, cell, out);
                     }
                     BurstNode::Full => {}
@@ -548,7 +551,7 @@ impl Core {
         let there = self.supply.nodes[node].pilots.iter().any(free);
         let room = self.takes_pilots(node, pool) && self.has_room(node, size);
         if !there && room && self.may_add(pool, node, size) {
-            self.submit_pilot(pool, None, Some(node), Some(size), out);
+            self.submit_pilot(pool, None, Some(node), Some(size), None, out);
         }
     }
 

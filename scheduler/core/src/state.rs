@@ -259,6 +259,8 @@ pub(crate) struct Node {
     /// Slurm has told the number of GPUs. Until then the node has at least as many as a pilot of it had.
     pub sized: bool,
     pub gpu_type: GpuType,
+    /// Types that Slurm has refused to pilots on the node.
+    pub lacks: BTreeSet<GpuType>,
     pub gpu_mem_mib: u64,
     pub standing: Standing,
     /// The node's burst partition; `None` means the pool's own.

@@ -646,6 +646,7 @@ fn a_coming_pilot_is_not_crowded_out_of_a_node_whose_size_nobody_has_told_yet() 
         job: Some(JobId(8)),
         at: Timestamp(0),
         cell: None,
+        gpu_type: None,
     });
     let pilot = Value::Pilot {
         node: node.clone(),

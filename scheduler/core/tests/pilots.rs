@@ -2,8 +2,8 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
-use hop_core::{Input, Output};
-use hop_words::id::{JobId, KernelId, NodeName};
+use hop_core::{Input, NodeFacts, Output, PoolOffers};
+use hop_words::id::{GpuType, JobId, KernelId, NodeName};
 use hop_words::lease::EndCause;
 use hop_words::need::Need;
 use hop_words::time::Span;
@@ -437,4 +437,82 @@ fn a_small_cell_of_a_kernel_with_large_ones_bursts_where_room_is() {
     }
     let (_, out) = w.submit(&k, Need::gpus(1));
     assert_eq!(sizes(&out), [("b0", Some(1))], "{out:?}");
+}
+
+/// The types of the pilots asked for on the node.
+fn types_asked(out: &[Output], on: &str) -> Vec<Option<GpuType>> {
+    let asked = |o: &Output| match o {
+        Output::SubmitPilot {
+            node: Some(n),
+            gpu_type,
+            ..
+        } if n.as_str() == on => Some(gpu_type.clone()),
+        _ => None,
+    };
+    out.iter().filter_map(asked).collect()
+}
+
+/// Nodes of four GPUs each, of which Slurm names the type `a` first. The pool has GPUs of type `b`, too.
+fn two_types() -> World {
+    let mut pool = PoolConfig::fixed("main", 0, 4, 8);
+    pool.max_pilots = 8;
+    pool.migrate = None;
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    for node in ["n0", "n1"] {
+        w.tell(Input::Node(NodeFacts {
+            gpus: 4,
+            gpu_type: "a".into(),
+            ..facts(node)
+        }));
+    }
+    w.tell(Input::PoolOffers(PoolOffers {
+        pool: "main".into(),
+        gpus: vec![("a".into(), 4), ("b".into(), 2)],
+        types_known: true,
+        gpu_mem_mib: 0,
+        cpus: 8,
+    }));
+    w
+}
+
+fn of_type(gpu_type: &str) -> Need {
+    Need {
+        gpu_type: Some(gpu_type.into()),
+        ..Need::gpus(1)
+    }
+}
+
+#[test]
+fn a_pilot_is_asked_for_with_the_type_that_its_cell_asks_for() {
+    let mut w = two_types();
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (cell, out) = w.submit(&k, of_type("b"));
+    assert_eq!(types_asked(&out, "n0"), [Some("b".into())]);
+    w.pilot_of("n0", "b", 1, 2);
+    w.settle();
+    assert!(w.running.contains_key(&(k, cell)));
+    let any = w.kernel("any", "bob", &["n0"], 1);
+    let (_, out) = w.submit(&any, Need::gpus(1));
+    assert_eq!(types_asked(&out, "n0"), [None]);
+}
+
+#[test]
+fn a_node_without_a_type_serves_the_cells_of_other_types() {
+    let mut w = two_types();
+    let k = w.kernel("k", "ada", &["n1"], 1);
+    let (_, out) = w.submit(&k, of_type("b"));
+    assert_eq!(types_asked(&out, "n1"), [Some("b".into())]);
+    let (ticket, _) = asked(&out)[0].clone();
+    let reason = "Requested node configuration is not available".to_owned();
+    let mut out = w.tell(Input::PilotRefused { ticket, reason });
+    out.extend((0..900).flat_map(|_| w.pass(Span::from_secs(1))));
+    assert!(types_asked(&out, "n1").is_empty(), "it has been told");
+    let other = w.kernel("o", "bob", &["n1"], 1);
+    let (_, out) = w.submit(&other, of_type("a"));
+    assert_eq!(types_asked(&out, "n1"), [Some("a".into())]);
 }

@@ -5,7 +5,7 @@
 //! request waits here with a growing pause; the core isn't told and doesn't repeat it.
 
 use hop_core::Input;
-use hop_words::id::{JobId, NodeName, PoolName};
+use hop_words::id::{GpuType, JobId, NodeName, PoolName};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,6 +73,8 @@ pub(crate) struct PilotRequest {
     pub node: Option<NodeName>,
     /// GPUs of the pilot; `None` means the number of the pool's pilots.
     pub gpus: Option<u16>,
+    /// Type of its GPUs; `None` means any of the pool's.
+    pub gpu_type: Option<GpuType>,
 }
 
 /// What is wanted of Slurm.
@@ -778,6 +780,7 @@ mod tests {
             partition: None,
             node: None,
             gpus: None,
+            gpu_type: None,
         }
     }
 

@@ -442,6 +442,7 @@ impl Legacy {
             partition: ticket.partition.clone(),
             node: ticket.node.clone(),
             gpus: (ticket.gpus > 0).then_some(ticket.gpus),
+            gpu_type: ticket.gpu_type.clone(),
         };
         self.pilot_jobs.restore(number, request, ticket.job);
     }

@@ -126,7 +126,8 @@ impl SlurmSide {
             return Err(Failure::No(format!("there is no pool {pool_name}")));
         };
         let gpus = request.gpus.unwrap_or(pool.gpus_per_pilot);
-        let gres = match (gpus, &pool.gpu_type) {
+        let asked = request.gpu_type.as_ref().map(GpuType::as_str);
+        let gres = match (gpus, asked.or(pool.gpu_type.as_deref())) {
             (0, _) => Vec::new(),
             (n, Some(t)) => vec![format!("gpu:{t}:{n}")],
             (n, None) => vec![format!("gpu:{n}")],
@@ -608,6 +609,7 @@ mod tests {
             partition: None,
             node: Some("n1".into()),
             gpus: None,
+            gpu_type: None,
         };
         let spec = side.pilot_spec(5, &request, vec![], true).unwrap();
         assert_eq!(spec.name, "hop-pool.main.5");
@@ -626,7 +628,7 @@ mod tests {
         let small = PilotRequest {
             partition: Some("burst".into()),
             gpus: Some(1),
-            ..request
+            ..request.clone()
         };
         let small = side.pilot_spec(6, &small, vec![], true).unwrap();
         assert_eq!(
@@ -634,6 +636,17 @@ mod tests {
             (Some("burst"), Some(4))
         );
         assert_eq!(small.gres, [Gres::parse("gpu:1").unwrap()]);
+        let typed = PilotRequest {
+            gpus: Some(1),
+            gpu_type: Some("b".into()),
+            ..request
+        };
+        let typed = side.pilot_spec(7, &typed, vec![], true).unwrap();
+        assert_eq!(
+            typed.gres,
+            [Gres::parse("gpu:b:1").unwrap()],
+            "the type asked for"
+        );
         assert!(
             spec.script
                 .contains("'/opt/gresshopper/bin/hop-agent' run --pool 'main'")
@@ -648,6 +661,7 @@ mod tests {
             partition: None,
             node: None,
             gpus: Some(1),
+            gpu_type: None,
         };
         for (mem_mib, asked) in [(512, Some(512)), (0, None)] {
             side.config.pool.get_mut(&"main".into()).unwrap().mem_mib = mem_mib;

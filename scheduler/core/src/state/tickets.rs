@@ -2,7 +2,7 @@
 
 use super::{Cell, Node, Pool};
 use crate::index::Idx;
-use hop_words::id::{CellId, JobId, KernelId};
+use hop_words::id::{CellId, GpuType, JobId, KernelId};
 use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -22,6 +22,8 @@ pub(crate) struct Ticket {
     /// It is for a burst partition.
     pub bursts: bool,
     pub gpus: u16,
+    /// The type asked for. `None` means any of the pool's.
+    pub gpu_type: Option<GpuType>,
     pub job: Option<JobId>,
     pub at: Timestamp,
     /// The waiting cell for which the pilot was started.
@@ -178,6 +180,7 @@ mod tests {
             node,
             bursts,
             gpus: 4,
+            gpu_type: None,
             job: None,
             at: Timestamp(0),
             cell: None,

@@ -135,12 +135,14 @@ impl Scheduler {
                 partition,
                 node,
                 gpus,
+                gpu_type,
             } => {
                 let request = PilotRequest {
                     pool,
                     partition,
                     node,
                     gpus,
+                    gpu_type,
                 };
                 let acts = self.pilot_jobs.want(ticket, request, self.clock.now());
                 self.act(acts);

@@ -237,6 +237,7 @@ async fn a_pilot_whose_agent_is_refused_is_listed_with_the_reason() {
         partition: None,
         node: Some("n0".into()),
         gpus: None,
+        gpu_type: None,
     };
     house.scheduler.pilot_jobs.restore(1, request, Some(JobId(1)));
     let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
