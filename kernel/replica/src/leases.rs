@@ -39,28 +39,28 @@ struct Hearing {
 }
 
 impl Hearing {
-    /// Meaning of a refused request for the waiting cell. A request from before the registration is repeated with the
-    /// registration.
+    /// Meaning of a refused request for the waiting cell. Only an invalid request ends its cell. A request from before
+    /// the registration, and one that `hopd` can't judge yet, is repeated with the next registration.
     fn refused(&mut self, refusal: Refusal, submitted: Option<(KernelId, CellId)>, now: Instant) -> News {
-        let said = refusal.to_string();
-        if let (Refusal::Invalid { .. } | Refusal::Unavailable { .. }, Some((kernel, cell))) =
-            (&refusal, &submitted)
-        {
+        if let (Refusal::Invalid { .. }, Some((kernel, cell))) = (&refusal, &submitted) {
             let (kernel, cell) = (kernel.clone(), cell.clone());
-            let reason = said;
+            let reason = refusal.to_string();
             return News::Event(Event::Refused { kernel, cell, reason });
         }
         // A newer tenure has taken our place for good.
         if !matches!(refusal, Refusal::Superseded { .. }) {
             self.again.get_or_insert(now + AGAIN);
         }
+        let is_unjudged = matches!(refusal, Refusal::Unavailable { .. });
+        let said = match refusal {
+            Refusal::Forbidden { reason } | Refusal::Unavailable { reason } => reason,
+            other => other.to_string(),
+        };
         if submitted.is_none() {
-            self.why = Some(match refusal {
-                Refusal::Forbidden { reason } | Refusal::Unavailable { reason } => reason,
-                _ => said.clone(),
-            });
+            self.why = Some(said.clone());
         }
-        let reason = self.why.clone().unwrap_or(said);
+        let known = self.why.clone().filter(|_| !is_unjudged);
+        let reason = known.unwrap_or(said);
         News::Unheard { reason }
     }
 }
@@ -191,6 +191,13 @@ mod tests {
             News::Event(Event::Refused { cell, reason, .. }) if cell.as_str() == "c" && reason == "no"
         ));
         assert!(matches!(refused(early(), submitted()), News::Unheard { .. }));
+        let unjudged = Refusal::Unavailable {
+            reason: "Slurm has not said yet".into(),
+        };
+        assert!(matches!(
+            refused(unjudged, submitted()),
+            News::Unheard { reason } if reason == "Slurm has not said yet"
+        ));
         assert!(matches!(refused(invalid(), None), News::Unheard { reason } if reason == "no"));
     }
 
@@ -205,6 +212,13 @@ mod tests {
         let told = hearing.refused(early(), submitted(), now + AGAIN / 2);
         assert!(matches!(told, News::Unheard { reason } if reason == "Slurm hides it"));
         assert_eq!(hearing.again, Some(now + AGAIN), "not put off by cells");
+        // A cell that can't be judged yet has a reason of its own, and is asked for again.
+        let mut hearing = Hearing::default();
+        let unjudged = Refusal::Unavailable {
+            reason: "Slurm is slow".into(),
+        };
+        hearing.refused(unjudged, submitted(), now);
+        assert_eq!(hearing.again, Some(now + AGAIN));
         let mut hearing = Hearing::default();
         let (kernel, tenure) = (KernelId::from("k"), Tenure(2));
         hearing.refused(Refusal::Superseded { kernel, tenure }, None, now);

@@ -265,8 +265,12 @@ pub(crate) fn not_its_node(job: JobId, node: &NodeName) -> Refusal {
 /// More than a user may have at a time (`[quota]`).
 pub(crate) fn over_quota(user: &UserName, what: &str, most: usize) -> Refusal {
     Refusal::Unavailable {
-        reason: format!("{user} has {most} {what} already, which is as many as [quota] allows"),
+        reason: over_quota_words(user, what, most),
     }
+}
+
+pub(crate) fn over_quota_words(user: &UserName, what: &str, most: usize) -> String {
+    format!("{user} has {most} {what} already, which is as many as [quota] allows")
 }
 
 /// An id that a caller has chosen: short, and without what would spoil a line of a table.

@@ -24,14 +24,26 @@ pub(crate) struct Applicant<'a> {
     pub groups: &'a [String],
     pub account: Option<&'a AccountName>,
     pub qos: Option<&'a str>,
+    /// Whether Slurm has said which account and QOS the seat has.
+    pub told: bool,
+}
+
+/// Why a partition does not take an applicant, as a sentence's end: "pool main is not for you: ..".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotAdmitted {
+    #[error("{0}")]
+    Rule(String),
+    /// Slurm has yet to say what the partition's rule is about.
+    #[error("{0}")]
+    Unknown(String),
 }
 
 impl Rules {
     /// Whether the partition takes jobs of this applicant's.
     ///
     /// # Errors
-    /// The rule against the request, as a sentence's end: "pool main is not for you: ..".
-    pub(crate) fn judge(&self, applicant: Applicant<'_>) -> Result<(), String> {
+    /// The rule against the request, or the facts that Slurm has yet to tell.
+    pub(crate) fn judge(&self, applicant: Applicant<'_>) -> Result<(), NotAdmitted> {
         self.judge_groups(applicant.groups)?;
         let account = applicant.account.map(AccountName::as_str);
         let admits = &self.admits;
@@ -39,30 +51,30 @@ impl Rules {
             "account",
             ("AllowAccounts", admits.accounts.as_deref()),
             ("DenyAccounts", &admits.not_accounts),
-            account,
+            (account, applicant.told),
             |list, name| self.lists_account(list, name),
         )?;
         self.judge_named(
             "QOS",
             ("AllowQos", admits.qos.as_deref()),
             ("DenyQos", &admits.not_qos),
-            applicant.qos,
+            (applicant.qos, applicant.told),
             lists,
         )
     }
 
-    fn judge_groups(&self, groups: &[String]) -> Result<(), String> {
+    fn judge_groups(&self, groups: &[String]) -> Result<(), NotAdmitted> {
         let Some(allowed) = &self.admits.groups else {
             return Ok(());
         };
         if groups.iter().any(|g| allowed.contains(g)) {
             return Ok(());
         }
-        Err(format!(
+        Err(NotAdmitted::Rule(format!(
             "partition {} is for the groups {} (AllowGroups)",
             self.partition,
             allowed.join(", ")
-        ))
+        )))
     }
 
     /// Slurm ignores the list of denied names if a list of allowed names is set.
@@ -71,20 +83,28 @@ impl Rules {
         what: &str,
         (allow, allowed): (&str, Option<&[String]>),
         (deny, denied): (&str, &[String]),
-        name: Option<&str>,
+        (name, told): (Option<&str>, bool),
         is_listed: impl Fn(&[String], &str) -> bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), NotAdmitted> {
         let partition = &self.partition;
         let rule = match allowed {
             Some(_) => allow,
             None if denied.is_empty() => return Ok(()),
             None => deny,
         };
-        let Some(name) = name else {
-            return Err(format!(
-                "the {what} of your seat is not known while Slurm does not answer, and partition {partition} has \
-                 rules on it ({rule})"
-            ));
+        let name = match name {
+            Some(name) => name,
+            None if told => {
+                return Err(NotAdmitted::Rule(format!(
+                    "your seat has no {what}, and partition {partition} has rules on it ({rule})"
+                )));
+            }
+            None => {
+                return Err(NotAdmitted::Unknown(format!(
+                    "the {what} of your seat is not known while Slurm does not answer, and partition {partition} has \
+                     rules on it ({rule})"
+                )));
+            }
         };
         let fine = match allowed {
             Some(allowed) => is_listed(allowed, name),
@@ -92,9 +112,9 @@ impl Rules {
         };
         match fine {
             true => Ok(()),
-            false => Err(format!(
+            false => Err(NotAdmitted::Rule(format!(
                 "{what} {name} may not use partition {partition} ({rule})"
-            )),
+            ))),
         }
     }
 
@@ -142,11 +162,22 @@ mod tests {
         account: Option<&str>,
         qos: Option<&str>,
     ) -> Result<(), String> {
+        judged_when(true, rules, groups, account, qos).map_err(|why| why.to_string())
+    }
+
+    fn judged_when(
+        told: bool,
+        rules: &Rules,
+        groups: &[&str],
+        account: Option<&str>,
+        qos: Option<&str>,
+    ) -> Result<(), NotAdmitted> {
         let account = account.map(AccountName::from);
         rules.judge(Applicant {
             groups: &words(groups),
             account: account.as_ref(),
             qos,
+            told,
         })
     }
 
@@ -166,8 +197,13 @@ mod tests {
         assert_eq!(judged(&rules, &[], Some("lab"), None), Ok(()));
         let said = judged(&rules, &[], Some("other"), None).unwrap_err();
         assert_eq!(said, "account other may not use partition gpu (AllowAccounts)");
+        let said = judged_when(false, &rules, &[], None, None).unwrap_err();
+        assert!(
+            matches!(&said, NotAdmitted::Unknown(why) if why.contains("is not known")),
+            "{said}"
+        );
         let said = judged(&rules, &[], None, None).unwrap_err();
-        assert!(said.contains("is not known"), "{said}");
+        assert!(said.contains("your seat has no account"), "{said}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::registry::{Registered, fixed};
 use super::requests::{Answer, DONE};
 use super::{Due, JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
-use crate::admission::Applicant;
+use crate::admission::{Applicant, NotAdmitted};
 use crate::caller::{Caller, ConnId};
 use hop_api::message::{Bound, Event, Refusal, ReplicaRow, ReplicaUp, Request, Response, WaitingCell};
 use hop_core::{Input, Standby, Submit};
@@ -36,7 +36,8 @@ impl Scheduler {
         self.pool_lends(&up.pool.clone().unwrap_or_else(|| self.default_pool()))
     }
 
-    /// Registers a replica in a seat of its user's.
+    /// Registers a replica in a seat of its user's. If it can't be said yet whether the pool takes the user's cells, the
+    /// kernel keeps its leases, and the refusal makes the replica report its cells again.
     pub(super) fn admit_replica(
         &mut self,
         conn: ConnId,
@@ -51,12 +52,14 @@ impl Scheduler {
         access::cut(&mut up.bound);
         let job = up.seat.job;
         let pool = up.pool.clone().unwrap_or_else(|| self.default_pool());
+        let mut answer = Ok(());
         match self.takes(&pool, &access.caller.groups, job) {
             Ok(()) => up.waiting = waiting,
+            Err(refusal @ Refusal::Unavailable { .. }) if !waiting.is_empty() => answer = Err(refusal),
             Err(refusal) => self.refuse_cells(conn, &up.kernel, waiting, &refusal),
         }
         self.replica_up(conn, &access.caller.user, up);
-        Ok(())
+        answer
     }
 
     /// The kernel lives on without leases.
@@ -85,7 +88,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether the rules of the pool's partition admit a user of these groups in this seat.
+    /// Whether the rules of the pool's partition admit a user of these groups in this seat. The cells wait while the
+    /// answer is [`Refusal::Unavailable`].
     fn takes(&self, pool: &PoolName, groups: &[String], seat: JobId) -> Result<(), Refusal> {
         // A pool that is new in the configuration has no rules before Slurm has said them, and is no one's until then.
         let Some(rules) = self.news.rules.as_ref().and_then(|rules| rules.get(pool)) else {
@@ -94,13 +98,21 @@ impl Scheduler {
             });
         };
         let seat = self.seats.get(seat);
+        // A caller who is believed while Slurm is away has named no node.
+        let told = seat.is_some_and(|s| !s.nodes.is_empty());
         let applicant = Applicant {
             groups,
             account: seat.and_then(|s| s.account.as_ref()),
             qos: seat.and_then(|s| s.qos.as_deref()),
+            told,
         };
-        rules.judge(applicant).map_err(|why| Refusal::Invalid {
-            reason: format!("pool {pool} is not for you: {why}"),
+        rules.judge(applicant).map_err(|why| match why {
+            NotAdmitted::Rule(_) => Refusal::Invalid {
+                reason: format!("pool {pool} is not for you: {why}"),
+            },
+            NotAdmitted::Unknown(_) => Refusal::Unavailable {
+                reason: format!("whether pool {pool} is for you can't be said: {why}"),
+            },
         })
     }
 
@@ -511,7 +523,10 @@ impl Scheduler {
     fn may_wait(&self, caller: &Caller, more: usize) -> Result<(), Refusal> {
         let (user, most) = (&caller.user, self.config.quota.cells);
         if !caller.operator && self.core.waiting_of(user) + more > most {
-            return Err(access::over_quota(user, "cells waiting", most));
+            // An unavailable answer would make the cell wait on in the kernel, and the quota bound nothing.
+            return Err(Refusal::Invalid {
+                reason: access::over_quota_words(user, "cells waiting", most),
+            });
         }
         Ok(())
     }

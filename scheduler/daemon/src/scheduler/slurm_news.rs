@@ -262,10 +262,16 @@ impl Scheduler {
             let asked = tokio::time::timeout(patience, self.slurm.limits()).await;
             self.limits(asked.unwrap_or_else(|_| Err(silent())));
         }
-        if self.news.rules.is_none() {
+        if !self.without_rules().is_empty() {
             let asked = tokio::time::timeout(patience, self.slurm.facts()).await;
             self.facts(asked.unwrap_or_else(|_| Err(silent())));
         }
+    }
+
+    /// The configured pools of which Slurm has never said whom their partitions take.
+    fn without_rules(&self) -> Vec<&PoolName> {
+        let known = |pool: &PoolName| self.news.rules.as_ref().is_some_and(|r| r.contains_key(pool));
+        self.config.pool.keys().filter(|pool| !known(pool)).collect()
     }
 
     pub(super) fn ask_limits(&mut self) {
@@ -374,9 +380,10 @@ impl Scheduler {
     fn rules(&mut self, answer: Result<BTreeMap<PoolName, Rules>, String>) {
         let rules = match answer {
             Err(reason) => {
-                let known = match &self.news.rules {
-                    Some(_) => "the rules known last are kept",
-                    None => "new cells get no GPU until they can be read",
+                let without: Vec<&str> = self.without_rules().into_iter().map(PoolName::as_str).collect();
+                let known = match without.join(", ") {
+                    none if none.is_empty() => "the rules known last are kept".to_owned(),
+                    pools => format!("new cells get no GPU of pool {pools} until they can be read"),
                 };
                 let text =
                     format!("The accounts under the partitions' rules can't be read ({known}): {reason}.");
@@ -468,9 +475,9 @@ impl Scheduler {
                 }
                 let acts = self.pilot_jobs.facts(facts.usable, facts.refused, now);
                 self.act(acts);
-                let next = match self.news.rules {
-                    Some(_) => self.refresh(),
-                    None => SOON,
+                let next = match self.without_rules().is_empty() {
+                    true => self.refresh(),
+                    false => SOON,
                 };
                 self.due.insert((now + next, Due::Facts));
             }

@@ -636,10 +636,56 @@ async fn a_pools_partition_says_who_may_lease() {
     house.scheduler.seats.restore(JobId(7), seat(None));
     refused(
         &house.ask(ada, &mut mailbox, submit("a", 3)),
+        "your seat has no account",
+    );
+    let unknown = Seat {
+        nodes: Vec::new(),
+        ..seat(None)
+    };
+    house.scheduler.seats.restore(JobId(7), unknown);
+    waits_on(
+        &house.ask(ada, &mut mailbox, submit("a", 3)),
         "is not known while Slurm does not answer",
     );
     house.scheduler.seats.restore(JobId(7), seat(Some("lab")));
     assert!(done(&house.ask(ada, &mut mailbox, submit("a", 4))));
+}
+
+/// A refusal that doesn't end a cell.
+#[track_caller]
+fn waits_on(response: &Response, word: &str) {
+    let Response::Refused(Refusal::Unavailable { reason }) = response else {
+        panic!("{response:?}")
+    };
+    assert!(reason.contains(word), "{reason}");
+}
+
+/// Slurm has not said yet whom the partition of the kernel's pool takes, as of a pool that is new in the configuration.
+#[tokio::test]
+async fn a_cell_of_a_pool_without_rules_waits_for_them() {
+    let mut house = House::new();
+    let rules = house.scheduler.news.rules.replace([].into());
+    house.seat(7, "ada", "n0");
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    let report = |waiting: &[&str]| {
+        let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+            unreachable!("made above")
+        };
+        let cells = waiting.iter();
+        report.waiting = cells
+            .map(|c| waits(c, Need::gpus(1), Class::Interactive))
+            .collect();
+        Request::ReplicaUp(report)
+    };
+    let unsaid = "Slurm has not said yet";
+    waits_on(&house.ask(ada, &mut mailbox, report(&["c1"])), unsaid);
+    assert!(house.scheduler.registry.is_seated(JobId(7)), "the kernel lives on");
+    waits_on(&house.ask(ada, &mut mailbox, submit("a", 2)), unsaid);
+    assert_eq!(house.scheduler.core.waiting_of(&"ada".into()), 0);
+    assert!(done(&house.ask(ada, &mut mailbox, report(&[]))));
+    house.scheduler.news.rules = rules;
+    assert!(done(&house.ask(ada, &mut mailbox, report(&["c1", "c2"]))));
+    assert_eq!(house.scheduler.core.waiting_of(&"ada".into()), 2);
 }
 
 const QUANTUM: &str = "quantum = {interactive_s = 1, worth_waiting_s = 0}\n";

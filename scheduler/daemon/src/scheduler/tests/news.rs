@@ -76,6 +76,33 @@ async fn a_pool_whose_rules_nobody_knows_lends_to_nobody() {
 
 const HOUR: Span = Span::from_secs(3600);
 
+/// An earlier `hopd` knew the rules of other pools: those of a new one are asked for as those of the first are.
+#[tokio::test]
+async fn rules_are_asked_for_as_long_as_one_pool_lacks_them() {
+    let asks_soon = |house: &House| {
+        let at = house.scheduler.due.iter().find(|(_, due)| *due == Due::Facts);
+        let at = at.unwrap().0;
+        at.since(house.scheduler.clock.now()) < Span::from_secs(30)
+    };
+    let is_asked = |house: &House| {
+        let problems = house.scheduler.news.problems();
+        problems.iter().any(|p| p.contains("Slurm's settings can't be read"))
+    };
+    let mut house = House::new();
+    let unread = || Ok(facts(Err("slurmdbd is down".into())));
+    house.scheduler.facts(unread());
+    assert!(!asks_soon(&house));
+    house.scheduler.learn_limits(Duration::ZERO).await;
+    assert!(!is_asked(&house));
+    house.scheduler.news.rules = Some(BTreeMap::new());
+    house.scheduler.facts(unread());
+    assert!(asks_soon(&house));
+    let said = house.scheduler.news.problems().join(" ");
+    assert!(said.contains("new cells get no GPU of pool main"), "{said}");
+    house.scheduler.learn_limits(Duration::ZERO).await;
+    assert!(is_asked(&house));
+}
+
 /// The pilot of [`agent_up`] and ada's seat, which Slurm ends in so many seconds by the wall clock.
 fn both_end_in(seconds: u64) -> Queue {
     let pilot = SeenJob {
