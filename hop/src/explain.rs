@@ -5,8 +5,10 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::Whose;
-use hop_api::message::{Explanation, QueueQuery, QueueRow, Request, Response};
-use hop_words::id::{CellId, KernelId};
+use hop_api::message::{
+    Explanation, KernelRow, KernelState, KernelsQuery, QueueQuery, QueueRow, Request, Response,
+};
+use hop_words::id::{CellId, KernelId, UserName};
 use hop_words::text::plain;
 use serde_json::{Value, json};
 
@@ -34,6 +36,34 @@ pub(crate) struct Args {
     json: Option<String>,
 }
 
+/// A cell that waits, or a kernel that starts.
+struct Waiting {
+    kernel: KernelId,
+    cell: Option<CellId>,
+    name: String,
+    user: UserName,
+}
+
+impl Waiting {
+    fn of_cell(row: QueueRow) -> Self {
+        Self {
+            kernel: row.kernel,
+            cell: row.cell,
+            name: row.name,
+            user: row.user,
+        }
+    }
+
+    fn of_kernel(row: KernelRow) -> Self {
+        Self {
+            kernel: row.kernel,
+            cell: None,
+            name: row.name,
+            user: row.user,
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     let Some(kernel) = &args.kernel else {
         return all_that_wait(args, context);
@@ -56,9 +86,15 @@ fn all_that_wait(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> 
         Response::Queue { rows, .. } => rows,
         other => return Err(unexpected(&other)),
     };
-    let waits = |row: &QueueRow| ["PENDING", "SUSPENDED"].contains(&row.state.as_str());
+    let waits = |row: &QueueRow| ["PENDING", "SUSPENDED", "STARTING"].contains(&row.state.as_str());
+    let mut waiting: Vec<Waiting> = rows.into_iter().filter(waits).map(Waiting::of_cell).collect();
+    for kernel in starting(args, context)? {
+        if waiting.iter().all(|w| w.kernel != kernel.kernel) {
+            waiting.push(kernel);
+        }
+    }
     let mut explained = Vec::new();
-    for waiting in rows.into_iter().filter(waits) {
+    for waiting in waiting {
         // It may have begun since.
         if let Ok(explanation) = ask(waiting.kernel.clone(), waiting.cell.clone(), context) {
             explained.push((waiting, explanation));
@@ -81,6 +117,21 @@ fn all_that_wait(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> 
         write_sentences(&explanation.sentences, "  ", context)?;
     }
     Ok(())
+}
+
+/// Kernels without a process yet: `hopd` knows nothing of their cells.
+fn starting(args: &Args, context: &mut Context<'_>) -> Result<Vec<Waiting>, Failure> {
+    let query = KernelsQuery {
+        users: args.whose.users(context)?,
+        all_users: args.whose.all(context.is_root),
+        ..KernelsQuery::default()
+    };
+    let rows = match context.hopd.ask(Request::Kernels(query))? {
+        Response::Kernels { rows } => rows,
+        other => return Err(unexpected(&other)),
+    };
+    let starts = |row: &KernelRow| row.state == KernelState::Starting;
+    Ok(rows.into_iter().filter(starts).map(Waiting::of_kernel).collect())
 }
 
 fn ask(kernel: KernelId, cell: Option<CellId>, context: &Context<'_>) -> Result<Explanation, Failure> {

@@ -246,6 +246,8 @@ struct Table {
     down: bool,
     /// The caller is an operator, and not root.
     operator: bool,
+    /// The first cell's lease and the third kernel are being started.
+    starts: bool,
 }
 
 impl Hopd for Table {
@@ -261,6 +263,18 @@ impl Hopd for Table {
                 rows: acct_rows(),
                 more: false,
             }),
+            Request::Queue(_) if self.starts => {
+                let mut rows = queue_rows();
+                rows.truncate(1);
+                rows[0].state = "STARTING".into();
+                let expected = vec![];
+                Ok(Response::Queue { rows, expected })
+            }
+            Request::Kernels(_) if self.starts => {
+                let mut rows = kernel_rows();
+                rows[2].state = KernelState::Starting;
+                Ok(Response::Kernels { rows })
+            }
             Request::Queue(_) => Ok(Response::Queue {
                 rows: queue_rows(),
                 expected: vec![],
@@ -568,6 +582,21 @@ fn hopd_away_is_status_3() {
     hop: hopd does not answer on 127.0.0.1:17900: connection refused
     ExitCode(unix_exit_status(3))
     ");
+}
+
+#[test]
+fn what_starts_is_explained_with_what_waits() {
+    let world = World {
+        hopd: Table {
+            starts: true,
+            ..Table::default()
+        },
+        ..user()
+    };
+    let said = world.hop("explain");
+    assert!(said.contains("lecture.ipynb (1a2b3c4d), alice:"), "{said}");
+    assert!(said.contains("old.ipynb ("), "{said}");
+    assert!(!said.contains("train"), "{said}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use hop_api::message::{
     Event, Explanation, HibernateTarget, KernelRow, KernelState, KernelsQuery, Refusal, ReplicaRole,
     ReplicaRow, Request, Response,
 };
+use hop_core::reason::spell;
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
 use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
 use std::collections::HashSet;
@@ -128,9 +129,10 @@ impl Scheduler {
         Ok(Answer::Now(Response::Explanation(explanation)))
     }
 
-    /// Sleep, moves, and what speaks against them, in sentences.
+    /// Its start, sleep, moves, and what speaks against them, in sentences.
     fn about_kernel(&self, kernel: &KernelId) -> Vec<String> {
         let mut said = Vec::new();
+        said.extend(self.about_start(kernel));
         if self.kept.asleep(kernel).is_some() {
             said.push("The kernel sleeps: its state is in its user's home.".to_owned());
         }
@@ -165,6 +167,20 @@ impl Scheduler {
             said.push(format!("It is not moved to where GPUs are free: {why}."));
         }
         said
+    }
+
+    /// A sentence on a kernel without a process, whose notebook is open. Such a kernel's first cells are with its front,
+    /// and `hopd` knows nothing of them. A kernel whose front is gone may be listed for a day.
+    fn about_start(&self, kernel: &KernelId) -> Option<String> {
+        let view = self.core.kernel(kernel)?;
+        let starts = view.doing == Doing::Starting && self.connections.is_heard(kernel);
+        starts.then(|| {
+            format!(
+                "The kernel has been starting for {}, and all its cells wait for that: no process of it has reported. \
+                 `squeue` shows whether the job of its seat waits, and for what.",
+                spell(self.clock.now().since(view.since))
+            )
+        })
     }
 
     // --- moved ---

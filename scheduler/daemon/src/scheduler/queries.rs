@@ -148,7 +148,8 @@ impl Scheduler {
 
     fn queue(&mut self, access: &Access, query: &QueueQuery) -> Result<Answer, Refusal> {
         let users = access.may_see(query.all_users, &query.users)?;
-        let rows = views::queue(&self.core, users.as_deref(), self.clock.now());
+        let mut rows = views::queue(&self.core, users.as_deref(), self.clock.now());
+        self.say_what_starts_wait_for(&mut rows);
         let expected = self.expected(access, &query.expect)?;
         Ok(Answer::Now(Response::Queue { rows, expected }))
     }

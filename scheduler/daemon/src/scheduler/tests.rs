@@ -234,7 +234,24 @@ async fn a_cell_whose_lease_does_not_start_is_told_so_before_slurm_is_known_to_b
         said.ends_with("but Slurm's controller has not answered for 7 s"),
         "{said}"
     );
+    // `hop queue` tells the same of a start that is slow, and nothing of one that isn't.
+    let row = |lending: &Lending, seconds: u64| {
+        let scheduler = &lending.house.scheduler;
+        let later = scheduler.clock.now() + Span::from_secs(seconds);
+        let mut rows = views::queue(&scheduler.core, None, later);
+        scheduler.say_what_starts_wait_for(&mut rows);
+        (rows[0].why.clone(), rows[0].reason.clone())
+    };
+    assert_eq!(row(&lending, 0), (String::new(), String::new()));
+    let (why, told) = row(&lending, 60);
+    assert_eq!(why, "SlurmAway");
+    assert!(
+        told.ends_with("but Slurm's controller has not answered for 7 s"),
+        "{told}"
+    );
     lending.house.scheduler.looked(Err("away".to_owned()));
+    let (_, told) = row(&lending, 60);
+    assert!(told.ends_with("but Slurm's controller does not answer"), "{told}");
     lending.house.scheduler.settle();
     assert!(
         reason(&mut lending)
@@ -242,6 +259,29 @@ async fn a_cell_whose_lease_does_not_start_is_told_so_before_slurm_is_known_to_b
             .starts_with("Slurm's controller does not answer")
     );
     assert_eq!(reason(&mut lending), None, "the core has told it");
+}
+
+/// A kernel's first cell is with its front until the kernel has a process: Slurm may not start its seat.
+#[tokio::test]
+async fn a_kernel_that_starts_is_explained_while_its_notebook_is_open() {
+    let mut house = House::new();
+    let (ada, mut mailbox) = house.connect("ada", Role::Front);
+    house.ask(ada, &mut mailbox, place("a"));
+    let explain = || Request::Explain {
+        kernel: "a".into(),
+        cell: None,
+    };
+    let (client, mut answers) = house.connect("ada", Role::Client);
+    let Response::Explanation(said) = house.ask(client, &mut answers, explain()) else {
+        panic!("nothing is said of the start")
+    };
+    let said = said.sentences.join(" ");
+    assert!(said.contains("The kernel has been starting for"), "{said}");
+    house.scheduler.closed(ada);
+    refused(
+        &house.ask(client, &mut answers, explain()),
+        "no waiting cell or lease",
+    );
 }
 
 /// The rows of the accounting after a crash that left these files, once its `hopd` has started.
@@ -679,7 +719,10 @@ async fn a_cell_of_a_pool_without_rules_waits_for_them() {
     };
     let unsaid = "Slurm has not said yet";
     waits_on(&house.ask(ada, &mut mailbox, report(&["c1"])), unsaid);
-    assert!(house.scheduler.registry.is_seated(JobId(7)), "the kernel lives on");
+    assert!(
+        house.scheduler.registry.is_seated(JobId(7)),
+        "the kernel lives on"
+    );
     waits_on(&house.ask(ada, &mut mailbox, submit("a", 2)), unsaid);
     assert_eq!(house.scheduler.core.waiting_of(&"ada".into()), 0);
     assert!(done(&house.ask(ada, &mut mailbox, report(&[]))));

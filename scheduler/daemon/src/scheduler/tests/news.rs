@@ -86,7 +86,9 @@ async fn rules_are_asked_for_as_long_as_one_pool_lacks_them() {
     };
     let is_asked = |house: &House| {
         let problems = house.scheduler.news.problems();
-        problems.iter().any(|p| p.contains("Slurm's settings can't be read"))
+        problems
+            .iter()
+            .any(|p| p.contains("Slurm's settings can't be read"))
     };
     let mut house = House::new();
     let unread = || Ok(facts(Err("slurmdbd is down".into())));
