@@ -28,7 +28,7 @@ use crate::state_dir::{JOURNAL, StateDir};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use hop_api::config::Config;
-use hop_api::identity::{Munge, user_id};
+use hop_api::identity::{Identity, Munge, user_id};
 use hop_store::{Accounting, Journal};
 use hop_words::error::chain;
 use std::path::PathBuf;
@@ -82,6 +82,11 @@ fn start(arguments: &Arguments) -> Result<()> {
         match pools[..] {
             [] => println!("the configuration is fine, but lends nothing: it has no [pool.NAME]"),
             _ => println!("the configuration is fine; pools: {}", pools.join(", ")),
+        }
+        // The file may be for other hosts.
+        let socket = config.munge_socket.clone();
+        if let Err(error) = (Munge { socket }).encode(b"", rustix::process::geteuid().as_raw()) {
+            eprintln!("hopd: on this host hopd would serve nobody: {error}");
         }
         return Ok(());
     }

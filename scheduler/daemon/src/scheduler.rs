@@ -10,6 +10,7 @@ mod drains;
 mod endings;
 mod kept;
 mod kernels;
+mod munged;
 mod outputs;
 mod queries;
 mod records;
@@ -81,6 +82,8 @@ pub(crate) enum Report {
         job: JobId,
         answer: Result<Option<Owner>, String>,
     },
+    /// `munged` was asked for a credential.
+    Munged(Result<(), String>),
 }
 
 /// Things that become due here and not in the core.
@@ -90,6 +93,7 @@ enum Due {
     Facts,
     Limits,
     Shares,
+    Munged,
     Submit,
     /// After a start: a replica that has not come back by now is lost.
     Grace,
@@ -233,6 +237,7 @@ impl Scheduler {
         self.due.extend([
             (now, Due::Look),
             (now, Due::Shares),
+            (now, Due::Munged),
             (now + grace, Due::Grace),
             (now + agents + agents, Due::Orphans),
             (now + PRUNE_FIRST, Due::Prune),
@@ -329,6 +334,7 @@ impl Scheduler {
                 Due::Facts => self.ask_facts(),
                 Due::Limits => self.ask_limits(),
                 Due::Shares => self.ask_shares(),
+                Due::Munged => self.ask_munged(),
                 Due::Submit => {
                     let acts = self.pilot_jobs.submit_wanted(now);
                     self.act(acts);
@@ -381,6 +387,7 @@ impl Scheduler {
             Report::Settled(rows) => self.records.settled(rows),
             Report::Answered { uid } => self.connections.acct_answered(uid),
             Report::SeatOwner { job, answer } => self.seat_owner(job, &answer),
+            Report::Munged(answer) => self.munged(answer),
         }
     }
 }

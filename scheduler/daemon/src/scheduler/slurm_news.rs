@@ -88,12 +88,12 @@ impl SlurmNews {
     }
 
     /// Notes a problem; `true` means a new problem.
-    fn trouble(&mut self, about: &'static str, text: String) -> bool {
+    pub(super) fn trouble(&mut self, about: &'static str, text: String) -> bool {
         self.problems.insert(about, text).is_none()
     }
 
     /// Clears a problem; `true` means that the problem was noted.
-    fn relief(&mut self, about: &'static str) -> bool {
+    pub(super) fn relief(&mut self, about: &'static str) -> bool {
         self.problems.remove(about).is_some()
     }
 

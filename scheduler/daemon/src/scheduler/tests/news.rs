@@ -289,3 +289,25 @@ async fn a_pilot_whose_agent_is_refused_is_listed_with_the_reason() {
     assert_eq!(node.state, "STARTING");
     assert!(node.reason.contains("node n0 obeys term 9000"), "{}", node.reason);
 }
+
+/// Without `munged` no caller is heard, so nobody else would say so.
+#[tokio::test]
+async fn a_munged_that_does_not_answer_is_a_problem_until_it_does() {
+    let mut house = House::new();
+    house.scheduler.config.munge_socket = Some("/nowhere/munge.socket".into());
+    house.scheduler.begin();
+    assert!(house.scheduler.due.iter().any(|(_, due)| *due == Due::Munged));
+    house.scheduler.due.clear();
+    let mut inbox = house.scheduler.inbox.take().unwrap();
+    house.scheduler.ask_munged();
+    let report = inbox.recv().await.unwrap();
+    house.scheduler.report(report);
+    let said = house.scheduler.news.problems();
+    assert!(
+        matches!(&said[..], [said] if said.starts_with("MUNGE can't prove who is calling")),
+        "{said:?}"
+    );
+    assert!(house.scheduler.due.iter().any(|(_, due)| *due == Due::Munged));
+    house.scheduler.munged(Ok(()));
+    assert_eq!(house.scheduler.news.problems(), Vec::<String>::new());
+}
