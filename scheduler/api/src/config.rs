@@ -68,6 +68,19 @@ pub struct Hopd {
     pub refresh_s: u32,
     /// Days after which an ended lease leaves the accounting; 0: never.
     pub accounting_days: u32,
+    /// How the Slurm steps of leases are named.
+    pub step_names: StepNames,
+}
+
+/// Names of the leases' Slurm steps, which every user of the cluster may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StepNames {
+    /// `USER/NOTEBOOK`.
+    #[default]
+    Notebook,
+    /// `USER/LEASE`.
+    Lease,
 }
 
 /// `[quota]`: bounds on a user's requests to `hopd`: nobody can fill `hopd`'s memory or delay the others. The service
@@ -249,6 +262,7 @@ impl Default for Hopd {
             poll_s: 3,
             refresh_s: 60,
             accounting_days: 0,
+            step_names: StepNames::default(),
         }
     }
 }

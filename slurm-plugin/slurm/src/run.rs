@@ -37,9 +37,17 @@ pub struct RunAs {
     pub home: PathBuf,
 }
 
-/// The program and its arguments, as a person would type them.
+/// The program and its arguments, as a person would type them. The arguments may name other users: messages for users
+/// have [`CommandLine::program`] alone, and the log has it all.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine(pub Vec<String>);
+
+impl CommandLine {
+    /// The program's name.
+    pub fn program(&self) -> &str {
+        self.0.first().map_or("", String::as_str)
+    }
+}
 
 impl fmt::Display for CommandLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,23 +72,23 @@ pub enum RunError {
         "{program} is not installed or not in the PATH of this process: install Slurm's client commands, or set the folder they are in"
     )]
     Missing { program: String },
-    #[error("could not start `{command}`")]
+    #[error("could not start `{}`", .command.program())]
     Start {
         command: CommandLine,
         #[source]
         source: io::Error,
     },
-    #[error("could not speak with `{command}`")]
+    #[error("could not speak with `{}`", .command.program())]
     Pipe {
         command: CommandLine,
         #[source]
         source: io::Error,
     },
-    #[error("`{command}` gave no answer within {} s: slurmctld may be busy or down", .limit.as_secs_f64())]
+    #[error("`{}` gave no answer within {} s: slurmctld may be busy or down", .command.program(), .limit.as_secs_f64())]
     Timeout { command: CommandLine, limit: Duration },
-    #[error("slurmctld or slurmdbd can't be reached (`{command}`: {stderr})")]
+    #[error("slurmctld or slurmdbd can't be reached (`{}`: {stderr})", .command.program())]
     Unreachable { command: CommandLine, stderr: String },
-    #[error("`{command}` failed ({status}): {stderr}")]
+    #[error("`{}` failed ({status}): {stderr}", .command.program())]
     Failed {
         command: CommandLine,
         status: ExitStatus,
@@ -109,7 +117,7 @@ impl RunError {
 pub enum QueryError {
     #[error(transparent)]
     Run(#[from] RunError),
-    #[error("the output of `{command}` could not be understood")]
+    #[error("the output of `{}` could not be understood", .command.program())]
     Output {
         command: CommandLine,
         #[source]
@@ -153,6 +161,13 @@ impl Call {
             env: Vec::new(),
             timeout: None,
         }
+    }
+
+    /// The command for an error. The log has the arguments, which the error's message leaves out.
+    pub(crate) fn failed(&self) -> CommandLine {
+        let command = self.line();
+        tracing::info!(%command, "a command of Slurm's failed");
+        command
     }
 
     pub(crate) fn line(&self) -> CommandLine {
@@ -223,7 +238,7 @@ impl Runner {
         match tokio::time::timeout(limit, self.run_unlimited(call)).await {
             Ok(result) => result,
             Err(_) => Err(RunError::Timeout {
-                command: call.line(),
+                command: call.failed(),
                 limit,
             }),
         }
@@ -253,7 +268,7 @@ impl Runner {
         };
         let ((), output) = tokio::join!(feed, child.wait_with_output());
         let output = output.map_err(|source| RunError::Pipe {
-            command: call.line(),
+            command: call.failed(),
             source,
         })?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -272,7 +287,7 @@ impl Runner {
     ) -> Result<T, QueryError> {
         let said = self.run(call).await?;
         parse(&said.stdout).map_err(|source| QueryError::Output {
-            command: call.line(),
+            command: call.failed(),
             source,
         })
     }
@@ -289,7 +304,7 @@ fn start_error(call: &Call, source: io::Error) -> RunError {
             program: call.program.to_owned(),
         },
         _ => RunError::Start {
-            command: call.line(),
+            command: call.failed(),
             source,
         },
     }
@@ -307,7 +322,7 @@ fn failure(call: &Call, status: ExitStatus, stderr: &str) -> RunError {
         "Transport endpoint is not connected",
         "Zero Bytes were transmitted",
     ];
-    let command = call.line();
+    let command = call.failed();
     let away = AWAY.iter().any(|words| stderr.contains(words));
     let stderr = first_lines(stderr);
     match away {
@@ -385,16 +400,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failure_carries_command_status_and_words() {
+    async fn failure_carries_program_status_and_words() {
         let error = runner("/bin")
             .run(&call("echo 'sbatch: error: no\u{7}pe' >&2; exit 3"))
             .await
             .unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.contains("exit status: 3") && text.ends_with("sbatch: error: nope"),
-            "{text}"
-        );
+        assert_eq!(text, "`sh` failed (exit status: 3): sbatch: error: nope");
         assert!(!error.is_unreachable());
         let away = "echo 'Unable to contact slurm controller (connect failure)' >&2; exit 1";
         assert!(
@@ -412,6 +424,7 @@ mod tests {
         slow.timeout = Some(Duration::from_millis(100));
         let error = runner("/bin").run(&slow).await.unwrap_err();
         assert!(matches!(error, RunError::Timeout { .. }) && error.is_unreachable());
+        assert!(!error.to_string().contains("sleep"), "{error}");
     }
 
     #[tokio::test]

@@ -65,9 +65,9 @@ pub enum SubmitError {
     /// Also when Slurm is away. After [`RunError::Timeout`] the job may exist all the same: look for its name.
     #[error(transparent)]
     Run(RunError),
-    #[error("Slurm refused the job: {reason} (`{command}`)")]
+    #[error("Slurm refused the job: {reason} (`{}`)", .command.program())]
     Refused { command: CommandLine, reason: String },
-    #[error("`{command}` ended well but named no job: {output:?}")]
+    #[error("`{}` ended well but named no job: {output:?}", .command.program())]
     NoJobId { command: CommandLine, output: String },
 }
 
@@ -87,7 +87,7 @@ pub enum AllocateError {
     Busy { reason: String },
     #[error(transparent)]
     Run(RunError),
-    #[error("`{command}` ended well but named no job: {output:?}")]
+    #[error("`{}` ended well but named no job: {output:?}", .command.program())]
     NoJobId { command: CommandLine, output: String },
 }
 
@@ -101,7 +101,7 @@ impl Slurm {
             .await
             .map_err(|error| refused(error, &call))?;
         parse_parsable(&said.stdout).ok_or_else(|| SubmitError::NoJobId {
-            command: call.line(),
+            command: call.failed(),
             output: said.stdout.chars().take(200).collect(),
         })
     }
@@ -120,7 +120,7 @@ impl Slurm {
             .lines()
             .find_map(|line| line.rsplit_once("Granted job allocation ")?.1.trim().parse().ok())
             .ok_or_else(|| AllocateError::NoJobId {
-                command: call.line(),
+                command: call.failed(),
                 output: said.stderr.chars().take(200).collect(),
             })
     }
@@ -246,7 +246,7 @@ fn refused(error: RunError, call: &Call) -> SubmitError {
         .and_then(|said| said.split_once("Batch job submission failed:"))
     {
         Some((_, reason)) => SubmitError::Refused {
-            command: call.line(),
+            command: call.failed(),
             reason: reason.trim().to_owned(),
         },
         None => SubmitError::Run(error),

@@ -5,7 +5,7 @@ use super::{Due, Report, Scheduler};
 use crate::access;
 use crate::parks;
 use crate::pilot_jobs::{Act, PilotRequest};
-use hop_api::config::{Pool, Quantum};
+use hop_api::config::{Pool, Quantum, StepNames};
 use hop_api::message::{Event, Grant, MoveCause, Order, Placement, Refusal, Response, SeatPlan, StartLease};
 use hop_core::{Input, Output, Withdrawal};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId, NodeName, ReplicaId};
@@ -155,6 +155,13 @@ impl Scheduler {
         }
     }
 
+    fn step_name(&self, start: &hop_core::StartLease) -> String {
+        match self.config.hopd.step_names {
+            StepNames::Notebook => access::step_name(&start.user, &start.name, &start.kernel),
+            StepNames::Lease => access::step_name(&start.user, &start.lease.to_string(), &start.kernel),
+        }
+    }
+
     fn start_lease(&mut self, start: hop_core::StartLease) {
         let replica = ReplicaId {
             kernel: start.kernel.clone(),
@@ -169,7 +176,7 @@ impl Scheduler {
                     term: self.term,
                     lease: start.lease,
                     pilot: start.pilot,
-                    step_name: access::step_name(&start.user, &start.name, &start.kernel),
+                    step_name: self.step_name(&start),
                     user: start.user,
                     account: start.account,
                     pool: start.pool,

@@ -10,6 +10,7 @@ use super::seats::Seat;
 use super::*;
 use crate::caller::{Caller, ConnId, Incoming, Outgoing};
 use crate::parks;
+use hop_api::config::StepNames;
 use hop_api::message::{
     AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, Order, QueueQuery, Refusal, ReplicaUp,
     Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
@@ -282,6 +283,21 @@ async fn a_kernel_that_starts_is_explained_while_its_notebook_is_open() {
         &house.ask(client, &mut answers, explain()),
         "no waiting cell or lease",
     );
+}
+
+#[tokio::test]
+async fn the_steps_of_leases_are_named_as_the_site_says() {
+    for (names, named) in [(StepNames::Notebook, "ada/a"), (StepNames::Lease, "ada/1000001")] {
+        let mut lending = Lending::new();
+        lending.house.scheduler.config.hopd.step_names = names;
+        lending.lease();
+        let told = std::iter::from_fn(|| lending.agent.1.try_recv().ok());
+        let order = told.into_iter().find_map(|m| match m.body {
+            Response::Order(Order::StartLease(order)) => Some(order),
+            _ => None,
+        });
+        assert_eq!(order.unwrap().step_name, named);
+    }
 }
 
 /// The rows of the accounting after a crash that left these files, once its `hopd` has started.
