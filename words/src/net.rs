@@ -6,7 +6,22 @@ use std::net::{IpAddr, TcpListener, UdpSocket};
 
 /// The first and the last port on which programs may listen, for firewalls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<u16>")]
 pub struct PortRange(pub u16, pub u16);
+
+impl TryFrom<Vec<u16>> for PortRange {
+    type Error = String;
+
+    fn try_from(ports: Vec<u16>) -> Result<Self, String> {
+        match ports[..] {
+            [first, last] => Ok(Self(first, last)),
+            _ => Err(format!(
+                "a first and a last port are needed, not {} numbers",
+                ports.len()
+            )),
+        }
+    }
+}
 
 /// Listens on a free port of the range, or on any that is free.
 ///

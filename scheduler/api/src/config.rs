@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod checks;
 mod or_false;
 
 /// The environment variable that names the file.
@@ -301,11 +302,6 @@ impl Default for Seat {
     }
 }
 
-/// Idle GPU-seconds that no wait is worth.
-const MOST_PER_WAIT: f64 = 1e12;
-/// Longest grace that the plugin accepts (`slurm-plugin/handover`).
-const MAX_GRACE_MS: u64 = 30_000;
-
 impl Pool {
     pub fn linger(&self) -> Linger {
         let fixed = self.linger_ms.map(Span::from_millis);
@@ -367,11 +363,19 @@ impl Config {
 
     /// Reads the file `path`.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        let bytes = std::fs::read(path).map_err(|source| ConfigError::Read {
             path: path.into(),
             source,
         })?;
-        Self::parse(&text, path)
+        let text = std::str::from_utf8(&bytes).map_err(|error| {
+            let before = &bytes[..error.valid_up_to()];
+            let line = before.iter().filter(|b| **b == b'\n').count() + 1;
+            ConfigError::Parse {
+                path: path.into(),
+                message: format!("line {line} has a character that is not UTF-8"),
+            }
+        })?;
+        Self::parse(text, path)
     }
 
     /// `path` is for the messages only.
@@ -386,191 +390,6 @@ impl Config {
             reason,
         })?;
         Ok(config)
-    }
-
-    fn check(&self) -> Result<(), Wrong> {
-        if self.service_user.as_str().is_empty() || self.service_user.as_str() == "root" {
-            return wrong("service_user", "it must be an account of its own, not root");
-        }
-        if self
-            .port_range
-            .is_some_and(|PortRange(first, last)| first < 1024 || last < first)
-        {
-            return wrong("port_range", "the first and the last port, from 1024 on");
-        }
-        if self.hopd.connect.is_empty() {
-            return wrong("hopd.connect", "at least one address is needed");
-        }
-        check_address("hopd.listen", &self.hopd.listen)?;
-        for address in &self.hopd.connect {
-            check_address("hopd.connect", address)?;
-        }
-        if let Some(url) = &self.jupyterhub_url {
-            check_url("jupyterhub_url", url)?;
-        }
-        check_word("seat.partition", &self.seat.partition)?;
-        for (key, seconds) in [
-            ("hopd.poll_s", self.hopd.poll_s),
-            ("hopd.refresh_s", self.hopd.refresh_s),
-            ("agent.start_timeout_s", self.agent.start_timeout_s),
-        ] {
-            if seconds == 0 {
-                return wrong(key, "at least one second");
-            }
-        }
-        let q = &self.quota;
-        for (key, value) in [
-            ("quota.connections", q.connections),
-            ("quota.kernels", q.kernels),
-            ("quota.cells", q.cells),
-            ("quota.messages_per_s", q.messages_per_s as usize),
-        ] {
-            if value == 0 {
-                return wrong(key, "at least one");
-            }
-        }
-        for (key, path) in [
-            ("prefix", Some(&self.prefix)),
-            ("hopd.state_dir", Some(&self.hopd.state_dir)),
-            ("agent.state_dir", Some(&self.agent.state_dir)),
-            ("munge_socket", self.munge_socket.as_ref()),
-        ] {
-            if path.is_some_and(|p| !p.is_absolute()) {
-                return wrong(key, "an absolute path is needed");
-            }
-        }
-        for (name, pool) in &self.pool {
-            pool.check()
-                .map_err(|(key, reason)| (format!("pool.{name}.{key}"), reason))?;
-        }
-        Ok(())
-    }
-}
-
-/// A key, and the reason against its value.
-type Wrong = (String, String);
-
-fn wrong(key: &str, reason: &str) -> Result<(), Wrong> {
-    Err((key.to_owned(), reason.to_owned()))
-}
-
-fn check_address(key: &str, text: &str) -> Result<(), Wrong> {
-    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
-    let named = !host.is_empty() && !host.contains(char::is_whitespace);
-    match port.parse::<u16>() {
-        Ok(1..) if named => Ok(()),
-        _ => wrong(key, &format!("an address HOST:PORT is needed, not {text:?}")),
-    }
-}
-
-fn check_url(key: &str, text: &str) -> Result<(), Wrong> {
-    let rest = text
-        .strip_prefix("https://")
-        .or_else(|| text.strip_prefix("http://"));
-    match rest {
-        Some(rest)
-            if !rest.starts_with(['/', ':']) && !rest.is_empty() && !text.contains(char::is_whitespace) =>
-        {
-            Ok(())
-        }
-        _ => wrong(key, &format!("an address https://HOST is needed, not {text:?}")),
-    }
-}
-
-/// A name of Slurm's: none of the characters that divide Slurm's lists, and none that a shell or Slurm's tables add.
-fn check_word(key: &str, text: &str) -> Result<(), Wrong> {
-    let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;=|*()/\\'\"".contains(c);
-    match text.is_empty() || text.contains(foreign) {
-        true => wrong(key, &format!("one name of Slurm's is needed, not {text:?}")),
-        false => Ok(()),
-    }
-}
-
-impl Pool {
-    fn check(&self) -> Result<(), Wrong> {
-        check_word("partition", &self.partition)?;
-        if let Some(account) = &self.account {
-            check_word("account", account.as_str())?;
-        }
-        if let Some(gpu_type) = &self.gpu_type {
-            check_word("gpu_type", gpu_type)?;
-        }
-        for burst in &self.burst {
-            check_word("burst.partition", &burst.partition)?;
-        }
-        if self.time_limit_min > 0
-            && u64::from(self.time_limit_min) * 60 < 2 * u64::from(self.rotate_before_s)
-        {
-            let reason = format!(
-                "time_limit_min, {}, must be at least twice this",
-                self.time_limit_min
-            );
-            return wrong("rotate_before_s", &reason);
-        }
-        if self.gpus_per_pilot > MOST_GPUS {
-            return wrong("gpus_per_pilot", &format!("at most {MOST_GPUS}"));
-        }
-        if self.cpus_per_pilot < self.gpus_per_pilot.max(1) {
-            return wrong("cpus_per_pilot", "each GPU is lent with at least one core");
-        }
-        if self.grace_ms > MAX_GRACE_MS {
-            let reason = format!(
-                "at most {MAX_GRACE_MS}: the plugin doesn't wait longer, since Slurm drains a node for it"
-            );
-            return wrong("grace_ms", &reason);
-        }
-        if let Some(quantum) = &self.quantum {
-            check_quantum(quantum)?;
-        }
-        if self.linger.most < self.linger.least {
-            return wrong("linger", "most_s is less than least_s");
-        }
-        if let Some(burst) = self
-            .burst
-            .iter()
-            .find(|b| b.partition == self.partition || b.max_pilots == 0)
-        {
-            let reason = format!(
-                "burst partition {} must be another and have pilots",
-                burst.partition
-            );
-            return wrong("burst", &reason);
-        }
-        if !self.burst.is_empty() && self.scale.is_none() {
-            return wrong(
-                "burst",
-                "pilots there follow demand: the pool needs a table `scale`",
-            );
-        }
-        if self.scale.as_ref().is_some_and(|s| s.idle_max < s.idle_min) {
-            return wrong("scale", "idle_max_s is less than idle_min_s");
-        }
-        if let Some(scale) = &self.scale {
-            if !(0.0..=1.0).contains(&scale.immediate) {
-                return wrong("scale.immediate", "a share from 0 to 1 is needed");
-            }
-            if !(0.0..=MOST_PER_WAIT).contains(&scale.most_per_wait) {
-                return wrong("scale.most_per_wait", "GPU-seconds from 0 to 1e12 are needed");
-            }
-        }
-        if self.max_pilots < self.min_pilots {
-            return wrong("max_pilots", "it is less than min_pilots");
-        }
-        Ok(())
-    }
-}
-
-fn check_quantum(quantum: &Quantum) -> Result<(), Wrong> {
-    if quantum.is_off() {
-        let reason = "it names no class: set interactive_s, batch_s or deadline_s, or leave the table out";
-        return Err(("quantum".into(), reason.into()));
-    }
-    match quantum.classes().find(|(_, span)| *span < Span::from_secs(1)) {
-        Some((class, _)) => Err((
-            format!("quantum.{}_s", class.name()),
-            "at least one second; leave the key out to let these cells run to their end".into(),
-        )),
-        None => Ok(()),
     }
 }
 
@@ -796,6 +615,75 @@ isolation = "devices"
         }
         let message = parse(&WIRING.replace("min_pilots = 4\n", "")).unwrap_err();
         assert!(message.contains("min_pilots"), "{message}");
+    }
+
+    #[test]
+    fn a_file_in_another_encoding_is_told_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("g.toml");
+        std::fs::write(&path, b"[pool.main]\n# B\xfcro\n").unwrap();
+        let error = Config::read(&path).unwrap_err().to_string();
+        assert!(
+            error.ends_with("line 2 has a character that is not UTF-8"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_value_that_makes_no_sense_is_refused_by_its_key() {
+        let burst = |price: &str| {
+            format!(
+                "[pool.main.scale]\n[[pool.main.burst]]\npartition = \"b\"\nmax_pilots = 1\nprice = {price}\n"
+            )
+        };
+        for (from, to, key) in [
+            ("mem_mib = 2048", "mem_mib = 0".to_owned(), "seat.mem_mib"),
+            (
+                "mem_mib = 2048",
+                format!("mem_mib = {}", i64::MAX),
+                "seat.mem_mib",
+            ),
+            ("cpus = 1\n", "cpus = 0\n".to_owned(), "seat.cpus"),
+            ("[pool.main]", "[pool.\"\"]".to_owned(), "pool"),
+            ("[pool.main]", "[pool.\"a b\"]".to_owned(), "pool"),
+            (
+                "[hopd]",
+                "port_range = [40000, 40010, 50000]\n[hopd]".to_owned(),
+                "port_range",
+            ),
+            (
+                "linger_ms = 2000",
+                format!("linger_ms = {}", i64::MAX),
+                "pool.main.linger_ms",
+            ),
+            (
+                "linger_ms = 2000",
+                format!("mem_mib = {}", i64::MAX),
+                "pool.main.mem_mib",
+            ),
+            (
+                "linger_ms = 2000",
+                format!("gpu_mem_mib = {}", i64::MAX),
+                "pool.main.gpu_mem_mib",
+            ),
+            ("isolation = \"devices\"\n", burst("-1"), "pool.main.burst.price"),
+            ("isolation = \"devices\"\n", burst("nan"), "pool.main.burst.price"),
+            (
+                "isolation = \"devices\"",
+                "scale = {too_small = -0.1}".to_owned(),
+                "pool.main.scale.too_small",
+            ),
+            (
+                "isolation = \"devices\"",
+                "scale = {spare_share = nan}".to_owned(),
+                "pool.main.scale.spare_share",
+            ),
+        ] {
+            let message = parse(&WIRING.replace(from, &to)).unwrap_err();
+            assert!(message.contains(key), "{to}: {message}");
+        }
+        parse(&WIRING.replace("isolation = \"devices\"\n", &burst("0"))).unwrap();
+        parse(&WIRING.replace("[hopd]", "port_range = [40000, 40010]\n[hopd]")).unwrap();
     }
 
     #[test]

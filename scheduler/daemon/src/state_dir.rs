@@ -79,7 +79,13 @@ impl StateDir {
     pub(crate) fn known_term(&self, accounting: &Accounting) -> Result<Term> {
         let path = self.path(TERM);
         let written = match std::fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse().unwrap_or(0),
+            Ok(text) => text.trim().parse().with_context(|| {
+                format!(
+                    "{} has no number, but {text:?}: write hopd's last term into it, or remove the file if \
+                     {JOURNAL} is there",
+                    path.display()
+                )
+            })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
             Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
         };
@@ -177,6 +183,20 @@ mod tests {
         assert_eq!(std::fs::read(aside).unwrap(), b"rubbish");
         assert_eq!(start(&state).unwrap(), Term(3));
         assert_eq!(start(&state).unwrap(), Term(4));
+    }
+
+    #[test]
+    fn a_term_that_is_no_number_is_not_taken_for_none() {
+        let folder = folder();
+        let state = StateDir::open(folder.path()).unwrap();
+        assert_eq!(start(&state).unwrap(), Term(1));
+        for text in ["", "5O", "term 5"] {
+            std::fs::write(state.path(TERM), text).unwrap();
+            let error = start(&state).unwrap_err().to_string();
+            assert!(error.contains("has no number"), "{error}");
+        }
+        std::fs::write(state.path(TERM), "5\n").unwrap();
+        assert_eq!(start(&state).unwrap(), Term(6));
     }
 
     #[test]

@@ -1,0 +1,243 @@
+//! What a site may not set: values that are of the right type and make no sense.
+
+use super::{Config, MOST_GPUS, Pool, Quantum, Scale, Seat};
+use hop_words::net::PortRange;
+use hop_words::time::Span;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+/// Idle GPU-seconds that no wait is worth.
+const MOST_PER_WAIT: f64 = 1e12;
+/// Longest grace that the plugin accepts (`slurm-plugin/handover`).
+const MAX_GRACE_MS: u64 = 30_000;
+/// Most memory of a process, a pilot or a GPU, in MiB.
+const MOST_MEM_MIB: u64 = 1 << 40;
+/// The longest linger, in milliseconds: ten years.
+const MOST_LINGER_MS: u64 = 10 * 366 * 86_400_000;
+/// The largest share of spare GPUs, of those that are leased.
+const MOST_SPARE_SHARE: f64 = 1000.0;
+/// The highest price of a GPU-hour, in any currency.
+const MOST_PRICE: f64 = 1e12;
+
+/// A key, and the reason against its value.
+type Wrong = (String, String);
+
+fn wrong(key: &str, reason: &str) -> Result<(), Wrong> {
+    Err((key.to_owned(), reason.to_owned()))
+}
+
+fn check_range<T: PartialOrd + Display>(
+    key: &str,
+    value: T,
+    allowed: RangeInclusive<T>,
+) -> Result<(), Wrong> {
+    match allowed.contains(&value) {
+        true => Ok(()),
+        false => wrong(
+            key,
+            &format!("{value} is not from {} to {}", allowed.start(), allowed.end()),
+        ),
+    }
+}
+
+impl Config {
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        if self.service_user.as_str().is_empty() || self.service_user.as_str() == "root" {
+            return wrong("service_user", "it must be an account of its own, not root");
+        }
+        if self
+            .port_range
+            .is_some_and(|PortRange(first, last)| first < 1024 || last < first)
+        {
+            return wrong("port_range", "the first and the last port, from 1024 on");
+        }
+        if self.hopd.connect.is_empty() {
+            return wrong("hopd.connect", "at least one address is needed");
+        }
+        check_address("hopd.listen", &self.hopd.listen)?;
+        for address in &self.hopd.connect {
+            check_address("hopd.connect", address)?;
+        }
+        if let Some(url) = &self.jupyterhub_url {
+            check_url("jupyterhub_url", url)?;
+        }
+        self.seat.check()?;
+        for (key, seconds) in [
+            ("hopd.poll_s", self.hopd.poll_s),
+            ("hopd.refresh_s", self.hopd.refresh_s),
+            ("agent.start_timeout_s", self.agent.start_timeout_s),
+        ] {
+            if seconds == 0 {
+                return wrong(key, "at least one second");
+            }
+        }
+        let q = &self.quota;
+        for (key, value) in [
+            ("quota.connections", q.connections),
+            ("quota.kernels", q.kernels),
+            ("quota.cells", q.cells),
+            ("quota.messages_per_s", q.messages_per_s as usize),
+        ] {
+            if value == 0 {
+                return wrong(key, "at least one");
+            }
+        }
+        for (key, path) in [
+            ("prefix", Some(&self.prefix)),
+            ("hopd.state_dir", Some(&self.hopd.state_dir)),
+            ("agent.state_dir", Some(&self.agent.state_dir)),
+            ("munge_socket", self.munge_socket.as_ref()),
+        ] {
+            if path.is_some_and(|p| !p.is_absolute()) {
+                return wrong(key, "an absolute path is needed");
+            }
+        }
+        for (name, pool) in &self.pool {
+            check_pool_name(name.as_str())?;
+            pool.check()
+                .map_err(|(key, reason)| (format!("pool.{name}.{key}"), reason))?;
+        }
+        Ok(())
+    }
+}
+
+impl Seat {
+    fn check(&self) -> Result<(), Wrong> {
+        check_word("seat.partition", &self.partition)?;
+        check_range("seat.mem_mib", self.mem_mib, 1..=MOST_MEM_MIB)?;
+        check_range("seat.cpus", self.cpus, 1..=u16::MAX)
+    }
+}
+
+/// The name stands in the names of Slurm's jobs.
+fn check_pool_name(name: &str) -> Result<(), Wrong> {
+    check_word("pool", name).map_err(|(key, _)| (key, format!("a name is needed, not {name:?}")))
+}
+
+fn check_address(key: &str, text: &str) -> Result<(), Wrong> {
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+    let named = !host.is_empty() && !host.contains(char::is_whitespace);
+    match port.parse::<u16>() {
+        Ok(1..) if named => Ok(()),
+        _ => wrong(key, &format!("an address HOST:PORT is needed, not {text:?}")),
+    }
+}
+
+fn check_url(key: &str, text: &str) -> Result<(), Wrong> {
+    let rest = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    match rest {
+        Some(rest)
+            if !rest.starts_with(['/', ':']) && !rest.is_empty() && !text.contains(char::is_whitespace) =>
+        {
+            Ok(())
+        }
+        _ => wrong(key, &format!("an address https://HOST is needed, not {text:?}")),
+    }
+}
+
+/// A name of Slurm's: none of the characters that divide Slurm's lists, and none that a shell or Slurm's tables add.
+fn check_word(key: &str, text: &str) -> Result<(), Wrong> {
+    let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;=|*()/\\'\"".contains(c);
+    match text.is_empty() || text.contains(foreign) {
+        true => wrong(key, &format!("one name of Slurm's is needed, not {text:?}")),
+        false => Ok(()),
+    }
+}
+
+impl Pool {
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        check_word("partition", &self.partition)?;
+        if let Some(account) = &self.account {
+            check_word("account", account.as_str())?;
+        }
+        if let Some(gpu_type) = &self.gpu_type {
+            check_word("gpu_type", gpu_type)?;
+        }
+        for burst in &self.burst {
+            check_word("burst.partition", &burst.partition)?;
+            check_range("burst.price", burst.price, 0.0..=MOST_PRICE)?;
+        }
+        check_range("mem_mib", self.mem_mib, 0..=MOST_MEM_MIB)?;
+        check_range("gpu_mem_mib", self.gpu_mem_mib, 0..=MOST_MEM_MIB)?;
+        if let Some(ms) = self.linger_ms {
+            check_range("linger_ms", ms, 0..=MOST_LINGER_MS)?;
+        }
+        if self.time_limit_min > 0
+            && u64::from(self.time_limit_min) * 60 < 2 * u64::from(self.rotate_before_s)
+        {
+            let reason = format!(
+                "time_limit_min, {}, must be at least twice this",
+                self.time_limit_min
+            );
+            return wrong("rotate_before_s", &reason);
+        }
+        if self.gpus_per_pilot > MOST_GPUS {
+            return wrong("gpus_per_pilot", &format!("at most {MOST_GPUS}"));
+        }
+        if self.cpus_per_pilot < self.gpus_per_pilot.max(1) {
+            return wrong("cpus_per_pilot", "each GPU is lent with at least one core");
+        }
+        if self.grace_ms > MAX_GRACE_MS {
+            let reason = format!(
+                "at most {MAX_GRACE_MS}: the plugin doesn't wait longer, since Slurm drains a node for it"
+            );
+            return wrong("grace_ms", &reason);
+        }
+        if let Some(quantum) = &self.quantum {
+            check_quantum(quantum)?;
+        }
+        if self.linger.most < self.linger.least {
+            return wrong("linger", "most_s is less than least_s");
+        }
+        if let Some(burst) = self
+            .burst
+            .iter()
+            .find(|b| b.partition == self.partition || b.max_pilots == 0)
+        {
+            let reason = format!(
+                "burst partition {} must be another and have pilots",
+                burst.partition
+            );
+            return wrong("burst", &reason);
+        }
+        if !self.burst.is_empty() && self.scale.is_none() {
+            return wrong(
+                "burst",
+                "pilots there follow demand: the pool needs a table `scale`",
+            );
+        }
+        if let Some(scale) = &self.scale {
+            check_scale(scale)?;
+        }
+        if self.max_pilots < self.min_pilots {
+            return wrong("max_pilots", "it is less than min_pilots");
+        }
+        Ok(())
+    }
+}
+
+fn check_scale(scale: &Scale) -> Result<(), Wrong> {
+    if scale.idle_max < scale.idle_min {
+        return wrong("scale", "idle_max_s is less than idle_min_s");
+    }
+    check_range("scale.immediate", scale.immediate, 0.0..=1.0)?;
+    check_range("scale.most_per_wait", scale.most_per_wait, 0.0..=MOST_PER_WAIT)?;
+    check_range("scale.too_small", scale.too_small, 0.0..=1.0)?;
+    check_range("scale.spare_share", scale.spare_share, 0.0..=MOST_SPARE_SHARE)
+}
+
+fn check_quantum(quantum: &Quantum) -> Result<(), Wrong> {
+    if quantum.is_off() {
+        let reason = "it names no class: set interactive_s, batch_s or deadline_s, or leave the table out";
+        return Err(("quantum".into(), reason.into()));
+    }
+    match quantum.classes().find(|(_, span)| *span < Span::from_secs(1)) {
+        Some((class, _)) => Err((
+            format!("quantum.{}_s", class.name()),
+            "at least one second; leave the key out to let these cells run to their end".into(),
+        )),
+        None => Ok(()),
+    }
+}
