@@ -202,7 +202,7 @@ fn on_any_node(context: &Context<'_>) -> Result<Vec<Kernel>, Failure> {
         .collect())
 }
 
-/// The kernels called `word` by `hopd`. Where `hopd` is away, those so called in the user's home.
+/// The kernels called `word` by `hopd`. Where there is no `hopd`, or it is away, those so called in the user's home.
 fn called_elsewhere(
     word: &str,
     known: Result<Vec<Kernel>, Failure>,
@@ -213,17 +213,19 @@ fn called_elsewhere(
         kernels
     };
     let away = match known {
-        Err(Failure::Unreachable(away)) => away,
+        Err(Failure::Unreachable(away)) => Some(away),
+        Err(Failure::Unconfigured(_)) => None,
         known => return known.map(called),
     };
     let kernels = home()
         .into_iter()
         .map(|(id, name)| Kernel::elsewhere(id.to_string(), Some(name).filter(|name| !name.is_empty())));
-    match called(kernels.collect()) {
-        none if none.is_empty() => Err(Failure::Unreachable(format!(
+    let found = called(kernels.collect());
+    match away {
+        Some(away) if found.is_empty() => Err(Failure::Unreachable(format!(
             "no kernel known here is called {word:?}, and hopd, which knows the others, can't be asked: {away}"
         ))),
-        found => Ok(found),
+        _ => Ok(found),
     }
 }
 
@@ -316,7 +318,10 @@ fn is_connection_file(path: &Path) -> bool {
 
 fn only(mut found: Vec<Kernel>, runtime: &Path, context: &Context<'_>) -> Result<Kernel, Failure> {
     if found.is_empty() {
-        found = on_any_node(context)?;
+        found = match on_any_node(context) {
+            Err(Failure::Unconfigured(_)) => vec![],
+            known => known?,
+        };
     }
     match found.len() {
         0 => Err(Failure::Failed(format!(
@@ -501,6 +506,10 @@ mod tests {
             matches!(&failure, Failure::Unreachable(text) if text.contains("hopd does not answer")),
             "{failure}"
         );
+        let unconfigured = || Err(Failure::Unconfigured("no configuration".to_owned()));
+        assert_eq!(called_elsewhere("other.ipynb", unconfigured(), home).unwrap(), []);
+        let found = called_elsewhere("mine.ipynb", unconfigured(), home).unwrap();
+        assert_eq!(found, [kernel("k1", Some("mine.ipynb"))]);
         let refused = Err(Failure::Failed("refused".to_owned()));
         assert!(matches!(
             called_elsewhere("k1", refused, home),

@@ -19,6 +19,9 @@ pub(crate) enum Failure {
     /// Status 3.
     #[error("{0}")]
     Unreachable(String),
+    /// No file of this host names a `hopd`. Status 3.
+    #[error("{0}")]
+    Unconfigured(String),
     /// A run that ended otherwise than well; `hop run --help` lists the statuses.
     #[error("{text}")]
     Ended { status: u8, text: String },
@@ -38,7 +41,7 @@ impl Failure {
             Self::BrokenPipe => 0,
             Self::Failed(_) => 1,
             Self::Usage(_) => 2,
-            Self::Unreachable(_) => 3,
+            Self::Unreachable(_) | Self::Unconfigured(_) => 3,
             Self::Ended { status, .. } => *status,
         }
     }

@@ -142,7 +142,9 @@ pub(crate) fn forget(args: &ForgetArgs, context: &mut Context<'_>) -> Result<(),
     for word in &args.kernels {
         match forget_one(word, context) {
             Ok(()) => {}
-            Err(failure @ (Failure::Unreachable(_) | Failure::Usage(_))) => return Err(failure),
+            Err(failure @ (Failure::Unreachable(_) | Failure::Unconfigured(_) | Failure::Usage(_))) => {
+                return Err(failure);
+            }
             Err(failure) => failures.push(failure.to_string()),
         }
     }

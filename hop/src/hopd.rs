@@ -2,10 +2,11 @@
 
 use crate::failure::Failure;
 use hop_api::client::{CallError, call_blocking};
-use hop_api::config::Config;
+use hop_api::config::{Config, ConfigError};
 use hop_api::message::{Request, Response};
+use hop_words::error::chain;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -19,10 +20,7 @@ pub(crate) struct Wire;
 
 impl Hopd for Wire {
     fn ask(&self, request: Request) -> Result<Response, Failure> {
-        let config = Config::load().map_err(|error| match Failure::of(&error) {
-            Failure::Failed(text) => Failure::Unreachable(text),
-            other => other,
-        })?;
+        let config = Config::load().map_err(|error| config_failure(&error))?;
         let (done, result) = channel();
         let asking = std::thread::spawn(move || {
             let _ = done.send(call_blocking(&config, request));
@@ -55,6 +53,15 @@ fn spinner() -> ProgressBar {
     spinner.set_style(ProgressStyle::default_spinner());
     spinner.enable_steady_tick(Duration::from_millis(120));
     spinner
+}
+
+fn config_failure(error: &ConfigError) -> Failure {
+    match error {
+        ConfigError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+            Failure::Unconfigured(chain(error))
+        }
+        error => Failure::Unreachable(chain(error)),
+    }
 }
 
 fn call_failure(error: CallError) -> Failure {
