@@ -26,10 +26,25 @@ struct House {
     folder: tempfile::TempDir,
 }
 
+/// Copies the files as a crash leaves them: as they are at one moment. What is written meanwhile is copied again, or
+/// a file's first part would be older than its last.
 fn copy_files(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    let contents = || -> std::collections::BTreeMap<_, _> {
+        let entries = std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap());
+        entries
+            .map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap()))
+            .collect()
+    };
+    let mut read = contents();
+    loop {
+        let again = contents();
+        if again == read {
+            break;
+        }
+        read = again;
+    }
+    for (name, bytes) in read {
+        std::fs::write(to.join(name), bytes).unwrap();
     }
 }
 
