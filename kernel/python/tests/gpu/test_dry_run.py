@@ -35,7 +35,7 @@ def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
         [sys.executable, ROOT / "bench/gpu/park.py", "--hop", HOP, "--fake", fakes, "--out", out],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
         env={},  # as on a bare machine
     )

@@ -182,6 +182,7 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
 
     monkeypatch.setattr(pace, "THINK", 0.01)
     monkeypatch.setattr(pace, "REST", 0.02)
+    monkeypatch.setattr(pace, "AUDITS", 1)  # on a busy machine the first audit may take seconds
     monkeypatch.setattr(threads, "tasks_of_user", lambda namespace: [])  # this test's own would be one
     shell = _shell(tmp_path, monkeypatch)
     agent = agents.Agent(shell, tmp_path / "store")
