@@ -74,7 +74,7 @@ class _Posted:
 
 
 def _run(argv: list[str], env: dict[str, str], posted: _Posted) -> int:
-    """Runs the command to its end, passes on its output, and does the work that the command asks for."""
+    """Runs the command to the end, passes on the output, and does the work asked for by the command."""
     process = subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""The kernel as it was before any code of the user's: its environment and its arguments.
+"""The kernel's environment and arguments, from before any code of the user's.
 
 Later differences are the notebook's doing, and belong to its state. All else belongs to the process and its job.
 """

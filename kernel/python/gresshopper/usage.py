@@ -2,8 +2,8 @@
 
 If a client knows of a lease, it asks with ``{"gpus": true}`` and finds a list ``gpus`` in the reply, an item for each
 device or MIG instance. An item has ``name``, ``memory_used`` and ``memory_total`` in bytes, ``utilisation`` in percent;
-a value that the device doesn't tell is ``None``. Without a driver there is no list. NVML holds device files open, so it
-is asked by a process of its own, ``hop gpu status``, which is gone before the reply.
+a value that the device doesn't tell is ``None``. Without a driver the reply has no list. NVML holds device files open:
+a separate process, ``hop gpu status``, asks NVML and is gone before the reply.
 """
 
 from __future__ import annotations

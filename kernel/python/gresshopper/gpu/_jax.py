@@ -1,8 +1,8 @@
 """jax's half: the buffers behind its arrays out and in.
 
-In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`). The object, its sharding and
-its owners stay, and arrays with a common buffer share one again. From 0.11 on jax replaces only living arrays, on the
-same device, so the driver takes everything. A trial on the CPU tells which way works.
+In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`). The object, the sharding and
+the owners stay, and arrays with a common buffer share a buffer again. From 0.11 on jax replaces only living arrays, on
+the same device, so the driver takes everything. A trial on the CPU tells which way works.
 
 Device memory is only freed if XLA gives it back. With XLA's usual allocator, which keeps all memory, the driver takes
 everything, too, and the user reads the setting for another allocator. Arrays over several devices are refused by name.

@@ -160,7 +160,7 @@ class Keeper:
             self.saved = None
 
     def begin_saved(self, state: Path) -> None:
-        """Notes that this interpreter was restarted and still waits for its variables."""
+        """Notes that the interpreter was restarted and still waits for the variables."""
         self.saved = state
         self._off = True
 

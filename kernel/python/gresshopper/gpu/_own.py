@@ -1,7 +1,8 @@
 """The threads that park and unpark: the guard lets them pass.
 
-`hop gpu` is answered on a thread of the kernel's process, and a thread there meets the guard from its start. A park asks
-torch for the memory that the guard keeps from the user's code, so its threads say that they do a park's work.
+`hop gpu` is answered on a thread of the kernel's process, and each thread of the process meets the guard from the
+start. A park asks torch for memory kept from the user's code by the guard. The park's threads therefore declare their
+work to the guard.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ class Reading:
             self._access.end()
 
     def has_read(self) -> None:
-        """Gives the device up before the capture is stored, since nothing more is read from it. A capture that uses the
-        host's copies keeps it: the next park would write over these copies."""
+        """Gives the device up before the capture is stored, since nothing more is read from the device. A capture with
+        the host's copies keeps the device: the next park would write over the copies."""
         if self._holds and not self._copies:
             self._holds = False
             self._access.end()

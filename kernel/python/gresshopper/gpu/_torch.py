@@ -236,7 +236,7 @@ def _with_subclasses(cls: Any) -> set[Any]:
 
 
 def _with_gradient(tensor: Any) -> Iterator[Any]:
-    """The tensor and its gradient, which has no Python object before its first use."""
+    """The tensor and the gradient: a gradient has no Python object before the first use."""
     yield tensor
     try:
         gradient = tensor.grad if tensor.is_leaf else None

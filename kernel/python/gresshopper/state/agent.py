@@ -1,6 +1,6 @@
-"""The agent in a kernel: captures what its cells do, saves and restores its variables, and follows another kernel.
+"""The agent in a kernel: captures the effects of cells, saves and restores variables, and follows another kernel.
 
-Each has a module of its own. The agent puts them together, and holds what takes several of them.
+Each task has a module. The agent puts the modules together, and holds the work that takes several modules.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Agent:
         wait: bool = True,
         shown: bool = True,
     ) -> Told:
-        """Rebuild a saved state in this kernel as `Recovery.rebuild` does, and tell its user what didn't come back.
+        """Rebuild a saved state in the kernel as `Recovery.rebuild` does, and tell the user of the losses.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.

@@ -19,9 +19,9 @@ from .store import CHUNK, Store
 TRACKED = 1024 * 1024
 #: Bytes per second, for what is not known yet: an array of objects, memory to be stored, memory to be hashed.
 _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
-#: Seconds for which a disk may let new content wait until it is there to stay.
+#: Seconds for which a disk may let new content wait until the content is there to stay.
 _DISK = 0.02
-#: Seconds for which stored content stays though no record names it, of the hour that collections of garbage give.
+#: Seconds for which stored content stays without a record's mention, of the hour given by collections of garbage.
 _FRESH = 20 * 60.0
 
 

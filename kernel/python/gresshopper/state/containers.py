@@ -1,8 +1,8 @@
 """Instances of subclasses of Python's containers, written and made again without a call of their methods.
 
-Pickle reads the items of such an instance by its own `items` or `__iter__`, and puts them in by its own `__setitem__`,
-`extend` or `__init__`, before any attribute is there. A class that counts, converts or limits its items would do so
-again at each restore. The containers' own methods in C read and put the items here.
+Pickle reads the items by the class's own `items` or `__iter__`, and puts the items in by the class's own `__setitem__`,
+`extend` or `__init__`, before any attribute is set. A class with counted, converted or limited items would count,
+convert or limit again at each restore. The containers' own methods in C read and put the items here.
 
 An own `__reduce__` or `__reduce_ex__` is respected, and so are `__getstate__`, `__setstate__` and `__getnewargs__`.
 """

@@ -1,7 +1,7 @@
 """The wait until a cell's last messages have left the kernel.
 
-ipykernel's threads send a cell's output and reply. They need the interpreter for it, which a capture in the main thread would
-keep from them.
+ipykernel's threads send a cell's output and reply. The sending needs the interpreter, and a capture in the main thread
+would keep the interpreter to itself.
 """
 
 from __future__ import annotations

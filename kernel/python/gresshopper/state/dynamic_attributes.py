@@ -1,8 +1,9 @@
 """Instances of classes that answer for their attributes themselves: by `__getattr__` or `__getattribute__`, or that refuse
 to have their slots set.
 
-Pickle asks an instance for its methods, when it writes one and when it reads one, then without any attribute yet: a
-`__getattr__` that looks into an attribute never ends. Such instances are written and read without a question to them.
+Pickle asks an instance for methods, at writing and at reading. At reading the instance has no attribute yet: a
+`__getattr__` that looks into an attribute never ends. Here the instances are written and read without a question to
+them.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ BARRED_NAMES = frozenset(
         "imwrite",
     }
 )
-#: Calls that open a file by a library in C, and the modes in which such a call writes.
+#: Calls to open a file by a library in C, and the calls' modes for writing.
 _OPENERS = frozenset({"File", "Dataset", "open_file", "AlignmentFile", "VariantFile"})
 _MODES = frozenset({"w", "a", "x", "w-", "r+", "wb", "ab"})
 #: Stands among the names for a module of the user's own, whose file may change.

@@ -41,7 +41,7 @@ class Failures:
         print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
 
     def hold_off(self, e: Interrupted) -> None:
-        """Pause captures after one was given up for a reason that would stop the next one, too."""
+        """Pause captures after a capture was given up, if the reason would stop the next capture, too."""
         if isinstance(e, Away):
             self._pace.fails(time.perf_counter())
         elif isinstance(e, NoRoom):

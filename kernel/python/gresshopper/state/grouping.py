@@ -1,4 +1,5 @@
-"""One capture's search for the groups: members are written, linked by what they share, and written again together."""
+"""A capture's search for the groups: members are written, linked by their shared objects and memory, and written again
+together."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
 
 
 class Grouped(NamedTuple):
-    """The groups that were found, the units that they replace, and room for their own."""
+    """The groups found, the units replaced by the groups, and room for the groups' own units."""
 
     blocks: list[Block]
     looked_at: list[int]

@@ -15,8 +15,8 @@ from typing import Any
 
 
 def is_asked(shell: Any) -> bool:
-    """Whether a request was read from its socket and has yet to begin. No descriptor tells of it any more, and it can begin
-    only once the loop gets its turn.
+    """Whether a request was read from its socket and has yet to begin. No descriptor tells of the request any more, and
+    the request can begin only once the loop gets a turn.
     """
     queue = getattr(getattr(shell, "kernel", None), "msg_queue", None)  # before ipykernel 7
     if queue is not None and queue.qsize():
@@ -29,7 +29,8 @@ def is_asked(shell: Any) -> bool:
 
 
 def _is_next(task: Any) -> bool:
-    """Whether a task is ipykernel's, and goes on in the loop's next turn: it is new, or what it waited for is there."""
+    """Whether a task is ipykernel's, and goes on in the loop's next turn: the task is new, or the awaited result has
+    come."""
     coro = task.get_coro()
     code = getattr(coro, "cr_code", None)
     if code is None or os.path.basename(os.path.dirname(code.co_filename)) != "ipykernel":

@@ -18,7 +18,7 @@ from gresshopper.between import in_main_thread
 #: Seconds from our hook in which the cell has to begin.
 BEGINS_WITHIN = 1.0
 
-#: Interrupts that arrived while they are `deferred`, and those for the cell that begins.
+#: Interrupts received while `deferred`, and interrupts for the beginning cell.
 received: list[int] = []
 _for_the_cell: list[int] = []
 
@@ -47,7 +47,7 @@ def deferred() -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_the_cell(namespace: dict[str, Any]) -> Iterator[None]:
-    """Leave an interrupt to the cell that begins after this: in a hook, IPython would print and swallow it."""
+    """Leave an interrupt to the cell that begins next: in a hook, IPython would print and swallow the interrupt."""
     if not in_main_thread():
         yield
         return

@@ -1,9 +1,9 @@
 """Generators and iterators at their place, as calls of `recipes`.
 
-pickle often turns an iterator into another type over the remaining items. Here each iterator either comes back as it
-was, or the change is noted. A generator can be written before its start, after its end, and within a generator
-expression of one loop; elsewhere its position is in the interpreter's memory. Nothing is taken from an iterator. No
-frame is asked for its locals: the answer would keep the locals alive.
+pickle often turns an iterator into another type over the remaining items. Here each iterator either comes back
+unchanged, or the change is noted. A generator can be written before the start, after the end, and within a generator
+expression of a single loop. Elsewhere the position is in the interpreter's memory. Nothing is taken from an iterator.
+No frame is asked for its locals: the answer would keep the locals alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes that cells made in libraries without a variable that shows it, found by a look at all modules.
+"""Changes made by cells in libraries without any trace in a variable, found by a look at all modules.
 
 Three kinds: functions of the notebook in modules and classes, entries of the notebook in a library's tables (registries
 of converters, scales, hooks), and functions that one library has put into another at a cell's word. Entries come back.
@@ -175,7 +175,7 @@ def _wraps(value: Any) -> bool:
 
 
 def _lender(function: types.FunctionType, root: str) -> str:
-    """The place of a function of another library than the one that holds it; empty otherwise."""
+    """The home of a function held by another library; empty for any other function."""
     home = function.__globals__.get("__name__")
     if not isinstance(home, str):
         return ""
@@ -228,7 +228,7 @@ def _found(where: str) -> Any:
 
 # --- tables ---
 
-#: By table: its fingerprint, the notebook's entries, and the table itself, so that no other object gets its id.
+#: By a table's id: the fingerprint, the notebook's entries, and the table itself, to keep the id from other objects.
 _looked: dict[int, tuple[tuple[int, int], list[_Entry], Any]] = {}
 
 

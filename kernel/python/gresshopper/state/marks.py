@@ -25,7 +25,7 @@ from typing import Any, Callable
 from . import adapters
 from .session import own_module
 
-#: Most objects that are looked at one by one; a larger value is pickled.
+#: Most objects to be looked at singly; a larger value is pickled.
 _MOST = 5_000
 #: Most bytes of what is pickled, without arrays' memory.
 _PICKLED = 16 << 20
@@ -183,12 +183,12 @@ def _digest(*parts: bytes) -> bytes:
     return found.digest()
 
 
-#: Marks of code by its id, with the code, so that no other gets the id.
+#: Marks of code by the code's id, with the code, to keep the id from other objects.
 _codes: dict[int, tuple[types.CodeType, bytes]] = {}
 
 
 def code_mark(code: types.CodeType) -> bytes:
-    """A mark of what code does, wherever its file is: the same for one version of Python alone."""
+    """A mark of the behaviour of code, wherever the file is: comparable only within a version of Python."""
     known = _codes.get(id(code))
     if known is None:
         names = (code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)

@@ -1,6 +1,6 @@
 """Output of the user's own pickling code during a capture is dropped: the capture comes beside the cells.
 
-The notebook's streams stay the very objects that they are, and print what other threads write meanwhile.
+The notebook's streams stay the same objects, and print the output of other threads meanwhile.
 """
 
 from __future__ import annotations

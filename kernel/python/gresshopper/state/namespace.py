@@ -1,7 +1,7 @@
 """IPython's namespace of a user: the variables, and what IPython remembers beside them.
 
-IPython keeps displayed values, inputs and its own names among the variables, and once more in its display hook, its
-history manager and its table of hidden names. Both places are asked and set here. The engine knows variables alone.
+IPython keeps displayed values, inputs and own names among the variables, and once more in the display hook, the history
+manager and the table of hidden names. Both places are asked and set here. The engine knows variables alone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Namespace:
     # --- IPython's record of a cell ---
 
     def source_of(self, raw: str, count: int | None) -> str:
-        """The source that IPython made of a cell and ran, from its history where it is there: a user's transformer isn't called twice."""
+        """IPython's transformed source of a cell, as run, from the history where possible: a user's transformer isn't
+        called twice."""
         history: Any = getattr(self.shell, "history_manager", None)
         at = count or 0
         known = history is not None and 0 < at < min(len(history.input_hist_raw), len(history.input_hist_parsed))

@@ -1,4 +1,4 @@
-"""The native library (`kernel/tracker`), without which nothing is captured: the agent says so at its making."""
+"""The native library (`kernel/tracker`). Without the library nothing is captured, and a new agent says so."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def error() -> str:
 
 
 def hear(kinds: Iterable[str], told: Callable[[str, tuple[Any, ...]], None]) -> bool:
-    """Have each audit event told whose name begins with one of these kinds; whether that can be had. Unlike a hook of
-    Python's, it costs the other events next to nothing.
+    """Pass each audit event to `told` if the event's name begins with any of `kinds`. Returns whether the hook is in
+    place. Unlike a hook of Python's, the native hook costs the other events next to nothing.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(told))  # for the life of the process
     return bool(_held.hop_audit("\n".join(kinds).encode(), told) == 0)

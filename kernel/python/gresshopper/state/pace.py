@@ -61,7 +61,7 @@ class Allowance:
 
 
 class Pace:
-    """Decides on the captures of one kernel, by what its cells and captures took."""
+    """Decides on the captures of a kernel, by the time that earlier cells and captures took."""
 
     def __init__(self, now: float) -> None:
         #: Seconds by which a capture may delay its cell's reply. None: the capture follows the reply where records are

@@ -136,8 +136,8 @@ class _Deep(Rules, pickle._Pickler):
             self._looked = None  # it holds this pickler, too
 
     def _look(self) -> None:
-        """Ends a dump that gets deeper by objects that the dump itself makes: a `MagicMock` makes another for each
-        attribute that it is asked for. Python's collector waits meanwhile, so all objects made since then are young.
+        """Ends a dump that gets deeper by objects made during the dump itself: a `MagicMock` makes another for each
+        attribute asked for. Python's collector waits meanwhile, so all objects made since then are young.
         """
         path = [obj for obj in _path(sys._getframe()) if _is_instance(obj)]
         before, self._looked = self._looked, (len(path), gc.get_objects(generation=0))
@@ -156,7 +156,7 @@ class _Deep(Rules, pickle._Pickler):
 
 
 class _Endless(Exception):
-    """A dump that would never end, since instances of this class make others as they are written."""
+    """A dump without end, since instances of the class make others during the writing."""
 
     def __init__(self, kind: type) -> None:
         super().__init__("endless")

@@ -66,7 +66,7 @@ OWN_ENV = (
 )
 
 
-#: Variables that were set, and names of those that were deleted.
+#: Variables set since the start, and names of variables deleted since.
 _Changes = tuple["dict[str, str]", "list[str]"]
 
 #: The environment as it was last read, and the section.
@@ -85,7 +85,7 @@ def _environ() -> _Changes:
     return _environ_read[1]
 
 
-#: The prefix of variables that this package deletes once it has read them.
+#: The prefix of variables that this package reads and then deletes.
 _OURS = "GRESSHOPPER_"
 
 
@@ -273,9 +273,9 @@ def _set_hung_in(state: dict[str, str]) -> None:
         raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
 
 
-#: IPython takes some away while a cell runs and adds others: what is there at this import says nothing about these.
-#: The kernel's debugger adds two after it in one process, and before it in another; so do libraries in C, with names
-#: that begin with two underscores.
+#: IPython takes some builtins away while a cell runs and adds others: the set at the import says nothing about these.
+#: The kernel's debugger adds two, after the import in some processes and before the import in others. Libraries in C do
+#: the same, with names beginning with two underscores.
 _BUILTINS = frozenset(dir(builtins)) | {
     "exit",
     "quit",

@@ -127,7 +127,8 @@ def set_shared(made: Any, state: tuple[dict[str, Any], dict[str, Any] | None]) -
 
 
 def set_directly(made: Any, state: tuple[dict[str, Any] | None, dict[str, Any]]) -> None:
-    """Sets an instance's attributes and slots without a question to it: it may answer by what isn't there yet."""
+    """Sets an instance's attributes and slots without a question to the instance: an answer may need attributes not set
+    yet."""
     attrs, slots = state
     if attrs:
         object.__getattribute__(made, "__dict__").update(

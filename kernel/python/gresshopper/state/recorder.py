@@ -1,7 +1,7 @@
-"""Captures what cells did, and makes it a record of the journal and a note for the plan of a save.
+"""Captures the effects of cells, and makes a record of the journal and a note for the plan of a save.
 
-Each capture's record is a difference to the one before. When captures run, and what becomes of one that fails, is the
-`Watcher`'s matter.
+Each capture's record is a difference to the previous record. The `Watcher` decides on the times of captures and on the
+fate of a failed capture.
 """
 
 from __future__ import annotations

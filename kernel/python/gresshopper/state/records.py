@@ -30,7 +30,7 @@ class Ran:
         self.seq, self.msg_id, self.seconds, self.effects = seq, msg_id, seconds, effects
         self.ok = bool(result is not None and result.success)
         self.count = getattr(result, "execution_count", None)
-        #: It is a silent request, and no cell of the notebook: nothing is known of it but its effects.
+        #: True for a silent request, which is no cell of the notebook: nothing is known but the effects.
         self.silent = False
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Brings a saved state into a kernel: its variables, what IPython remembers, and what its user is told.
+"""Brings a saved state into a kernel: the variables, what IPython remembers, and the notices for the user.
 
-Groups that can't be read are made again by their cells where the state allows it. Large groups may be read later. The
+Unreadable groups are made again by their cells where the state allows a re-run. Large groups may be read later. The
 `Watcher` goes on from there, or a `Standby`.
 """
 

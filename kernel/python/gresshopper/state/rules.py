@@ -250,7 +250,8 @@ class Rules(Writing):
         return found
 
     def _flat(self, obj: Any) -> Any:
-        """Writes an instance without its attributes, which follow after all else: nothing is nested in it."""
+        """Writes an instance without attributes: the attributes follow after all else, and nothing is nested in the
+        instance."""
         t = type(obj)
         attrs = object.__getattribute__(obj, "__dict__") if t.__dictoffset__ else None
         others = _dict_refs(obj) - _ALONE - 1 if t.__dictoffset__ else 0
@@ -591,7 +592,7 @@ def _is_past(new: types.FunctionType) -> bool:
 
 
 def _bare(reduced: Any) -> Any:
-    """Writes an instance to be made without its class's own `__new__`, which has done its work before."""
+    """Writes an instance to be made without the class's own `__new__`: the work of `__new__` was done before."""
     return (recipes.bare, *reduced[1:]) if reduced[0] is _NEWOBJ else reduced
 
 
@@ -616,8 +617,8 @@ def _is_marker(value: Any, home: str) -> bool:
 
 
 def _find_singles(t: type) -> None:
-    """Notes the instances of a class that variables of its module hold: markers for comparisons, and objects of which a
-    library has one."""
+    """Notes the instances of a class held by variables of the class's module: markers for comparisons, and single
+    objects of a library."""
     held = vars(sys.modules.get(t.__module__, builtins))
     own = own_module(sys.modules.get(t.__module__))  # its instances aren't asked
     for name, value in list(held.items()):
@@ -753,7 +754,7 @@ def library_rules() -> list[tuple[Any, Rule]]:
 #: Objects held by a module for the whole process: id -> (object, its place).
 _SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
 _SINGLE_TYPES: set[type] = set()
-#: Ids of objects in `_SINGLETONS` that cells may have changed, without a section of the process that tells it.
+#: Ids of objects in `_SINGLETONS` with possible changes by cells, told by no section of the process.
 _STATEFUL: set[int] = set()
 
 

@@ -1,7 +1,7 @@
 """Writes the whole present state into a folder.
 
-A plan may leave groups to the cells that made them. Before it counts, a fresh Python tries it: what the cells don't
-make again there is written after all. The store's content is compressed afterwards, beside the cells.
+A plan may leave groups to the cells that made them. Before the plan counts, a fresh Python tries the plan: groups not
+made again by the cells are written after all. The store's content is compressed afterwards, beside the cells.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TRIALS = 4
 
 
 class _Planned(NamedTuple):
-    """A plan, the notes it is made of, and descriptions of the groups that it leaves to their cells."""
+    """A plan, the notes behind the plan, and descriptions of the groups left to their cells."""
 
     plan: planning.Plan
     history: planning.History

@@ -49,7 +49,7 @@ def ordered(made: set[Any]) -> list[Order]:
 
 
 def _insertion(items: list[Any], places: list[int]) -> tuple[list[Any], list[int]]:
-    """An order of insertion for which each item ends in its place: after the items in its way. A suitable number takes
+    """An order of insertion to bring each item to the right place: after the items in the way. A suitable number takes
     the place of a removed item.
     """
     by_address = {id(item): item for item in items}

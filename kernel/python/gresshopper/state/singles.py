@@ -1,8 +1,8 @@
-"""Objects of which a library has one, held by a variable of its module: `mpmath.mp`.
+"""Single objects of a library, each held by a variable of the library: `mpmath.mp`.
 
-The library itself uses the object, so that a variable of the notebook which holds it is written as the object's place. Plain
-attributes are set again; of the others a fingerprint is compared, and a difference is told. An object of a module of the
-user's own gets its whole content again.
+The library itself uses the object: a variable of the notebook that holds the object is written as the object's place.
+Plain attributes are set again; of the others a fingerprint is compared, and a difference is told. An object of a module
+of the user's own gets its whole content again.
 """
 
 from __future__ import annotations

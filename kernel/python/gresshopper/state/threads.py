@@ -90,7 +90,7 @@ def _of_user(coro: Any, namespace: Mapping[str, Any]) -> str | None:
 
 
 def _awaited(coro: Any) -> Iterator[tuple[Any, Any]]:
-    """A coroutine, the one that it waits for, and so on, with their frames."""
+    """A coroutine and the chain of coroutines awaited from there, with their frames."""
     while coro is not None:
         frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
         if frame is None:

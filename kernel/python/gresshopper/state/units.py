@@ -1,7 +1,7 @@
 """The groups of a namespace, as last written, and which of them hold an object.
 
-A *member* is a variable (`n:name`) or a class of the notebook (`c:id`). A *unit* is a group of members that share
-mutable objects or memory; it is written as one stream.
+A *member* is a variable (`n:name`) or a class of the notebook (`c:id`). A *unit* is a group of members with common
+mutable objects or memory, written as a single stream.
 """
 
 from __future__ import annotations

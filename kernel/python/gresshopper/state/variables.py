@@ -26,7 +26,7 @@ class Look:
         newer: list[str] | None,
     ) -> None:
         self._namespace, self.names, self.ids, self.shown, self.changed = namespace, names, ids, shown, changed
-        #: The user's variables that follow those of the look before, if that is all that distinguishes the two orders.
+        #: The user's variables behind the variables of the previous look, if the two orders differ in nothing else.
         self.newer = newer
 
     def __contains__(self, name: str) -> bool:

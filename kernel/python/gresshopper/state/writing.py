@@ -110,7 +110,7 @@ class Writing:
         self.sets: list[Any] = []  # instances of subclasses of `set`
 
     def holding(self) -> list[Any]:
-        """The lists and dictionaries in which a dump that is done keeps objects, among them some that it made."""
+        """The lists and dictionaries with the objects kept by a finished dump, among them objects made by the dump."""
         self.last = None
         kept = [self.buffers, self.storages, self.detached, self.scopes, self.plain, self.frames, self.functions]
         scopes_copied = getattr(self, "globals_ref", {})  # cloudpickle's

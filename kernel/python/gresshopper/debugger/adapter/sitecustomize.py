@@ -1,4 +1,5 @@
-"""Python runs this module at the start of debugpy's adapter, which then accepts connections of its own user alone."""
+"""Python runs this module at the start of debugpy's adapter: the adapter then accepts connections of the same user
+alone."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _traits(shell: Any) -> dict[str, dict[str, Any]]:
 def _defaults_of(made: Any) -> dict[str, Any]:
     known = _defaults.get(type(made))
     if known is None:
-        # A dynamic default may create an object when it is read, so such traits are left out.
+        # Traits with a dynamic default are left out: reading the default may create an object.
         found_out = {name for base in type(made).__mro__ for name in vars(base).get("_trait_default_generators", ())}
         known = _defaults[type(made)] = {
             name: trait.default(made)
@@ -140,7 +140,7 @@ def _set_configured(shell: Any, state: dict[str, Any]) -> None:
             _set.append((kind, name))
 
 
-#: Something that hangs in the shell: its kind, its place, the object, and the way in which it is written.
+#: An object hung into the shell: the kind, the place, the object, and the object's written form.
 _Hung = tuple[str, "tuple[Any, ...]", Any, Any]
 
 
@@ -182,8 +182,8 @@ def _is_shells(f: Any) -> bool:
 
 
 def _kept(f: Any) -> Any | None:
-    """The written form of a notebook's function or callable object. An object is written by the variable that holds it,
-    and so stays one object. None if it can't be written."""
+    """The written form of a notebook's function or callable object. An object is written by the variable that holds the
+    object, and stays a single object. None if the object can't be written."""
     kind = type(f)
     if kind in settings.ATOMS or kind is types.FunctionType or issubclass(kind, type):
         return f
@@ -201,7 +201,7 @@ def _made(kept: Any) -> Any:
     """What `_kept` wrote.
 
     # Errors
-    `LostError`, `KeyError` or `AttributeError`, if what holds it isn't there.
+    `LostError`, `KeyError` or `AttributeError`, if the variable that holds the object is missing.
     """
     if type(kept) is not tuple:
         return kept
@@ -429,7 +429,7 @@ ADAPTER = Adapter(
     bases=_bases,
     sections={
         "IPython": Section(ipython, set_ipython),
-        # Of its own: a cell that runs again needs it, and nothing else of the shell's.
+        # A separate section: a cell's re-run needs the future flags, and nothing else of the shell's.
         "IPython.core.compilerop": Section(_futures, _set_futures),
     },
 )

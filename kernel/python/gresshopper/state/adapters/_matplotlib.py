@@ -278,8 +278,9 @@ def _figures_open() -> Iterator[None]:
 
 
 def _configure_now() -> None:
-    """Where the inline backend can't be set up at its import, it is after the first cell. That cell was another life's: what
-    the notebook has set since, `plt.ioff()` for one, would be undone."""
+    """If the inline backend can't be set up at the import, matplotlib sets the backend up after the first cell. After a
+    restore the first cell lies in an earlier life: the notebook's later settings, like `plt.ioff()`, would be
+    undone."""
     from IPython.core.getipython import get_ipython
 
     shell = get_ipython()
@@ -379,7 +380,7 @@ def _bases() -> list[tuple[Any, Rule]]:
 
 
 def _marked(made: Any) -> Any:
-    """A colormap, which makes its table at its first use."""
+    """The reduced form of a colormap, with the table otherwise made at the first use."""
     if not made._isinit:
         made = copy.copy(made)
         made._init()

@@ -1,6 +1,6 @@
 """numpy: arrays with their memory, random generators, and how arrays are shown.
 
-An array is written over the root that owns its memory, so that views stay views.
+An array is written over the root array with the memory: views stay views.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from . import Adapter, Rule
 
 
 def _of_file(dump: Writing, picture: Any) -> Any:
-    # Of a picture of one frame its file is closed once it is read.
+    # The file of a picture with a single frame is closed after the reading.
     if getattr(picture, "_close_exclusive_fp_after_loading", True) is False:
         dump.notes.append("a picture of several frames has its present frame, and not its file")
     return NotImplemented

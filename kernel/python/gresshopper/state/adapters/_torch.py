@@ -342,7 +342,7 @@ def _set_torch(state: Any) -> None:
         read, put = _FLAGS[name]
         if read(torch) != value:
             put(torch, value)
-    # A hook that is registered next must not take the number of one that is there.
+    # The next hook to be registered must not take the number of a present hook.
     handle = torch.utils.hooks.RemovableHandle
     handle.next_id = max(handle.next_id, state.get("hooks", 0))
     _set_cuda(torch, state.get("cuda", {}))
