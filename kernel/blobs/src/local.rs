@@ -395,9 +395,9 @@ impl Local {
     /// Removes chunks outside `live` that weren't touched for `grace` before `now` (an unfinished capture may need
     /// them), and leavings of interrupted writes.
     ///
-    /// A writer may find a chunk present, and touch it, while it is judged here. So what seems dead is first taken
-    /// aside and then judged again: a writer that comes later finds nothing and writes the chunk anew, and a chunk
-    /// touched before gets its name back.
+    /// A writer may find a chunk present, and touch the chunk, during the judgement here. A seemingly dead chunk
+    /// is therefore first taken aside and then judged again. A later writer finds nothing and writes the chunk
+    /// anew, and a chunk touched before gets the name back.
     ///
     /// # Errors
     /// The first I/O error; what is left is removed by the next call.
@@ -845,7 +845,7 @@ mod tests {
                         let _ = file.set_modified(SystemTime::now() - Duration::from_secs(100));
                     }
                     local.put(content).unwrap();
-                    // A collection that judges it again may stand still before it gives the name back.
+                    // A collection judging the chunk again may stand still before giving the name back.
                     let has = |wait| {
                         std::thread::sleep(Duration::from_millis(wait));
                         local.has(id, content.len())

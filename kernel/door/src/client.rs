@@ -271,7 +271,7 @@ mod tests {
         (pid, rustix::process::geteuid().as_raw())
     }
 
-    /// A process of ours that answers with these messages, in their order, each after one request.
+    /// A process of ours that gives these answers, in their order, each after a request.
     fn played(dir: &Path, answers: Vec<Vec<Parcel>>) {
         fs::set_permissions(dir, Permissions::from_mode(0o700)).unwrap();
         let listener = UnixListener::bind(dir.join(folders::name(me().0))).unwrap();

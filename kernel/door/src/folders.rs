@@ -18,7 +18,7 @@ pub fn of(uid: u32) -> Vec<PathBuf> {
     found
 }
 
-/// Checks that a folder belongs to `uid`, and that nobody else may look into it.
+/// Checks that a folder belongs to `uid` and is closed to all others.
 ///
 /// # Errors
 /// The folder is missing, another user's, or open to others.

@@ -1,6 +1,6 @@
 //! The kernel behind a saved state. Each kernel's folder of states names its notebook, and the kernel's front holds a
-//! lock there. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables. At its
-//! end the front removes what that opening must not find.
+//! lock there. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables.
+//! At the end a front removes everything that the next opening must not find.
 //!
 //! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends. In a home without
 //! locks a kernel counts as free if it has no `front.json`, which a front removes at its orderly end.

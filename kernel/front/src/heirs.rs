@@ -1,6 +1,6 @@
 //! Records of outputs that a kernel's pages may lack, in memory that outlives a killed front. The front's owner holds
-//! the memory, and names it to the next front. The records lie behind each other. The first eight bytes hold the place
-//! of the first record, so that one small write exchanges all records.
+//! the memory, and names the memory to the next front. The records lie behind each other. The first eight bytes
+//! hold the place of the first record: a single small write exchanges all records.
 
 use crate::core::Records;
 use rustix::fs::{FallocateFlags, fallocate};

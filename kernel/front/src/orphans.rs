@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Ends each srun of this user's on this machine that was started for the kernel's replicas, once none of these
-/// replicas runs. The calling front's own sruns must have been waited for.
+/// Ends the user's sruns that were started on this machine for the kernel's replicas, once no such replica runs.
+/// The calling front's own sruns must have been waited for.
 pub(crate) fn end_sruns(kernel: &KernelId) {
     let argument = kernel_arg(kernel);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -32,7 +32,7 @@ fn end_if_srun(pid: Pid, argument: &str) {
     }
 }
 
-/// A command line is in its process's memory, so reading it may block without end: only the command lines of this
+/// Reading a command line, in the memory of the process, may block without end: only the command lines of the
 /// user's own sruns are read.
 fn is_srun_of(process: &Path, argument: &str) -> bool {
     let is_own = fs::metadata(process).is_ok_and(|folder| folder.uid() == geteuid().as_raw());

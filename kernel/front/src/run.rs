@@ -138,7 +138,8 @@ impl Searches {
         }
     }
 
-    /// Whether such a search goes on already. Its seat may wait in Slurm's queue, and would lose its place there.
+    /// Whether a search for the same growth goes on already. The search's seat may wait in Slurm's queue, and
+    /// would lose its place to a new search.
     fn grows_by(&self, growth: &Note) -> bool {
         let search = self.growing.as_ref();
         search.is_some_and(|(before, search)| before == growth && !search.is_finished())
@@ -880,7 +881,7 @@ impl Main {
 
     fn on_client(&mut self, channel: Channel, event: Event) {
         match event {
-            // A server shuts down its kernels at its end, so later messages must not end a kernel in the middle of its
+            // An ending server shuts down all kernels: later messages must not end a kernel in the middle of a
             // save.
             Event::Message(..) if self.termination.is_parting() => {}
             Event::Message(peer, message) => {

@@ -110,7 +110,7 @@ enum Cause {
     /// The kernel's end: its death, or a client's wish.
     Kernel,
     Owner,
-    /// The end of the kernel's server. A server shuts its kernels down at its end, so clients are no longer heard.
+    /// The end of the kernel's server. An ending server shuts down all kernels: clients are no longer heard.
     Server,
 }
 
@@ -190,8 +190,8 @@ impl Termination {
         }
     }
 
-    /// The front's result, once it is over. `left` means that an earlier front was lost, and that its replica may still
-    /// run and connect.
+    /// The front's result, once the front is over. `left` means that an earlier front was lost, and the earlier
+    /// front's replica may still run and connect.
     pub fn outcome(&self, left: bool) -> Option<Outcome> {
         let Stage::Over { died } = self.stage else {
             return None;
@@ -326,7 +326,7 @@ impl Termination {
         self.stage = Stage::Lingering { died, cause, until };
     }
 
-    /// The front of a dead kernel stays for its whole time, unless its owner ends it.
+    /// The front of a dead kernel stays for the whole time, unless ended by the owner.
     fn all_read(&mut self) -> Option<Act> {
         if let Stage::Lingering { died, cause, .. } = self.stage
             && (!died || cause == Cause::Owner)

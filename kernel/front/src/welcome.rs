@@ -16,8 +16,7 @@ pub(crate) struct Awaited<'a> {
 }
 
 impl Awaited<'_> {
-    /// `epoch` is this front's. `taken` lists the replica's frames that this front, or a killed front before it, has
-    /// taken.
+    /// `epoch` is this front's. `taken` lists the replica's frames taken by this front or by a killed predecessor.
     pub(crate) fn answer(&self, hello: &Hello, epoch: u64, taken: &Taken) -> Welcome {
         let version = VERSION;
         match self.refusal(hello) {

@@ -1,7 +1,7 @@
 //! Making the machine's calls for real, each with a deadline.
 //!
-//! A driver call without a return is left behind on its thread. Only this process's end ends such a call, so long-lived
-//! processes run `hop gpu` as a child.
+//! A driver call without a return is left behind on a thread. Only the end of the process ends the call:
+//! long-lived processes run `hop gpu` as a child.
 
 use crate::Pid;
 use crate::deadline::within;

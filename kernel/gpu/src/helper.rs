@@ -1,5 +1,5 @@
-//! The privileged helper, for sites whose driver lets only root checkpoint. The helper has a single verb: one
-//! checkpoint step on one process, for the user who owns the process.
+//! The privileged helper, for sites whose driver lets only root checkpoint. The helper has a single verb: a
+//! checkpoint step on a process, for the owner of the process.
 //!
 //! The caller's uid is Linux's report for the socket's other end (SO_PEERCRED). The target's four user ids must all
 //! equal this uid. The process's start time must equal the caller's word, which protects a reused pid. Root may ask for

@@ -153,7 +153,7 @@ impl Group {
         });
     }
 
-    /// Asks the others whether this member still belongs: it may have been replaced while no message reached it.
+    /// Asks the others whether this member still belongs: the member may have been replaced while no message came.
     fn ask_whether_a_member(&self) {
         let others = lock(&self.seats).clone().into_values();
         for seat in others.filter(|seat| *seat != self.links.me()) {

@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// A group that isn't founded within this time isn't founded now: the cells of its kernel wait meanwhile.
+/// The founding of a group is given up after this time for now: the cells of the kernel wait meanwhile.
 const FOUNDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A member is waited for so long until it is closed.

@@ -64,8 +64,8 @@ pub enum Act {
         /// The client's `execute_reply`.
         #[serde(skip)]
         reply: Bytes,
-        /// The count of the cell's outputs, where the executor counts them; 0 otherwise. Nobody relies on it: a front knows
-        /// by a cell's `idle` that it lacks none.
+        /// The count of the cell's outputs, where the executor counts them; 0 otherwise. Nobody relies on the
+        /// count: a cell's `idle` proves to a front that no output is missing.
         last_output: u64,
         /// The effects of the cell and of all before it. `None`: they follow in an [`Act::Record`].
         #[serde(default, skip_serializing_if = "Option::is_none")]

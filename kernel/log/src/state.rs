@@ -312,7 +312,7 @@ impl State {
         self.unsettled.iter().any(|u| u.cell == *cell)
     }
 
-    /// The last cell that ran to its end, if the shared store lacks its effects.
+    /// The last cell run to the end, if the shared store lacks the cell's effects.
     pub fn last_unsettled(&self) -> Option<&CellId> {
         self.unsettled.back().map(|u| &u.cell)
     }

@@ -252,12 +252,13 @@ impl<T: Transport> Member<T> {
         written.unwrap_or(Err(ProposeError::Unknown))
     }
 
-    /// Whether this member leads its group, to its own knowledge.
+    /// Whether this member leads the group, to the member's own knowledge.
     pub fn leads(&self) -> bool {
         self.metrics.borrow().current_leader == Some(self.me)
     }
 
-    /// Whether the member has left the group, to the knowledge of this one: its `Left` is applied, and it has no vote.
+    /// Whether the member `incarnation` has left the group, to the local member's knowledge: the `Left` is
+    /// applied, and `incarnation` has no vote.
     pub fn has_left(&self, incarnation: Incarnation) -> bool {
         let voters = standing_of(&self.metrics.borrow());
         let next = voters.next_voters.unwrap_or_default();

@@ -114,7 +114,7 @@ impl FrontLink {
     }
 
     pub(crate) fn send(&mut self, item: Item) {
-        // Before its reply a cell is open, and its user reads what it lacks.
+        // Before the reply the cell is open, and the user reads of the cell's lost outputs.
         if let Item::Jupyter {
             channel: Channel::Shell,
             ..

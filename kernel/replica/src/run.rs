@@ -274,7 +274,7 @@ impl Replica {
         }
     }
 
-    /// The seat's job ends, and this step with it; or the seat's release doesn't understand this replica.
+    /// The seat's job ends, and the step with the job; or the seat's release doesn't understand the replica.
     async fn seat_is_gone(&mut self) {
         self.handle(Input::KeeperGone).await;
         if self.log.is_founding() {

@@ -70,7 +70,7 @@ pub(crate) fn own_name() -> String {
     let pid = std::process::id();
     match start_time(pid) {
         Some(start) => format!("{pid}-{start}"),
-        // Nobody can tell when this process is gone, so its folders are never swept.
+        // Nobody can tell when this process is gone: the folders are never swept.
         None => format!("{pid}-unknown"),
     }
 }

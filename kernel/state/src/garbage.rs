@@ -63,7 +63,7 @@ pub enum GarbageError {
     Io(#[from] io::Error),
 }
 
-/// Has later collections in this store look for states also in this folder, which is a state or has states in it.
+/// Has later collections in the store look for states also in `folder`: a state, or a folder of states.
 ///
 /// # Errors
 /// The file system's.
@@ -196,7 +196,7 @@ fn all_logs(store: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, GarbageErr
     Ok(found)
 }
 
-/// The folder behind a link of [`register`]. `None` means that the folder is gone, though its parent is there.
+/// The folder behind a link of [`register`]. `None` means that the folder is gone, though the parent still exists.
 fn linked(link: &Path) -> Result<Option<PathBuf>, GarbageError> {
     let folder = fs::read_link(link)?;
     match fs::metadata(&folder) {

@@ -97,7 +97,8 @@ impl Made<'_> {
             left,
         };
         while let Some(key) = made.left.pop() {
-            // SAFETY: the memo holds its keys, the caller the notes, and these what they refer to. A visit changes nothing.
+            // SAFETY: the memo holds the keys, the caller the notes, and the notes their referents. A visit
+            // changes nothing.
             unsafe {
                 let object = &*key;
                 if object.flags() & VISITED == 0 {
@@ -132,7 +133,7 @@ impl Made<'_> {
 /// # Safety
 /// `made` is a [`Made`].
 unsafe extern "C" fn visited(object: *const Object, made: *mut c_void) -> c_int {
-    // SAFETY: by this function's contract; nobody else uses it during a visit, and what is visited is alive.
+    // SAFETY: by the function's contract; nobody else uses `made` during a visit, and the visited object is alive.
     unsafe { (*made.cast::<Made<'_>>()).refers_to(object) };
     0
 }

@@ -1,4 +1,4 @@
-//! A log's use of its disk, and the time from which entries are safe there.
+//! A log's use of the disk, and the moment from which entries are safe on disk.
 
 use std::time::Duration;
 

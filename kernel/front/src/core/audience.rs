@@ -1,8 +1,9 @@
 //! Subscribers coming back to a killed front's successor, one after the other.
 //!
-//! A Jupyter server has several subscriptions to a kernel's outputs: one of its own, and one for each page. An output
-//! between the return of the first subscriber and of the last is lost to the others. So outputs wait until as many
-//! subscribers are here as at the earlier front, for a second at most: some may have gone for good.
+//! A Jupyter server has several subscriptions to a kernel's outputs: the server's own, and another for each page.
+//! An output between the return of the first subscriber and of the last is lost to the others. Outputs therefore
+//! wait until as many subscribers are here as at the earlier front, for a second at most: some may have gone for
+//! good.
 
 use super::unseen::Change;
 use super::{Front, Wire};

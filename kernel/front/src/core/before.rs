@@ -1,5 +1,5 @@
-//! Cells of an earlier server. A kernel that outlived its server and front may still run such a cell, which has no
-//! client any more. The cell's outputs are shown at the notebook's next cell, or at the cell in wait behind it.
+//! Cells of an earlier server. A kernel that outlived the server and the front may still run a cell without a
+//! client. The cell's outputs are shown at the notebook's next cell, or at the cell in wait behind it.
 
 use super::{Front, Notice, Open, Wire};
 use bytes::Bytes;
@@ -19,8 +19,8 @@ const CELL_ASKS: &str = "gresshopper: a cell that runs on from before this serve
 /// The cells of an earlier server, and their outputs and sentences for the user.
 #[derive(Debug, Default)]
 pub(super) struct Before {
-    /// Cells requested through this front. `None` means that the kernel had no earlier server, and all cells are of
-    /// this one.
+    /// Cells requested through this front. `None` means no earlier server of the kernel: all cells are the present
+    /// server's.
     asked: Option<HashSet<CellId>>,
     /// Outputs and sentences that the notebook's user has not read yet.
     untold: Meanwhile,

@@ -158,7 +158,7 @@ impl Front {
         at: Time,
         wire: &mut impl Wire,
     ) -> Vec<CellId> {
-        // A kernel without a log has one replica in its life, which answers all requests.
+        // The only replica in the life of a kernel without a log answers all requests.
         if !away || !self.durable {
             self.pass_on(interrupt, wire);
             return Vec::new();

@@ -243,8 +243,8 @@ impl Front {
         self.answer_open(open, content, at, wire);
     }
 
-    /// Another client's open request has the id of this one. Kernel, log and outputs tell requests by their ids, so this
-    /// one is refused. The refusal is the reply alone: an output would be shown at the other request.
+    /// Refuses a request with the id of another client's open request: kernel, log and outputs tell requests by
+    /// their ids. The refusal is the reply alone: an output would be shown at the other request.
     pub(super) fn refuse_second(
         &mut self,
         channel: Channel,
@@ -260,7 +260,7 @@ impl Front {
         }
     }
 
-    /// An error in the place of a request's reply. `None` means that its clients expect no error: they learn of a dead
+    /// An error in the place of a request's reply. `None` means that clients expect no error, and learn of a dead
     /// kernel by other means.
     pub(super) fn refusal(&mut self, request: &Bytes, name: &str, why: &str, at: Time) -> Option<Message> {
         let asked = serde_json::from_slice::<Header>(request).ok()?.msg_type;

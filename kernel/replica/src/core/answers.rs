@@ -242,8 +242,8 @@ impl Core {
         }
     }
 
-    /// Ends a cell for clients: nothing more of the cell comes. An earlier executor may have sent this end, but its
-    /// link may have lost it.
+    /// Ends a cell for clients: nothing more of the cell comes. An earlier executor may have sent the end already,
+    /// and the link may have lost the message.
     pub(super) fn idle(&mut self, header: &Bytes) {
         self.status(header, "idle");
     }

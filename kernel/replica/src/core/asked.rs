@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, VecDeque};
 /// Most questions to remember. A client that asks more of a busy kernel has given up on the oldest.
 const OPEN_MAX: usize = 1000;
 
-/// A request that found no connection waits so long for the process's end, if that is the cause.
+/// A request without a connection waits for this long, as the cause may be the process's end.
 const UNREACHED: Span = Span::from_secs(5);
 
 /// What the kernel's present process was asked by its clients.

@@ -286,9 +286,9 @@ impl Cells {
         asked.for_each(|cell| cell.permit = Permit::Needed);
     }
 
-    /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of
-    /// them. The front hears that these cells have not begun, so a cell that runs here after all
-    /// needs the front's word anew.
+    /// Cells taken for begun by the front, though no process of the kernel began them and this process has none of
+    /// them. The front hears that the cells have not begun: a cell that runs here after all needs the front's word
+    /// anew.
     pub(super) fn not_begun(&mut self) -> Vec<CellId> {
         let waits = |c: &&mut Cell| match c.stage {
             Stage::Held(..) | Stage::Seeking(..) => c.announced && !c.ran,

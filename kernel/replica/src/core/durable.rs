@@ -149,7 +149,7 @@ pub(super) struct Durable {
     /// The kernel's process has died, for this reason, while the store was broken. Its successor stays if the store can
     /// be written again.
     pub(super) died: Option<String>,
-    /// The next record holds everything, so that it completes all cells before it.
+    /// The next record holds everything, and completes all earlier cells.
     pub(super) next_is_whole: bool,
 }
 

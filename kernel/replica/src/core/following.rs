@@ -201,7 +201,7 @@ impl Following {
             attachments.extend([text.clone(), body.clone()]);
             upto = record.number;
         }
-        // No user waits for this process: it reads everything before its first use.
+        // No user waits for this process: everything is read before the first use.
         let body = restore_with(settled, &self.folder, false);
         let id = self.ask("state.restore", body, attachments);
         self.talk = Talk::Reading(id, upto);
@@ -373,7 +373,7 @@ mod tests {
         act(state, Act::Record { record, through })
     }
 
-    /// Replica 1 executes, this one is a member; two records, of which the store has one.
+    /// Replica 1 executes, and replica 2, the follower, is a member. Of two records the store has the first.
     fn begun() -> State {
         let mut state = State::new();
         join(&mut state, 1);

@@ -225,8 +225,8 @@ impl Core {
         }
     }
 
-    /// Another replica executes, or this replica is no member any more: its words don't count, so it leaves without
-    /// any.
+    /// Another replica executes, or this replica is no member any more: further words wouldn't count, and the
+    /// replica leaves without a word.
     pub(super) fn deposed(&mut self) {
         if matches!(self.phase, Phase::Over) {
             return;

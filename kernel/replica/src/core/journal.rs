@@ -231,7 +231,8 @@ impl Journal {
         }
     }
 
-    /// The front has handed out this request before: first under this tenure, and it may lack outputs.
+    /// The front has handed out the request before. `how` is the first tenure, and whether the front may lack
+    /// outputs.
     pub(super) fn was_handed(&mut self, cell: CellId, how: (Tenure, bool)) {
         self.handed_before.insert(cell, how);
     }

@@ -239,8 +239,8 @@ impl Core {
         }
     }
 
-    /// The group has elected another executor. If this one asked for that, for a move, the lease that lingers goes back
-    /// before the end of the process.
+    /// The group has elected another executor. If this replica asked for the election, for a move, the lingering
+    /// lease goes back before the end of the process.
     pub(super) fn succeeded(&mut self) {
         let handed_over = |l: &Leaving| l.handed_over && matches!(l.farewell, Farewell::Move(_));
         if self.leaving().is_some_and(handed_over) {

@@ -1,4 +1,4 @@
-//! The beginning and the end of a kernel: its start, its state, its end or death.
+//! The beginning and the end of a kernel: start, state, end or death.
 
 use super::{Core, Exit, Hopd, Output, Phase, START, wording};
 use hop_api::message::Request as ToHopd;

@@ -276,8 +276,8 @@ pub(super) struct Last {
 pub(super) struct Gpu {
     pub(super) park: Park,
     pub(super) last: Option<Last>,
-    /// A cell that should end, because its lease is over, and that lease. The kernel leaves the lease's GPUs after the
-    /// cell's end.
+    /// A cell that should end because its lease is over, and the lease. The kernel leaves the lease's GPUs after
+    /// the cell's end.
     pub(super) after: Option<(CellId, LeaseId)>,
     /// Leases to give back, once no memory is on its way off a GPU.
     pub(super) leaving: Vec<LeaseId>,
@@ -377,7 +377,7 @@ impl Core {
         }
     }
 
-    /// Leaves the GPUs of a lease that was over before its cell, now that the cell has ended.
+    /// After a cell's end, leaves the GPUs of a lease that was over before the cell.
     pub(super) fn leave_after(&mut self, cell: &CellId) {
         if let Some((_, lease)) = self.gpu.after.take_if(|(after, _)| after == cell) {
             match &self.gpu.last {
@@ -442,8 +442,8 @@ impl Core {
         }
     }
 
-    /// Gives back the leases that are over. If the kernel can't let go of one of them, and may keep it, tells `hopd` so
-    /// instead.
+    /// Gives back the leases that are over. If the kernel can't let go of a lease, and may keep the lease, `hopd`
+    /// is told instead.
     pub(super) fn release_left(&mut self) {
         for lease in std::mem::take(&mut self.gpu.leaving) {
             match &self.gpu.held {

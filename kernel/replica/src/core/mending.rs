@@ -1,9 +1,9 @@
 //! The way back after a failure of the user's store ([`super::storing`]).
 //!
 //! The store's thread tries again by itself, in ever longer pauses. A cell's end, an order of `hopd`, the kernel's end
-//! and its process's death have the store tried at once: its user may have made room. Records build on lost ones, so
-//! the kernel's agent is then asked for a record of everything. A kernel that is to end waits for that record; one that
-//! can't be saved ends at once.
+//! and its process's death have the store tried at once: its user may have made room. Records build on lost
+//! records: the kernel's agent is then asked for a record of everything. A kernel about to end waits for the
+//! record; an unsavable kernel ends at once.
 
 use super::durable::{Awaiting, Durable, Mending, Talk};
 use super::{Core, Output, wording};
@@ -135,8 +135,8 @@ impl Core {
         }
     }
 
-    /// The store stays broken for now. Orders that waited for it are refused, and a kernel that must leave does so with
-    /// what was saved before.
+    /// The store stays broken for now. Waiting orders are refused, and a kernel forced to leave goes with the
+    /// state saved before.
     pub(super) fn give_up_mending(&mut self, why: &str) {
         let Some(durable) = &mut self.durable else {
             return;

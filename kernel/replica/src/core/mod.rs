@@ -142,7 +142,8 @@ pub enum Input {
     },
     /// The log in its tenure's folder is on disk up to there.
     Synced(Settled),
-    /// This [`Output::Sync`] is carried out: an [`Input::Synced`] has told what it wrote, if anything.
+    /// The [`Output::Sync`] of this number is carried out: an [`Input::Synced`] has told of the written part, if
+    /// any.
     InSync(SyncNumber),
     /// The oldest of the states on their way is on disk.
     Rested,
@@ -150,7 +151,7 @@ pub enum Input {
     TenureOpened(Tenure),
     /// The store can't be written, for this reason.
     StoreFailed(String),
-    /// The store can be written again. It lacks records, so the next one must hold everything.
+    /// The store can be written again. Records are missing in the store: the next record must hold everything.
     StoreMended,
     /// [`Output::TryStore`] has failed, for this reason.
     StoreStillFails(String),
@@ -258,7 +259,7 @@ pub enum Output {
     OpenTenure {
         state: State,
     },
-    /// Leave this folder, of a state that could not be brought back, to its user.
+    /// Leave this folder, of a state that can't be brought back, to the user.
     KeepState(PathBuf),
     /// Found the kernel's group, with this state as its beginning: [`Input::GroupState`], or [`Input::NotFounded`].
     Found {
@@ -638,7 +639,7 @@ impl Core {
         let count = content.and_then(|c| c.execution_count);
         self.cells.count = count.unwrap_or(self.cells.count);
         let cell = self.cells.close(&id);
-        // A request that the kernel aborts before it begins has no effects, so no capture would ever name it.
+        // A request aborted by the kernel before the start has no effects: no capture would ever name the request.
         let ran = |c: &cells::Cell| outcome != Outcome::Aborted || c.has_begun();
         let logged = cell
             .as_ref()

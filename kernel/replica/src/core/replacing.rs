@@ -130,7 +130,8 @@ impl Core {
         let Some((id, is_cell)) = seeker else {
             return;
         };
-        // A cell before its start keeps its place in the queue, or its lease: the lease's GPUs are this replica's.
+        // A cell that hasn't started keeps its place in the queue, or its lease: the lease's GPUs are this
+        // replica's.
         let waits = is_cell && self.cells.seeking() == Some(&id);
         match &self.lease {
             Lease::Returning(..) if waits => self.proceed(),

@@ -220,7 +220,7 @@ impl Core {
         self.up();
     }
 
-    /// Tells the user what has to be read before the reply of this cell, unless its user sees nothing of it.
+    /// Tells the user the notices to be read before the reply of `cell`, unless the cell is hidden from the user.
     pub(super) fn tell_notices(&mut self, cell: &CellId) {
         if self.cells.find(cell).is_none_or(|c| c.is_hidden) {
             return;

@@ -52,7 +52,7 @@ impl Hot {
         }
     }
 
-    /// The next step. `chosen` says that by the log this member is to be hot, and that there is state to follow.
+    /// The next step. `chosen`: the log names this member as the hot standby, and has state to follow.
     pub(super) fn next(&mut self, chosen: bool, now: Instant) -> Option<Deed> {
         match (self.stage, chosen && self.wanted) {
             (Stage::Off, true) => {

@@ -248,8 +248,8 @@ impl Tended {
         }
     }
 
-    /// Starts a replica in a step of this seat, as the front would. `None` means that nobody wants this group any more:
-    /// the front has removed the kernel's folder, or has opened a tenure beyond this group's last one.
+    /// Starts a replica in a step of this seat, as the front would. `None` means that nobody wants the group any
+    /// more: the front has removed the kernel's folder, or has opened a tenure beyond the group's last tenure.
     async fn start_replica(&self, last: Tenure, turn: Turn) -> anyhow::Result<Option<Child>> {
         let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
         let read = tokio::task::spawn_blocking(move || read_takeover(dir, last)).await??;

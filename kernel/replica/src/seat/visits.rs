@@ -94,8 +94,8 @@ impl Host {
         if self.table().kept.len() >= GROUPS_MAX {
             return Err(format!("this seat keeps {GROUPS_MAX} groups already"));
         }
-        // Without its file a kernel has warm standbys. Read first: the group must be known before it says which members
-        // it lacks.
+        // Without its file a kernel has warm standbys. Read first: the group must be known before naming the
+        // missing members.
         let hot = launch_of(kernel).await.is_ok_and(|launch| launch.hot_standby);
         let group = group_name(kernel, state.generation());
         self.leave_older(kernel, state.generation());

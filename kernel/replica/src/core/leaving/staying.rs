@@ -1,5 +1,5 @@
-//! A kernel that was to move or to hibernate stays where it is if something of it isn't saved. A kernel whose seat ends,
-//! or which nobody uses any more, leaves with what is saved.
+//! A kernel about to move or to hibernate stays in place if a part of the state isn't saved. A kernel without
+//! users, or with an ending seat, leaves with the saved part.
 
 use super::super::durable::Farewell;
 use super::super::{Core, wording};
