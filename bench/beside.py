@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Benchmarks of another commit beside those of this one, by turns in one run: did a change make anything slower?
+"""Benchmarks of another commit beside the present tree's, by turns in a single run: did a change make anything slower?
 
     bench/beside.py COMMIT NAME.. [--turns N] [| target/release/hop-bench record]
 
-A NAME is a benchmark of `bench/run`, with arguments after it where quoted ("state micro"). Each turn runs it on COMMIT, in a
-worktree of its own below target/beside, and on this tree; which of the two begins changes by turn. The output is one measured
-line for each case that both know: the medians over the turns, with the other commit's as the peer's.
+A NAME is a benchmark of `bench/run`, with arguments after it where quoted ("state micro"). Each turn runs the benchmark
+on COMMIT, in a worktree below target/beside, and on the present tree; the order changes by turn. The output is one
+measured line for each case that both know: the medians over the turns, with the other commit's as the peer's.
 """
 
 from __future__ import annotations

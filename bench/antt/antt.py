@@ -146,7 +146,7 @@ def measure(cluster: Cluster, books: list[Book]) -> dict[str, list[float]]:
         with parts(plain):
             for think in (False, True):
                 found[f"parts {think}"] = together(plain, books, "", think)
-    # A seat is as large as its first kernel: this one ends at once and leaves room for all six.
+    # A seat is as large as the first kernel. The large kernel here ends at once and leaves room for all six.
     large = Notebook(cluster, "alice")
     large.start(kernel="large")
     large.close()

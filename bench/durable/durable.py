@@ -4,7 +4,7 @@
 
 Without a cluster, on this host (`--local`), with plain ipykernel by turns:
 
-- `one_plus_one_p50|p99`: a cell, from request to reply; each cell is saved after its reply.
+- `one_plus_one_p50|p99`: a cell, from request to reply; each cell is saved after the reply.
 - `failover_process_p50|p95`: from SIGKILL of ipykernel to the reply of the next cell, which reads a variable; beside it the
   start of a plain ipykernel to its first reply. `failover_replica_*`: the same for the supervisor.
 

@@ -217,7 +217,7 @@ class Bench:
             subject.close()
 
     def gpu(self, *args: str, uid: int | None = None) -> tuple[dict[str, Any] | None, str, float]:
-        """`hop gpu ...  --json`: its report, its messages, and its run time."""
+        """`hop gpu ... --json`: the report, the messages, and the run time."""
         start = time.perf_counter()
         command = [self.hop, "gpu", *args, "--json", *self.host]
         done = run(command, self.left(), self.env, uid)

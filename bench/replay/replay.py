@@ -1,14 +1,14 @@
 """bench `replay`: hours of a real trace at 30 times the speed on the dev cluster, and in the simulator.
 
-For each hour, the simulator's example `live_replay` cuts the hour out of the trace. It drops sessions by seed until
-those that are open at once ask for no more GPUs than four nodes of 8 have: who waits then waits for a place, not for a
-GPU. Each remaining session has a real kernel, opened beforehand in the order of names. It submits its cells at the
-trace's times through the real hopd, agents and lease steps of Slurm. Cells sleep, to spare this machine's cores; only
-the GPU's device file is a fake.
+For each hour, the simulator's example `live_replay` cuts the hour out of the trace. The example drops sessions by seed
+until all sessions open at once ask for no more GPUs than four nodes of 8 have. A waiting cell then waits for a place,
+not for a GPU. Each remaining session has a real kernel, opened beforehand in the order of names. It submits its cells
+at the trace's times through the real hopd, agents and lease steps of Slurm. Cells sleep, to spare this machine's cores;
+only the GPU's device file is a fake.
 
-The hour runs in three ways. The kernel of `one_off` has one replica, which stays on its node. In `one_on` policy moves
-the single replica; in `three` the kernel has three replicas. The pool's `takes_s` and `margin_s` are 1 and 0, as time
-is short here. Pilots stay.
+The hour runs in three ways. The kernel of `one_off` has a single replica and stays on the node. In `one_on` policy
+moves the single replica; in `three` the kernel has three replicas. The pool's `takes_s` and `margin_s` are 1 and 0, as
+time is short here. Pilots stay.
 
 The simulator then gets the same sessions, with this run's latencies from hopd's log: from a lease's order to its start,
 from the order of its end to the end, from a submission to its arrival at hopd with the time from the grant to the
@@ -199,7 +199,7 @@ class Log:
         if kind == "Migrate":
             self.move[move] = at
         elif move in self.move and move not in self.settled:
-            # A replica that takes over is up twice: with its tenure, and with its variables. Later reports tell of others.
+            # A replica taking over is up twice: with the tenure, and with the variables. Later reports tell of others.
             self.there[move] = at
 
     def moved(self) -> list[float]:

@@ -2,8 +2,8 @@
 
     notebooks.py [--pause S] [--keep FILE] [--durable WHEN] [NAME..]
 
-Each notebook of `tests/notebooks` (or those named) runs once, in a kernel of its own whose group has three members. Each cell
-is sent so long after the reply to the one before it (0.3 s).
+Each notebook of `tests/notebooks` (or those named) runs once, in a kernel of its own whose group has three members.
+Each cell is sent S seconds (0.3) after the reply to the previous cell.
 
 - `notebooks_sync_p50|p90|p99`: from the end of a cell's code until its reply leaves: capture, and commit on a majority's
   disks. The peer is one fdatasync of 4 KiB on that disk, between the notebooks.

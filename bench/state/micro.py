@@ -54,9 +54,10 @@ def cell(shell: Any, agent: Any, source: str) -> float:
 
 
 def idle(directory: Path, gigabytes: int) -> None:
-    """Three cells beside large arrays: one changes no array, one names an array, one writes 8 bytes of an array."""
+    """Three cells beside large arrays: the first changes no array, the second names an array, the third writes 8 bytes
+    of an array."""
     shell, agent = agent_in(directory)
-    # A single value in each array, so that the store holds little of it: the store isn't measured here.
+    # Each array repeats a single value and takes little room in the store: the store isn't measured here.
     cell(
         shell,
         agent,

@@ -191,9 +191,9 @@ class Dill(_Whole):
 class ElasticNotebook(Peer):
     """From its repository. Mended:
 
-    - `lightgbm` and `polars`, which it imports to look at their types, are empty modules where they aren't installed.
+    - `lightgbm` and `polars`, imported for a look at their types, are empty modules where not installed.
     - `elastic.core.io.migrate` adds to a tuple as soon as three variables overlap, and writes nothing: it is a set.
-    - A cell that it fails to look at before it has run it (magics, functions whose source is indented) is run plainly.
+    - A cell is run plainly if the look before the run fails (magics, functions whose source is indented).
     """
 
     name = "elastic"

@@ -240,7 +240,7 @@ impl Install {
         Ok(place)
     }
 
-    /// The name, under which no other kernelspec hides this one.
+    /// A name under which no other kernelspec hides the new kernelspec.
     fn named(&self, folders: &[PathBuf]) -> Result<String, Failure> {
         let own = kernels_folder(self.prefix.as_deref())?;
         let first = |name: &str| find_spec(name, folders).ok();

@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     Ok(())
 }
 
-/// The Hub's page that asks who is there, and leads on into the user's server.
+/// The Hub's page for signing in, leading on into the user's server.
 fn sign_in(hub: Url) -> Url {
     ["hub", "user-redirect"]
         .iter()

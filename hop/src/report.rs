@@ -354,7 +354,8 @@ mod tests {
     fn each_lease_and_each_cell_counts_once() {
         let waits = row(9, None, "PENDING", None);
         let sums = sums(&[
-            // Its first lease was lost before it began; on the second it was parked, on the third it failed.
+            // The first lease of cell `a` was lost before the start. On the second lease the cell was parked, on
+            // the third the cell failed.
             row(1, None, "FAILED", None),
             row(2, None, "PREEMPTED", Some(10)),
             row(2, Some("a"), "PREEMPTED", Some(10)),

@@ -95,7 +95,7 @@ fn window(text: &str) -> Result<(f64, f64), String> {
     }
 }
 
-/// The command that unpacks a file to its standard output; `None` means that the file isn't compressed.
+/// The command to unpack a file to standard output; `None` means an uncompressed file.
 fn unpacked_by(bytes: &[u8]) -> Option<&'static str> {
     const FORMS: [(&[u8], &str); 6] = [
         (b"\x1f\x8b", "gunzip -c"),

@@ -76,15 +76,15 @@ class Port:
 
 
 def _addresses(ip: str) -> list[tuple[int, str]]:
-    """The addresses, with their families, on which a server listens that is given this address or name. Empty means all
+    """The listening addresses, with their families, of a server given `ip`, an address or a name. Empty means all
     families."""
     found = socket.getaddrinfo(ip or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return sorted({(int(family), str(address[0])) for family, _, _, _, address in found})
 
 
 def _bound(family: int, address: str, port: int) -> socket.socket | None:
-    """A socket bound there, which needn't listen: while it is open, Linux gives nobody the port at an address of the
-    family that overlaps, whatever options their socket has. None on a host without the family.
+    """A bound socket, listening or not: while the socket is open, Linux gives nobody the port at an overlapping address
+    of the family, whatever options the other socket has. None on a host without the family.
     """
     made = None
     try:
@@ -113,7 +113,7 @@ def _probe(addresses: Sequence[tuple[int, str]], candidate: int, probes: context
 
 
 def _reserve(addresses: Sequence[tuple[int, str]], candidate: int) -> Port:
-    """The port, free at these addresses, and kept in the family in which there are none. OSError if it isn't free."""
+    """The port, free at the addresses, and kept in the family without addresses. OSError if the port isn't free."""
     with contextlib.ExitStack() as probes:
         number = _probe(addresses, candidate, probes)
         if not number:
@@ -183,7 +183,7 @@ def _copy(inode: int) -> socket.socket | None:
 
 
 def share(port: int) -> list[socket.socket]:
-    """Copies of this user's sockets listening on that port: a server may have one for each address."""
+    """Copies of the user's own sockets listening on the port: a server may have a socket for each address."""
     own = [listener.inode for listener in listeners(port) if listener.uid == os.getuid()]
     return [copy for inode in own if (copy := _copy(inode)) is not None]
 

@@ -90,7 +90,8 @@ def _nobody() -> OSError:
 def read(path: str | Path, most: int) -> str:
     """The text of a regular file. Doesn't wait for a pipe's writer.
 
-    Raises OSError if it is another thing, or has more than so many bytes; UnicodeDecodeError if it isn't UTF-8.
+    Raises OSError for anything but a regular file and for more than `most` bytes; UnicodeDecodeError if the text isn't
+    UTF-8.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(handle, "rb") as file:

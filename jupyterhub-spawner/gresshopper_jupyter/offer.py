@@ -24,7 +24,7 @@ SURE_S = 5.0
 HOP_S = 3.0
 #: Nobody waits longer for a newer answer while an older one is known.
 SOON_S = 5.0
-#: The first series of Slurm in which a partition's rule on an account holds for those below it.
+#: From this series of Slurm on, a partition's rule on an account also holds for the accounts below.
 INHERITS = (23, 2)
 #: Fields for the user, in the form's order.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
@@ -32,7 +32,7 @@ FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time
 
 @dataclass(frozen=True)
 class Rule:
-    """Names that Slurm admits: those that are allowed, else all but the denied. Their case means nothing."""
+    """Names admitted by Slurm: the allowed names, else all but the denied. Their case means nothing."""
 
     allowed: frozenset[str] | None = None
     denied: frozenset[str] = frozenset()

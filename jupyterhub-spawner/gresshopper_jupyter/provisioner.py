@@ -171,8 +171,8 @@ class Front:
         self._over.wait(1)
 
     def renamed(self, path: str) -> None:
-        """The notebook has another path: there its next opening looks for the kernel."""
-        # A front that follows is started with it; the present one is told.
+        """The notebook has another path: the next opening looks for the kernel under the new path."""
+        # The next front is started with the new path; the present front is told.
         self._start["notebook"] = {**self._start["notebook"], "path": path}
         self._start["launch"] = {**self._start["launch"], "name": os.path.basename(path)}
         self._say(f"notebook {json.dumps(path)}")
@@ -477,8 +477,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         # The environment of a restart may still have the path of the first start.
         path = self._path or env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
-            # A console has no file, and in each page the first one is called "Console 1". A notebook on a drive of its
-            # own, such as jupyter-collaboration's, may have its file elsewhere.
+            # A console has no file, and in each page the first one is called "Console 1". The file of a notebook on a
+            # separate drive (jupyter-collaboration's, for instance) may be elsewhere.
             named = env.get("JPY_SESSION_NAME", "")
             path = named if named.endswith(".ipynb") or os.path.isfile(named) else ""
         self._path = path

@@ -304,8 +304,8 @@ class Launcher:
         return 1
 
     def _lost(self, address: str, port: int) -> str | None:
-        """Waits until the server listens alone or has ended; None then. If somebody else had its port, ends the server and
-        says who it was."""
+        """Waits until the server listens alone or has ended; None then. If another user had the server's port, ends the
+        server and names the user."""
         assert self._process is not None
         seen: set[int] = set()
         while True:

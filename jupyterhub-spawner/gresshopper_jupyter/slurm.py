@@ -210,8 +210,8 @@ class Shared(Generic[Answer]):
         return (await self.soon(max_age_s, None))[0]
 
     async def soon(self, max_age_s: float, patience_s: float | None) -> tuple[Answer, bool]:
-        """An answer, and whether it is older than this: the last one serves if a new one takes longer than
-        `patience_s`."""
+        """An answer, and whether the answer is older than `max_age_s`: the last answer serves if a new answer takes
+        longer than `patience_s`."""
         is_late = False
         if time.monotonic() - self._at > max_age_s:
             self._asking = self._asking or asyncio.ensure_future(self._renew())
@@ -296,8 +296,8 @@ async def node_address(node: str) -> str:
 
 
 async def numeric(host: str, ip: str) -> str:
-    """The host's address in the family of `ip`, where its server listens: a name may lead to the other family, too. The
-    name stays if it has several such addresses, or one that means another host to a proxy elsewhere."""
+    """The host's address in the family of `ip`, where the server listens: a name may lead to the other family, too. The
+    name stays if several addresses are found, or an address with another meaning for a proxy elsewhere."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(ip).version == 6 else socket.AF_INET
         found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)

@@ -734,8 +734,8 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
 
 def _place(name: str) -> tuple[int, bool]:
-    """A key that sorts the names of a choice so that each is tried after those on which it depends: the profile, an
-    option's text, the option's choice, the fields."""
+    """A key for trying the names of a choice in the order of their dependence: the profile, an option's text, the
+    option's choice, the fields."""
     if name in FIELDS:
         return FIELDS.index(name) + 2, True
     return int(name != "profile"), not name.endswith(profiles.UNLISTED)

@@ -14,9 +14,9 @@ pub fn now() -> Timestamp {
 /// A clock that never goes back: the wall clock at its making, and the monotonic clock from then on. Daemons hand its
 /// readings to their cores.
 ///
-/// The wall clock may be set, or a machine stopped and woken with its monotonic clock behind. This clock stays as it is
-/// then: if it jumped, all that waits in a core would be due at once. Times from elsewhere are converted by
-/// [`Skew::of_wall`].
+/// The wall clock may be set, or a machine stopped and woken with its monotonic clock behind. The steady clock
+/// goes on unchanged: after a jump, everything waiting in a core would be due at once. Times from elsewhere are
+/// converted by [`Skew::of_wall`].
 #[derive(Debug, Clone, Copy)]
 pub struct SteadyClock {
     wall: Timestamp,

@@ -1,4 +1,4 @@
-//! This host's address as others reach it, and the ports on which programs listen there.
+//! This host's address as others reach it, and the ports on which the host's programs listen.
 
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -162,7 +162,7 @@ fn munge(facts: &Facts) -> Finding {
     }
 }
 
-/// A kernel's front holds a lock in its user's home, by which others see that it lives.
+/// A kernel's front holds a lock in the user's home, as a sign of life for others.
 fn locks(facts: &Facts) -> Option<Finding> {
     let home = facts.home.as_ref()?;
     let folder = home.folder.display();
@@ -360,7 +360,7 @@ fn arguments(line: &[String], facts: &Facts, plugstack: &Path) -> Finding {
     Finding::ok("plugstack", plugstack.display().to_string())
 }
 
-/// Each GRES of Slurm's that can't be read, with the first node that has it.
+/// Each unreadable GRES of Slurm's, with the first node that has the GRES.
 fn unread_gres(slurm: &SlurmSeen) -> Vec<Finding> {
     let mut unread = BTreeMap::new();
     for node in &slurm.nodes {

@@ -1,7 +1,7 @@
 """The two ids of a kernel: Jupyter's on this server, and ``hop``'s.
 
 Both are the same text at first. A kernel that was saved has a new id for Jupyter after its notebook's next opening, and
-keeps its id for ``hop``. Each has a type of its own, so that neither is taken for the other.
+keeps its id for ``hop``. A separate type for each keeps either id from being taken for the other.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Session:
     async def end(self, max_age_s: float = AGE_S) -> float | None:
         """The time at which Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit.
 
-        While Slurm doesn't answer, what it told last: a page would take ``None`` for a limit that was lifted.
+        While Slurm doesn't answer, the last answer's time: a page would take ``None`` for a lifted limit.
         """
         job = self._job
         if not job:

@@ -28,7 +28,7 @@ pub(crate) struct AgentState {
     facts: PilotFacts,
     term: Term,
     keeping: Keeping,
-    /// The reason for hanging up, if the connected `hopd` is older than the one that this node obeys.
+    /// The reason for hanging up, if the node obeys a newer `hopd` than the connected `hopd`.
     older: Option<String>,
     draining: bool,
     /// Slurm ends the pilot: no step can be started any more.
@@ -45,7 +45,7 @@ pub(crate) struct AgentState {
     idle_since: Option<Timestamp>,
     /// The plugin's last report on the node.
     standing: Option<NodeStanding>,
-    /// Devices that the plugin keeps because a process holds them: they can become free again in this pilot.
+    /// Devices kept by the plugin because a process holds them. The devices can become free again in this pilot.
     held: BTreeSet<GpuIndex>,
     /// Time of the plugin's next look at these devices.
     look_at: Option<Timestamp>,

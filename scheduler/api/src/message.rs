@@ -214,8 +214,8 @@ pub enum Request {
         reason: String,
         device_lost: bool,
     },
-    /// Slurm or the plugin keeps this GPU, so it can't be lent. `lost` means that the GPU's pilot can never lend it
-    /// again, and is to be replaced.
+    /// Slurm or the plugin keeps this GPU from being lent. `lost` means that the GPU's pilot can never lend the
+    /// GPU again, and is to be replaced.
     SlotBlocked {
         index: GpuIndex,
         reason: String,

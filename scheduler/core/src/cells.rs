@@ -165,7 +165,8 @@ impl Core {
         }
     }
 
-    /// Cores of a lease for this need: the need's own number, else one for each GPU, at least one.
+    /// Cores of a lease for `need`: the need's own number, else one for each GPU, at least 1 and at most a
+    /// pilot's.
     pub(crate) fn cpus_of(&self, pool: Idx<Pool>, need: &Need) -> u16 {
         if need.cpus > 0 {
             return need.cpus;

@@ -84,7 +84,7 @@ pub struct PilotView {
     pub reason: String,
 }
 
-/// Number of cells before a cell on a node, and the time until they have let it through there.
+/// Number of cells before a cell on a node, and the time until the cell is let through.
 type Ahead = (u64, Span);
 
 /// For each node, the line before each cell of its queue.

@@ -71,8 +71,8 @@ impl Core {
         left.unwrap_or_else(|| elapsed.max(UNSEEN))
     }
 
-    /// A forecast from the past runs of the cell itself, with those of its kernel; else from those of its kernel, with
-    /// those of the pool. `of` gets both, and the weight of the second.
+    /// A forecast from past runs of the cell itself and of the kernel; else from past runs of the kernel and of
+    /// the pool. `of` gets both, and the weight of the second.
     fn by_past_runs(
         &self,
         kernel: Idx<Kernel>,

@@ -67,7 +67,7 @@ pub enum Input {
         ticket: u64,
         reason: String,
     },
-    /// `sbatch` refused the pilot for the node that [`crate::Output::SubmitPilot`] names: it can't run there.
+    /// `sbatch` refused the pilot: the pilot can't run on the node named by [`crate::Output::SubmitPilot`].
     PilotRefused {
         ticket: u64,
         reason: String,
@@ -117,8 +117,8 @@ pub enum Input {
     },
     /// A replica is up, or came back.
     ReplicaUp(ReplicaUp),
-    /// The replica's connection broke: it can't be asked for anything before its next report. Optional: without this
-    /// input, moves are planned for it that fail.
+    /// The replica's connection broke: nothing can be asked of the replica before the next report. Optional:
+    /// without this input, moves of the replica are planned and fail.
     ReplicaAway {
         kernel: KernelId,
         incarnation: Incarnation,

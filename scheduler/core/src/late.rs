@@ -1,8 +1,8 @@
 //! Pilots that were asked for and don't come: given up, and asked for elsewhere.
 //!
-//! A pilot that Slurm doesn't start keeps its place in Slurm's queue for as long as nobody else needs it: it may be the
-//! first to get the GPUs there. But it keeps nobody from asking for a pilot on another node.
-//! Pilots are first asked for where the jobs of others leave room for them.
+//! A pilot not started by Slurm stays in Slurm's queue until others need the room: the pilot may be the first to
+//! get the node's GPUs. But a waiting pilot keeps nobody from asking for a pilot on another node. Pilots are first
+//! asked for where the jobs of others leave room for them.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -13,10 +13,10 @@ use hop_words::id::{GpuType, NodeName};
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 
-/// A pilot is waited for at least so long: longer than `slurmd` or a node takes to restart.
+/// The least wait for a pilot: longer than `slurmd` or a node takes to restart.
 pub(crate) const GIVEN_UP: Span = Span::from_secs(300);
 
-/// After a pilot that was given up, none is asked for on its node for so long: it would go the same way.
+/// After a pilot was given up, no pilot is asked for on the node for this long: a new pilot would go the same way.
 const SHUNNED: Span = Span::from_secs(600);
 
 /// The longest such pause, after several in a row.

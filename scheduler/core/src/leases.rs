@@ -520,7 +520,7 @@ impl Core {
         out.push(Output::EndAcknowledged { lease: id, pilot });
     }
 
-    /// Last report of a lease: it is over on its node, whatever its state here.
+    /// Last report of a lease: the lease is over on the node, whatever the state here.
     pub(crate) fn lease_over(
         &mut self,
         id: LeaseId,

@@ -74,7 +74,8 @@ impl Core {
         overs.take(if asked > 0 { usize::MAX } else { 0 })
     }
 
-    /// The limits on GPUs of this user in this account and pool, each with its scope and the GPUs held there now.
+    /// The limits on GPUs of a user in an account and pool, each with the scope and the GPUs now held in the
+    /// scope.
     fn counted_by_limits(
         &self,
         user: Idx<User>,
@@ -93,7 +94,7 @@ impl Core {
         plain.chain(bound)
     }
 
-    /// How many GPUs more the limits leave to this user in this account and pool now, by what they count.
+    /// GPUs left now by each limit to a user in an account and pool, with the limit's scope.
     pub(crate) fn left_by_limits(
         &self,
         user: Idx<User>,
@@ -104,7 +105,7 @@ impl Core {
         counted.filter_map(|(l, scope, used)| Some((scope, l.gpus?.saturating_sub(used))))
     }
 
-    /// Scope in which a limit on associations counts this user in this account, and the GPUs now held in this scope.
+    /// Scope in which a limit on associations counts a user in an account, and the GPUs now held in the scope.
     /// `None` means that the limit counts no more than a single lease.
     fn counted(&self, limit: Idx<Limit>, user: Idx<User>, account: Idx<Account>) -> Option<(Scope, u32)> {
         let key = self.member_key(limit, user, account)?;
@@ -124,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Whether a limit of this scope counts the leases of this user in this account and pool.
+    /// Whether a limit of `scope` counts the leases of a user in an account and pool.
     pub(crate) fn counts(
         &self,
         scope: Scope,
@@ -185,7 +186,7 @@ impl Core {
         members
     }
 
-    /// Scope in which a limit counts this user, and the GPUs now held in this scope. `None` means that the limit
+    /// Scope in which a limit counts a user, and the GPUs now held in the scope. `None` means that the limit
     /// doesn't bind the user.
     fn scope_of(
         &self,

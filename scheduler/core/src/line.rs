@@ -1,9 +1,9 @@
 //! The line before a place on a node: how many cells of its queue compete for the node's GPUs, and how long they keep
 //! them. The forecasts of waits (`explain.rs`) rest on it.
 //!
-//! The run expected of each cell ahead is laid on the GPUs that are free first. A cell that can't start now goes before
-//! nobody: a limit keeps it out, its kernel leaves the node, or its new executor hasn't asked for it yet. Of cells under
-//! one limit only as many go before others as the limit leaves GPUs for.
+//! The run expected of each cell ahead is laid on the GPUs that are free first. A cell unable to start now goes
+//! before nobody: a limit keeps the cell out, the kernel leaves the node, or the new executor hasn't asked for the
+//! cell yet. Of cells under one limit only as many go before others as the limit leaves GPUs for.
 
 use crate::core::Core;
 use crate::foretell::{Basis, UNKNOWN};
@@ -13,7 +13,7 @@ use hop_words::need::Need;
 use hop_words::time::Span;
 use std::collections::BTreeMap;
 
-/// Number of cells of a line that are looked at one by one. All behind them count as their average: a forecast is asked
+/// Number of a line's cells to be looked at singly. All behind them count as their average: a forecast is asked
 /// for often, and over so many cells the error is small.
 const LOOKED_AT: u64 = 256;
 
@@ -50,7 +50,7 @@ struct LimitsLeft {
 }
 
 impl LimitsLeft {
-    /// Whether the limits leave so many GPUs to a cell of this user in this account; counts the GPUs if they do.
+    /// Whether the limits leave `gpus` GPUs to a cell of a user in an account; if so, counts the GPUs.
     fn take(&mut self, core: &Core, of: Lessee, gpus: u16) -> bool {
         let scopes = self.scopes.entry(of).or_insert_with(|| {
             let mut found: BTreeMap<Scope, u32> = BTreeMap::new();
@@ -186,7 +186,7 @@ impl<'a> Line<'a> {
         Span(first.0.saturating_add(more).min(UNKNOWN.0))
     }
 
-    /// The part of the cells behind those looked at, if they are like these.
+    /// The part of the cells behind the looked-at cells, if both are alike.
     fn per_looked_at(&self, sum: u64) -> u64 {
         let all = u128::from(sum) * u128::from(self.behind);
         let part = all.checked_div(self.looked_at.into()).unwrap_or(0);

@@ -490,7 +490,7 @@ impl Core {
         self.move_over(k, incarnation, out);
     }
 
-    /// Ends the kernel's move, if it is this one. The next one to the same node comes after a pause.
+    /// Ends the kernel's move, if the move is `incarnation`'s. The next move to the same node comes after a pause.
     pub(crate) fn move_failed(&mut self, kernel: Idx<Kernel>, incarnation: Incarnation) {
         let k = &mut self.work.kernels[kernel];
         let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) else {

@@ -79,7 +79,7 @@ pub enum Output {
         reason: String,
         grace: Span,
     },
-    /// To the kernel that can't let go of its lease's GPUs: the fate of these GPUs.
+    /// To a kernel unable to let go of a lease's GPUs: the fate of the GPUs.
     Held {
         kernel: KernelId,
         lease: LeaseId,

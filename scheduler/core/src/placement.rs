@@ -183,8 +183,9 @@ impl Core {
         fit.iter().min().map(|&(_, _, _, n)| n)
     }
 
-    /// Reduces a list to the preferred nodes, if there are any: nodes with news from their agents; those where Slurm has room for
-    /// a seat, or the user has one; those with a pilot or room for one.
+    /// Reduces a list to the preferred nodes, if there are any, in three steps. Preferred are nodes with news from
+    /// their agents, then nodes with a seat of the user's or room for a seat in Slurm, then nodes with a pilot or
+    /// room for a pilot.
     fn where_room_is(
         &self,
         pool: Idx<Pool>,

@@ -247,8 +247,8 @@ impl Core {
         }
     }
 
-    /// A cell of this size and this place by submission has got the lease: earlier cells still waiting were overtaken, if
-    /// they could have had the lease's GPUs with the cores that its pilot had free.
+    /// A cell of `size`, with `place` by submission, has got the lease. Earlier cells still waiting were
+    /// overtaken, if the lease's GPUs and the pilot's free cores would have done.
     pub(crate) fn overtake(&mut self, id: LeaseId, size: &Size, place: (Timestamp, u64)) {
         let lease = &self.work.leases[&id];
         let (pool, p) = (lease.pool, &self.supply.pilots[lease.pilot]);

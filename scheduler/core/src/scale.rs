@@ -51,7 +51,7 @@ impl Core {
         }
         let home = self.work.kernels[k].home;
         let size = self.size_for(cell);
-        // A pilot that waits in Slurm's queue keeps its place, unless another one would not wait.
+        // A pilot waiting in Slurm's queue keeps the place, unless another pilot would not wait.
         let queues = self.has_stuck(cell);
         if let Some(node) = self.own_node(k).filter(|_| self.home_can_start(cell)) {
             self.boot(pool, node, size, Some(cell), out);
@@ -208,7 +208,7 @@ impl Core {
     /// isn't configured any more has no room.
     fn too_many(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> u32 {
         let Some(name) = &self.supply.nodes[node].burst else {
-            // A pilot that waits in Slurm's queue isn't given up for one that would wait there, too.
+            // A pilot waiting in Slurm's queue isn't given up for another pilot that would wait, too.
             return match self.is_taken(node, size) {
                 true => self.too_many_in_all(pool, size),
                 false => self.too_many_own(pool, size),
@@ -394,8 +394,8 @@ impl Core {
         idle
     }
 
-    /// Idle pilots of the node that may be given back for one of this size. None where the new one would wait for the
-    /// jobs of others all the same.
+    /// Idle pilots of the node that may be given back for a pilot of `size`. None where the new pilot would wait
+    /// for the jobs of others all the same.
     fn idle_to_give_back(&self, node: Idx<Node>, size: u16, cell: Option<Idx<Cell>>) -> Vec<Idx<Pilot>> {
         let idle = self.idle_there(node, cell);
         let theirs: u16 = idle.iter().map(|&p| self.supply.pilots[p].gpus()).sum();
@@ -622,8 +622,8 @@ impl Core {
         self.at(until, Timer::Idle(job));
     }
 
-    /// Whether a cell with GPUs reserved on the pilot may start there, or its kernel is moving there. If all such cells
-    /// come after a due cell with a hold on the node, the pilot counts as idle.
+    /// Whether a cell with GPUs reserved on the pilot may start on the node, or the cell's kernel is moving to the
+    /// node. If all such cells come after a due cell with a hold on the node, the pilot counts as idle.
     fn is_reserved_for_one_that_may_start(&self, p: &Pilot) -> bool {
         p.reserved
             .iter()

@@ -8,7 +8,7 @@ use crate::index::Idx;
 use crate::state::{Kernel, Node, Part, Pilot, PilotState, Pool, Tally};
 use std::collections::btree_map::Entry;
 
-/// A kernel may ask for so many GPUs if at least this share of its recent cells did.
+/// A kernel may ask for a number of GPUs if at least this share of the recent cells did.
 const RARELY: f32 = 0.05;
 
 /// The most GPUs that the kernel is likely to ask for.

@@ -18,14 +18,14 @@ pub(crate) struct AccountingRows {
     cut_short: HashSet<LeaseId>,
     /// Leases whose cell was parked for others.
     parked: HashSet<LeaseId>,
-    /// Users who withdraw cells, each with the time until which the rows of these would take, were they [`APART`].
+    /// Users with withdrawn cells, each with the time at which the cells' rows would end if written [`APART`].
     withdrawing: HashMap<UserName, Timestamp>,
-    /// The site's `quota.cells`: so many cells of a user may go together, each with its row.
+    /// The site's `quota.cells`: number of a user's cells that may go together, each with a row.
     quota: u64,
 }
 
-/// Rows of a user's withdrawn cells: so many at once, and in the long run one in this time. A program that submits and
-/// withdraws would fill the disk. A quota above it counts instead.
+/// Rows of a user's withdrawn cells: `AT_ONCE` together, and in the long run a row every `APART`. A program that
+/// submits and withdraws would fill the disk. A quota above `AT_ONCE` counts instead.
 const AT_ONCE: u64 = 600;
 const APART: Span = Span::from_secs(2);
 

@@ -16,8 +16,8 @@ const NAME: &str = "hop-pool";
 const ORPHAN: Span = Span::from_secs(60);
 const FIRST_PAUSE: Span = Span::from_secs(2);
 const LAST_PAUSE: Span = Span::from_secs(120);
-/// A pilot whose job runs for this long without a report of its agent's is given up. A node that boots is no part of
-/// this: its job is not RUNNING yet.
+/// A pilot whose job runs for this long without a report of the agent is given up. A booting node doesn't count:
+/// the job is not RUNNING yet.
 const MUTE: Span = Span::from_secs(300);
 /// A node where a pilot's agent didn't come up is the last choice for this long.
 const FAILED: Span = Span::from_secs(3600);
@@ -144,7 +144,7 @@ pub(crate) struct PilotJobs {
     mute: BTreeMap<JobId, Mute>,
     /// Nodes on which the last pilot's agent did not come up.
     failed: BTreeMap<NodeName, Failed>,
-    /// Nodes for which Slurm refused a pilot, or where it didn't start one, and since when.
+    /// Nodes whose pilot Slurm refused or didn't start, and since when.
     passed_over: BTreeMap<NodeName, Timestamp>,
     /// Nodes where no whole pilot fits beside the jobs of others.
     full: BTreeSet<NodeName>,
@@ -1207,7 +1207,7 @@ mod tests {
         fail_on(&mut pilot_jobs, 3, "n1", later(400));
         fail_on(&mut pilot_jobs, 4, "n2", later(600));
         assert_eq!(pilot_jobs.problems().count(), 2);
-        // An agent that is up there shows that the node works.
+        // An agent up on `n2` shows that the node works.
         pilot_jobs.node_works(JobId(14), &"n2".into());
         assert_eq!(pilot_jobs.problems().count(), 1);
         fail_on(&mut pilot_jobs, 5, "n2", later(800));

@@ -27,8 +27,8 @@ pub(crate) struct Facts {
     /// Nodes of pools' burst partitions, with these.
     pub burst: Vec<(NodeFacts, String)>,
     pub down: Vec<NodeName>,
-    /// All nodes of the pools, powered-down ones included: kernels can sit there, and pilots start. `None` means that
-    /// Slurm shows no node at all, so that a node's absence says nothing.
+    /// All nodes of the pools, powered-down ones included: kernels can sit there, and pilots start. `None` means
+    /// that Slurm shows no node at all: a node's absence says nothing.
     pub members: Option<BTreeSet<NodeName>>,
     /// Usable nodes of each pool.
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
@@ -490,7 +490,7 @@ fn offers(name: &PoolName, pool: &Pool, partitions: &[Partition], nodes: &[Node]
     }
 }
 
-/// Whether Slurm refuses the job for the node that it names: the node could never run such a job.
+/// Whether Slurm refuses the job because of the named node: the node could never run the job.
 fn is_about_nodes(reason: &str) -> bool {
     let words = [
         "Requested node configuration is not available",
@@ -739,7 +739,7 @@ mod tests {
         Config::parse(&text, "x".as_ref()).unwrap()
     }
 
-    /// The node's pool, GPUs and type in these facts; and the pools that can take it.
+    /// The node's pool, GPUs and type in the facts, and the pools able to take the node.
     fn facts_of<'a>(own: &'a supply::Own, node: &str) -> Option<(&'a str, u16, &'a str, Vec<&'a str>)> {
         let facts = own.nodes.iter().find(|n| n.node.as_str() == node)?;
         let usable = own.usable.iter();

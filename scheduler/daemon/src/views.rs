@@ -271,7 +271,7 @@ pub(crate) fn freshen(rows: &mut [AcctRow], live: &HashMap<LeaseId, LeaseView>, 
             "LINGERING" => row.linger = Span(l.linger.0 + here.0),
             _ => {}
         }
-        // A lease that is being ended still holds its GPUs, and no cell runs on it.
+        // An ending lease still holds the GPUs, and no cell runs on the lease.
         row.state = match (l.started, l.state) {
             (None, _) => "PENDING",
             (Some(_), "ENDING") => "LINGERING",

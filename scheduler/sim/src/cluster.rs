@@ -134,8 +134,8 @@ impl Default for Cluster {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct People {
-    /// Seconds for which a notebook is open before its first cell, and after its last cell. `None` means that the trace
-    /// tells.
+    /// Seconds for which a notebook is open before the first cell, and after the last cell. `None` means that the
+    /// trace tells.
     pub opens_before: Option<Dist>,
     pub closes_after: Option<Dist>,
     /// GPUs of the kernelspec's default need, the only known need of a newly opened kernel.

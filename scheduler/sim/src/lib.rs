@@ -1,4 +1,4 @@
-//! The trace simulator: the production core and the baselines on one trace, one cluster, one seed.
+//! The trace simulator: the production core and the baselines on the same trace, cluster and seed.
 //!
 //! `ours` is [`hop_core::Core`] itself, driven by an event loop in which agents, pilots and replicas answer after
 //! latencies drawn from distributions. The baselines are models of their own. All chance comes from [`rng::Rng`]: the

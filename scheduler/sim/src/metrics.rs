@@ -342,7 +342,7 @@ impl Summary {
 /// Share of the reservation below which no share is shown.
 const HARDLY: f64 = 1e-3;
 
-/// GPU-hours if every session held its largest need from its first cell's start to its last cell's end.
+/// GPU-hours if every session held the largest need from the first cell's submission to the session's close.
 pub fn reserved_hours(trace: &Trace) -> f64 {
     let hours = |s: &crate::trace::Session| {
         let first = s.cells.first().map_or(s.close, |c| c.submit);

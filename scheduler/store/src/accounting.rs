@@ -137,7 +137,7 @@ impl Most {
         bytes: usize::MAX,
     };
 
-    /// Whether a row of this size fits; it then takes its room.
+    /// Whether a row of `size` fits; if so, takes the room for the row.
     fn takes(&mut self, size: usize) -> bool {
         match (self.rows.checked_sub(1), self.bytes.checked_sub(size)) {
             (Some(rows), Some(bytes)) => {

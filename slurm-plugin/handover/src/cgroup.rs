@@ -320,8 +320,8 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
     }
 }
 
-/// Lets a process go that its user holds still, since SIGKILL does nothing to it. On v1 users may make their own
-/// freezers below their step's.
+/// Thaws a process held still by the user, since SIGKILL does nothing to a frozen process. On v1 users may make
+/// their own freezers below their step's.
 pub fn thaw(mounts: &Mounts, pid: u32) {
     let membership = Membership::of(pid).unwrap_or_default();
     for own in membership.v1("freezer").into_iter().flat_map(below_step) {
@@ -331,7 +331,8 @@ pub fn thaw(mounts: &Mounts, pid: u32) {
     }
 }
 
-/// The path and its ancestors below Slurm's step, which is the outermost of that name: a user names folders in it.
+/// The path and the ancestors below Slurm's step, the outermost folder of that name: a user names the folders
+/// inside.
 fn below_step(path: &Path) -> impl Iterator<Item = &Path> {
     let is_step = |path: &&Path| {
         path.file_name()

@@ -812,8 +812,8 @@ impl Counter {
     }
 
     /// The last file at the address on the stack is gone. The file is taken off the count if it had reached the open of
-    /// the counted device with the opener's credentials; no other process has had these meanwhile. Memory of the file
-    /// is as its last user left it: the allocator keeps its own words elsewhere.
+    /// the counted device with the opener's credentials; no other process has had these meanwhile. The file's
+    /// memory is as left by the last user: the allocator keeps its own words elsewhere.
     fn settle(&self, a: &mut Assembler, layout: &Layout) {
         const CREDENTIALS: u8 = 9;
         a.on_map(LOOKUP, self.files.fd(), FILE_AT);

@@ -97,7 +97,7 @@ fn is_task(path: &Path) -> bool {
     last && names.iter().any(|n| n.starts_with("step_"))
 }
 
-/// A cgroup, by its hierarchy and its number there, unique until the next boot.
+/// A cgroup, by the hierarchy and the number in the hierarchy, unique until the next boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[repr(C)]
 pub struct Group {

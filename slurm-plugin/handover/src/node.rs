@@ -1051,7 +1051,7 @@ mod tests {
             denied: Vec::new(),
         };
         node.store.put(&before).unwrap();
-        // Slurm confines nothing of this process, so it is no kernel.
+        // A process without any confinement by Slurm is no kernel.
         assert_eq!(node.register(key, 1000, pid).unwrap(), None);
         assert_eq!(node.store.get::<KernelRecord>(key).unwrap(), None);
         assert!(!is_admitted(counter, group));

@@ -453,7 +453,7 @@ fn preempt_mode(mode: u16, cluster: u16) -> String {
     const NO_VAL16: u16 = 0xfffe;
     let mode = u32::from(if mode == NO_VAL16 { cluster } else { mode });
     let has = |bit: u32| mode & bit != 0;
-    // Beside one of these there may be the bit of WITHIN.
+    // The bit of WITHIN may be set beside any of these.
     let base = if has(sys::HOP_PREEMPT_MODE_SUSPEND) {
         "SUSPEND"
     } else if has(sys::HOP_PREEMPT_MODE_REQUEUE) {

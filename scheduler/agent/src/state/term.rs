@@ -1,9 +1,9 @@
-//! The highest term of a `hopd` that this agent obeys, and its way to the node's disk.
+//! The highest term of an obeyed `hopd`, and the term's way to the node's disk.
 //!
-//! The term is obeyed from its welcome on, though the disk be full: an agent that ended for this would end its leases. Until
-//! the record has it, this agent alone knows the term. The others of the node, and this one's successor, may then obey an
-//! older `hopd` that still runs. No GPU is lent twice for this: each agent lends its own pilot's alone, by epochs that are
-//! on disk before they are used.
+//! A term is obeyed from the welcome on, even if the disk is full: an agent ending for a full disk would end the
+//! pilot's leases. Until the term is on record, this agent alone knows the term. The node's other agents, and this
+//! agent's successor, may then obey an older `hopd` that still runs. Still no GPU is lent twice: each agent lends
+//! only the GPUs of its own pilot, by epochs that are on disk before their use.
 
 use super::{AgentState, Output};
 use hop_words::id::Term;

@@ -30,7 +30,8 @@ pub struct AcctQuery {
     pub open: bool,
     /// Also the cells, each by its own times.
     pub cells: bool,
-    /// Each lease with all of its cells, whatever their times, and no cell without its lease: so they can be numbered.
+    /// Each lease with all cells, whatever their times, and no cell without the lease: a lease's cells can then be
+    /// numbered.
     pub whole: bool,
 }
 
@@ -141,7 +142,7 @@ pub struct NodeInfo {
     pub cpus: u16,
     pub cpus_leased: u16,
     pub reason: String,
-    /// Seconds for which cells of a class run undisturbed there; a missing class runs to its end.
+    /// Seconds for which cells of a class run undisturbed on the node; cells of a missing class run to the end.
     #[serde(default)]
     pub quantum: Vec<(Class, u32)>,
     /// The node's way to prove a GPU free after its lease: counted, scanned, none; empty before its plugin's first

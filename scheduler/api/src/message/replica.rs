@@ -1,4 +1,4 @@
-//! Messages between `hopd` and a kernel: its front, and the replica that executes it.
+//! Messages between `hopd` and a kernel's front, and between `hopd` and the executing replica.
 
 use super::query::ReplicaRow;
 use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};

@@ -20,7 +20,7 @@ const AT_ONCE: u32 = 3;
 const PAUSE: Span = Span::from_secs(10);
 const DOUBLINGS: u32 = 5;
 
-/// Moves to one node that failed one after the other.
+/// Failed moves to a single node, one after the other.
 #[derive(Debug, Clone, Copy)]
 struct Failed {
     node: Idx<Node>,

@@ -37,7 +37,7 @@ pub(crate) struct SizeClass {
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub cell: Idx<Cell>,
-    /// Earlier cells of its size that were in the queue, or came there later: their starts don't count.
+    /// Earlier cells of the same size, in the queue at the time or arriving later: their starts don't count.
     pub ahead: u64,
     /// Starts after which the cell is due, the starts of the cells ahead not counted. `None` means due by age alone.
     pub due_at: Option<u64>,

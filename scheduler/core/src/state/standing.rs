@@ -1,4 +1,4 @@
-//! A node's availability as far as known, and the one by whose word; and the pilots that failed there.
+//! A node's availability as far as known, the source of the knowledge, and the failed pilots of the node.
 
 use hop_words::time::{Span, Timestamp};
 

@@ -1,4 +1,4 @@
-//! The watch over this host's `munged`: without it nobody can be proven, so nobody is served.
+//! The watch over the host's `munged`: without `munged` no caller's identity can be proven, and nobody is served.
 
 use super::{Due, Report, Scheduler};
 use hop_api::identity::{Identity, Munge};

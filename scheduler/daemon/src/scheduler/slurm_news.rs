@@ -184,8 +184,8 @@ impl Scheduler {
         self.look_in(self.news.look_pause);
     }
 
-    /// The wall clock may be set while `hopd` runs, as by the first answer of a time server after a boot. Everything
-    /// that `hopd` waits for keeps its length, and Slurm's times are converted; only the times that it tells are off.
+    /// The wall clock may be set while `hopd` runs, as by the first answer of a time server after a boot. `hopd`'s
+    /// waits keep their length, and Slurm's times are converted; only the times told by `hopd` are off.
     fn compare_clocks(&mut self, skew: Skew) {
         let (behind, ahead) = (skew.wall.since(skew.own), skew.own.since(skew.wall));
         if behind.max(ahead) < CLOCKS_APART {
@@ -214,7 +214,7 @@ impl Scheduler {
         let told = rooms.of.iter().filter(|(node, room)| is_news(node, room));
         self.todo.extend(told.map(|(node, room)| room_of(node, *room)));
         self.pilot_jobs.set_full(rooms.full);
-        // A node that isn't in this look keeps what the core was told.
+        // A node missing from the look keeps the room told to the core.
         self.news.rooms.extend(rooms.of);
         self.news.rooms.retain(|_, room| *room != Room::default());
     }

@@ -222,7 +222,7 @@ impl World<'_> {
         }
     }
 
-    /// Books a cell with its GPUs; the cell's code runs once its memory is there.
+    /// Books a cell with the granted GPUs; the cell's code runs once the kernel's memory is back.
     fn record(&mut self, s: usize, granted: Timestamp, memory: (Span, Span), node: Option<usize>) {
         let Some(w) = self.sessions[s].waiting.take() else {
             return;

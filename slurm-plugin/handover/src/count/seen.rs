@@ -189,7 +189,7 @@ mod tests {
 
     const ZERO: Number = Number { major: 1, minor: 5 };
 
-    /// More than the pipe from the child takes, so that the look stops in this process.
+    /// More duplicates than the pipe from the child takes: the look stops in this process.
     #[test]
     fn whoever_has_too_many_duplicates_is_named() {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
