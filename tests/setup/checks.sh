@@ -389,7 +389,7 @@ deployables() {
 
 # for_tests DIRECTORY [ROOT]
 for_tests() {
-	for_slurm "${2-}" --features gresshopper-spank/test-panic &&
+	for_slurm "${2-}" --features hop-spank/test-panic &&
 		mkdir -p "$1" && cp "$target/libgresshopper.so" "$1"
 }
 

@@ -41,7 +41,7 @@ def up() -> harness.Cluster:
     cluster.devcluster("up", "--index", os.environ.get("HOP_E2E_INDEX", "1"), *options)
     if "HOP_E2E_PLUGIN" not in os.environ:
         include = cluster.variable("HOP_SLURM_INCLUDE")
-        build("-p", "gresshopper-spank", "--features", "test-panic", HOP_SLURM_INCLUDE=include)
+        build("-p", "hop-spank", "--features", "test-panic", HOP_SLURM_INCLUDE=include)
     cluster.install()
     cluster.restart_slurmds()
     return cluster
