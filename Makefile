@@ -9,7 +9,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 .PHONY: demo demo-down demo-test packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos lab bench lint fmt install
 
-## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
+## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again. A first build takes 8 to 14 minutes.
 demo:
 	tests/demo/run
 

@@ -304,6 +304,7 @@ packages_built() {
 
 # What was built here, with a Hub and a browser, down again at the end.
 demo() {
+	step "arguments of the demo" tests/demo/ends arguments
 	BUILT=1 STAY=0 HOP_DEMO_BASE=/srv/gresshopper-demo-16 HOP_DEMO_INDEX=16 HUB_PORT=8160 \
 		step "make demo" twice ended tests/demo/run
 }
