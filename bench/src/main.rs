@@ -17,7 +17,7 @@ use std::process::Command;
 #[derive(Parser)]
 #[command(about = "Record benchmark figures and write bench/RESULTS.md from them")]
 struct Args {
-    /// The folder that holds results.jsonl, notes.toml and RESULTS.md.
+    /// The folder that holds results.jsonl, NOTES.md and RESULTS.md.
     #[arg(long, default_value = "bench", global = true)]
     dir: PathBuf,
     #[command(subcommand)]
