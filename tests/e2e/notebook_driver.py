@@ -29,6 +29,7 @@ class Driver:
         self.outputs: dict[str, list[dict[str, Any]]] = {}
         self.notices: dict[str, list[dict[str, Any]]] = {}
         self.replies: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, int] = {}
         self.idle: set[str] = set()
         self.watched: dict[str, list[dict[str, Any]]] = {}
         self.alive = False
@@ -51,6 +52,7 @@ class Driver:
         self.outputs.clear()
         self.notices.clear()
         self.replies.clear()
+        self.answers.clear()
         self.idle.clear()
         self.watched.clear()
         for channel in ("iopub", "shell"):
@@ -112,6 +114,7 @@ class Driver:
                 self.idle.add(parent)
         elif kind == "execute_reply":
             self.replies[parent] = {"content": content, "metadata": message["metadata"]}
+            self.answers[parent] = self.answers.get(parent, 0) + 1
         elif kind in ("stream", "display_data", "execute_result", "error"):
             self.outputs.setdefault(parent, []).append({"type": kind, **content})
         elif kind == "clear_output":
@@ -138,9 +141,10 @@ class Driver:
             reply = self.replies.get(cell)
             outputs = list(self.outputs.get(cell, []))
             notices = list(self.notices.get(cell, []))
-            idle = cell in self.idle
+            idle, answers = cell in self.idle, self.answers.get(cell, 0)
         return {
             "done": done,
+            "answers": answers,
             "idle": idle,
             "status": reply["content"]["status"] if reply else None,
             "reply": reply["content"] if reply else None,

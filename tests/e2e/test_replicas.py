@@ -9,9 +9,23 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from groups import (
+    HOT,
+    KEEPER,
+    SAVED,
+    THREE,
+    grown,
+    hot_node,
+    is_grown,
+    kernel_row,
+    paused,
+    processes,
+    seats_of,
+    send,
+    without_hopd,
+)
 from harness import (
     OPENABLE,
     UNTIL_GO,
@@ -27,21 +41,6 @@ from harness import (
     without_slurmctld,
 )
 
-THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
-
-#: Seconds within which the effects of a cell that was answered are in the store.
-SAVED = 1.0
-
-
-def kernel_row(cluster: Cluster) -> dict[str, Any]:
-    (row,) = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
-    found: dict[str, Any] = row
-    return found
-
-
-def is_grown(cluster: Cluster) -> bool:
-    return int(kernel_row(cluster)["replicas"]) == 3
-
 
 @pytest.fixture
 def alice(cluster: Cluster) -> Iterator[Notebook]:
@@ -51,40 +50,6 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
         until("the kernel has three replicas", lambda: is_grown(cluster), 60)
         yield book
     nothing_is_left(cluster)
-
-
-def grown(cluster: Cluster, without: str = "") -> set[str]:
-    """The nodes of the kernel's three replicas, once all of them count.
-
-    A silent replica is replaced after half a minute, a replica whose seat ended after some seconds.
-    """
-
-    def whole() -> bool:
-        return is_grown(cluster) and without not in kernel_row(cluster)["nodes"].split(",")
-
-    until("the kernel has three replicas", whole, 90)
-    return set(kernel_row(cluster)["nodes"].split(","))
-
-
-def seats_of(cluster: Cluster, *which: str) -> set[str]:
-    return set(cluster.run("alice", "squeue", "-h", "-u", "alice", *which, "-o", "%i").split())
-
-
-@contextlib.contextmanager
-def paused(cluster: Cluster, node: str) -> Iterator[None]:
-    """Alice's seat on the node stands still: nobody hears from it, and all its connections stay."""
-    pids = [
-        pid for pid in cluster.pids("hop-replica", "alice") if cluster.environ(pid).get("SLURMD_NODENAME") == node
-    ]
-    assert pids
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 def runs_with_a_gpu(book: Notebook) -> None:
@@ -242,20 +207,9 @@ def follower(cluster: Cluster, book: Notebook) -> int:
     return pid
 
 
-def hot_node(cluster: Cluster, without: str = "") -> str:
-    """The node of the hot standby, once there is one."""
-
-    def hot() -> str:
-        node = kernel_row(cluster)["hot"] or ""
-        return "" if node == without else node
-
-    until("a standby is hot", hot, 120)
-    return hot()
-
-
 @pytest.fixture
 def hot(cluster: Cluster) -> Iterator[Notebook]:
-    with notebook(cluster, "alice", env=THREE | {"GRESSHOPPER_HOT_STANDBY": "1"}) as book:
+    with notebook(cluster, "alice", env=HOT) as book:
         book.execute(OPENABLE)
         book.execute("x = 41; n, y = 0, [x]; z = {'y': y}")
         grown(cluster)
@@ -448,6 +402,64 @@ def test_an_executor_that_stands_still_in_a_cell_runs_it_once(
         assert stream(after, "stdout") == "41 None\n", (got, after)
     assert notes.read_text() == "."
     grown(cluster)
+
+
+def test_the_keeper_is_killed_alone_in_a_cell(cluster: Cluster, alice: Notebook) -> None:
+    """The executor's, then a standby's: the cell is answered, and another seat keeps the log."""
+    for of_a_standby in (False, True):
+        row = kernel_row(cluster)
+        standbys = set(row["nodes"].split(",")) - {row["node"]}
+        node = sorted(standbys)[0] if of_a_standby else row["node"]
+        (keeper,) = processes(cluster, [node], KEEPER)
+        notes = cluster.base / "home/alice/without-keeper"
+        notes.unlink(missing_ok=True)
+        cell = alice.submit(f"open({str(notes)!r}, 'a').write('.'); import time; time.sleep(2); y = {row['tenure']}")[
+            "cell"
+        ]
+        until("the cell has begun", notes.exists, 30)
+        os.kill(keeper, signal.SIGKILL)
+        got = alice.wait(cell, 90)
+        assert got["done"] and got["answers"] == 1, got
+        assert got["status"] == "ok" or (not of_a_standby and got["reply"]["ename"] == "CellLost"), got
+        after = alice.execute("print(x, globals().get('y'))", timeout=90)
+        assert stream(after, "stdout") == f"41 {row['tenure'] if got['status'] == 'ok' else None}\n", (got, after)
+        assert notes.read_text() == "."
+        until("another keeper is there", lambda: len(cluster.pids(KEEPER, "alice")) == 3, 60)
+        grown(cluster)
+
+
+def test_an_executor_is_lost_in_a_cell_while_hopd_is_away(cluster: Cluster, alice: Notebook) -> None:
+    """A standby takes over by the group's own election; the third replica and GPUs come back with `hopd`."""
+    row = kernel_row(cluster)
+    with without_hopd(cluster):
+        assert stream(alice.execute("y = 42; print(x)"), "stdout") == "41\n"
+        cell = alice.submit("y = 0; import time; time.sleep(60)")["cell"]
+        until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
+        send(processes(cluster, [row["node"]]), signal.SIGKILL)
+        got = alice.wait(cell, 60)
+        assert (got["status"], got["reply"]["ename"], got["answers"]) == ("error", "CellLost", 1), got
+        got = alice.execute("print(x, y, os.environ['SLURMD_NODENAME'])", timeout=90)
+        x, y, now = stream(got, "stdout").split()
+        assert (x, y) == ("41", "42") and now in set(row["nodes"].split(",")) - {row["node"]}, got
+    until("hopd knows the kernel's executor", lambda: kernel_row(cluster)["node"] == now, 30)
+    runs_with_a_gpu(alice)
+    grown(cluster)
+
+
+def test_a_cell_begins_and_ends_with_hopd_and_has_none_between(cluster: Cluster, alice: Notebook) -> None:
+    """Its GPU stays its own; one that waits for a GPU has it once `hopd` is there again."""
+    row = kernel_row(cluster)
+    cell = alice.submit("%%gpu 1\nimport time; time.sleep(4); print(len(openable()), x)")["cell"]
+    until("the cell has its GPU", cluster.leases_live, 30)
+    with without_hopd(cluster):
+        time.sleep(1)
+        waits = alice.submit("%%gpu 1\nprint(len(openable()), x)")["cell"]
+        time.sleep(1)
+    for asked in (cell, waits):
+        got = alice.wait(asked, 90)
+        assert (got["status"], stream(got, "stdout"), got["answers"]) == ("ok", "1 41\n", 1), got
+    now = kernel_row(cluster)
+    assert (now["node"], now["tenure"], now["replicas"]) == (row["node"], row["tenure"], 3)
 
 
 def test_the_supervisor_is_killed_and_its_seat_starts_another(cluster: Cluster, alice: Notebook) -> None:
