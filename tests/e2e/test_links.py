@@ -42,10 +42,13 @@ CASES = [
 if WANTED == "all":
     CASES += [(cut, seconds) for seconds in (3, 12, 25, 40) for cut in CUTS if (cut, seconds) not in CASES]
 
+#: Each takes minutes.
+long = pytest.mark.skipif(not WANTED, reason="HOP_E2E_LINKS isn't set")
+
 
 @pytest.fixture(scope="module")
 def links(cluster: Cluster) -> Iterator[Links]:
-    if why := "HOP_E2E_LINKS isn't set" if not WANTED else can_cut(cluster.variant):
+    if why := can_cut(cluster.variant):
         pytest.skip(why)
     with Links(cluster) as links:
         yield links
@@ -84,6 +87,7 @@ class Kernel:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Cells run one after the other meanwhile."""
+        self.oracle.over.clear()
         working = threading.Thread(target=self.person.work)
         working.start()
         try:
@@ -113,6 +117,31 @@ def kernel(cluster: Cluster, links: Links, request: pytest.FixtureRequest) -> It
     nothing_is_left(cluster)
 
 
+#: What each run tries, on one kernel: how often a cut is made, and for how many seconds.
+SHORT = [
+    ("executor -> standbys", 1, 3.0),
+    ("standbys -> executor", 1, 3.0),
+    ("executor | standbys", 1, 4.0),
+    ("front -> executor", 1, 3.0),
+    ("executor | all", 6, 1.5),
+]
+
+
+def test_no_cell_is_lost_or_runs_twice_while_links_are_cut_for_a_moment(links: Links, kernel: Kernel) -> None:
+    """One way, both ways, and again and again. The kernel may execute on another node after each."""
+    for cut, times, seconds in SHORT:
+        ways = kernel.ways(cut)
+        with kernel.at_work():
+            for _ in range(times):
+                with links.without(ways):
+                    time.sleep(seconds)
+                    assert links.dropped(), cut
+                time.sleep(1)
+        print(cut, sorted(round(wait, 1) for wait in kernel.oracle.tally.waits)[-3:], kernel.oracle.tally.cell_lost)
+        kernel.is_well()
+
+
+@long
 @pytest.mark.parametrize(("cut", "seconds"), CASES)
 def test_no_cell_is_lost_or_runs_twice_while_links_are_cut(
     links: Links, kernel: Kernel, cut: str, seconds: float
@@ -126,6 +155,7 @@ def test_no_cell_is_lost_or_runs_twice_while_links_are_cut(
     kernel.is_well()
 
 
+@long
 def test_a_standby_that_is_cut_off_while_its_kernel_ends_leaves_too(
     cluster: Cluster, links: Links, kernel: Kernel
 ) -> None:
@@ -151,6 +181,7 @@ time.sleep(2)
 """
 
 
+@long
 def test_an_answer_that_reached_nobody_is_not_given_without_its_cells_effects(
     cluster: Cluster, links: Links, kernel: Kernel
 ) -> None:
@@ -179,6 +210,7 @@ def test_an_answer_that_reached_nobody_is_not_given_without_its_cells_effects(
     assert "effects are gone" not in told, "its own reply has said so"
 
 
+@long
 def test_a_cell_with_a_gpu_whose_front_is_cut_off_for_long_is_lost_as_any_other(links: Links, kernel: Kernel) -> None:
     """The front takes the silent executor for lost after half a minute: the kernel goes on elsewhere."""
     book, begun = kernel.person.book, kernel.person.notes.with_name("begun")
