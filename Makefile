@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo demo-down demo-test packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos lab bench lint fmt install
+.PHONY: demo demo-down demo-test packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos matrix lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again. A first build takes 8 to 14 minutes.
 demo:
@@ -59,6 +59,11 @@ notebooks-lost: install
 chaos: install
 	cargo build --locked --workspace
 	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) --lanes $(or $(LANES),1)
+
+## Each part of a kernel with three replicas lost at each moment, on a real Slurm (WHAT=seat or node: one half; half an hour).
+matrix: install
+	cargo build --locked --workspace
+	PROFILE=debug HOP_E2E_MATRIX=$(or $(WHAT),all) $(DEV)/hub/bin/python -m pytest -q --timeout 300 tests/e2e/test_matrix.py
 
 ## Builds the Lab extension into jupyterhub-spawner/labextension, from where the wheel takes it.
 lab: install

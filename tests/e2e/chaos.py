@@ -279,6 +279,8 @@ class Chaos(Oracle):
         self.alone = {what: threading.Lock() for what in ("hopd", "slurmctld", "links", "disks", *self.nodes)}
 
     def run(self, seconds: float) -> Tally:
+        if why := disks.can_slow():
+            self.say(f"no disk is slow: {why}")
         if why := can_cut(self.cluster.variant):
             self.say(f"no links are cut: {why}")
             return self.live(seconds)
@@ -361,7 +363,7 @@ class Chaos(Oracle):
             "slurmctld away": (4, self.without_slurmctld),
             "links cut": (20 if self.links else 0, self.cut_links),
             "disk full": (8, self.fill_disk),
-            "disk slow": (6, self.slow_disk),
+            "disk slow": (0 if disks.can_slow() else 6, self.slow_disk),
         }
         names = [name for name in events if not self.only or name in self.only]
         name = self.rng.choices(names, [events[name][0] for name in names])[0]
@@ -446,13 +448,24 @@ class Chaos(Oracle):
 
     def fill_disk(self) -> None:
         for pid in self.a_seat():
-            with self.alone["disks"], disks.full(pid):
+            with self.alone["disks"], self.of_no_effect("disk full"), disks.full(pid):
                 time.sleep(self.rng.uniform(5, 20))
 
     def slow_disk(self) -> None:
         for pid in self.a_seat():
-            with self.alone["disks"], disks.slow(self.cluster, pid, self.rng.choice((4, 20))):
+            writes = self.rng.choice((4, 20))
+            with self.alone["disks"], self.of_no_effect("disk slow"), disks.slow(self.cluster, writes, pid):
                 time.sleep(self.rng.uniform(5, 20))
+
+    @contextlib.contextmanager
+    def of_no_effect(self, event: str) -> Iterator[None]:
+        """An event that found nothing to disturb doesn't count as one."""
+        try:
+            yield
+        except disks.NoLog as why:
+            self.say(f"  nothing: {why}")
+            self.tally.events[event] -= 1
+            self.tally.events[f"{event}: nothing there"] += 1
 
     def a_seat(self) -> list[int]:
         there = disks.seats(self.cluster, self.rng.choice(USERS))

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from harness import Cluster
@@ -19,27 +19,39 @@ from harness import Cluster
 BLKIO = Path("/sys/fs/cgroup/blkio")
 
 
+class NoLog(Exception):
+    """The process keeps no log, or has ended."""
+
+
+def can_slow() -> str:
+    """Why no disk can be made slow here. Empty: it can be."""
+    if not BLKIO.joinpath("blkio.throttle.write_iops_device").exists():
+        return "no blkio controller of cgroup v1"
+    # Logs lie in the folder for temporary files.
+    device = Path("/tmp").stat().st_dev
+    return (
+        "" if Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").exists() else "/tmp is on no block device"
+    )
+
+
 def seats(cluster: Cluster, user: str) -> list[int]:
-    """The processes that keep the logs of a user's kernels."""
+    """The processes that keep the logs of a user's kernels, or are ready to."""
     return cluster.pids(r"hop-replica seat", user)
 
 
-def log_of(pid: int) -> Path | None:
+def log_of(pid: int) -> Path:
     """The folder of the process's log."""
     with contextlib.suppress(OSError):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if (path := fd.readlink()).suffix == ".wal":
                     return path.parent
-    return None
+    raise NoLog(f"process {pid} keeps no log")
 
 
 @contextlib.contextmanager
 def full(pid: int) -> Iterator[None]:
     folder = log_of(pid)
-    if folder is None:
-        yield
-        return
     owner = folder.stat()
     options = f"size=64k,mode=700,uid={owner.st_uid},gid={owner.st_gid}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
@@ -52,20 +64,25 @@ def full(pid: int) -> Iterator[None]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def written(group: Path) -> int:
+    """Writes of the group's processes that the disk's limit let pass."""
+    lines = group.joinpath("blkio.throttle.io_serviced").read_text().splitlines()
+    return sum(int(line.split()[2]) for line in lines if " Write " in line)
+
+
 @contextlib.contextmanager
-def slow(cluster: Cluster, pid: int, writes_per_second: int) -> Iterator[None]:
+def slow(cluster: Cluster, writes_per_second: int, *pids: int) -> Iterator[Callable[[], int]]:
+    """The processes write so often, all together. Gives the count of their writes so far."""
+    assert not can_slow()
     group = BLKIO / f"hop-disks-{cluster.index}"
-    folder = log_of(pid)
-    if folder is None or not BLKIO.joinpath("cgroup.procs").exists():
-        yield
-        return
-    device = folder.stat().st_dev
+    device = log_of(pids[0]).stat().st_dev
     group.mkdir(exist_ok=True)
     limit = f"{os.major(device)}:{os.minor(device)} {writes_per_second}"
     group.joinpath("blkio.throttle.write_iops_device").write_text(limit)
-    group.joinpath("cgroup.procs").write_text(str(pid))
     try:
-        yield
+        for pid in pids:
+            group.joinpath("cgroup.procs").write_text(str(pid))
+        yield lambda: written(group)
     finally:
         for left in group.joinpath("cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):

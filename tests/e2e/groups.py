@@ -23,7 +23,7 @@ KEEPER = r"^\S+/hop-replica seat"
 
 
 def kernel_row(cluster: Cluster, user: str = "alice") -> dict[str, Any]:
-    (row,) = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user=user)["rows"]
+    (row,) = cluster.hop("kernels", "-t", "starting,running,waiting,idle,moving", user=user)["rows"]
     found: dict[str, Any] = row
     return found
 
