@@ -164,3 +164,25 @@ def test_a_kernel_is_restarted_after_its_persons_clock_went_back(
     send(cluster.pids("hop-replica", USER), signal.SIGKILL)
     with_a_gpu(carol)
     grown(cluster, user=USER)
+
+
+@pytest.mark.skipif(not os.environ.get("HOP_E2E_MATRIX"), reason="HOP_E2E_MATRIX isn't set")
+@pytest.mark.xfail(reason="the front follows the group of before: its number, the clock's seconds, is the higher one")
+def test_a_member_of_before_two_restarts_is_not_followed(cluster: Cluster, clocks: Clocks, carol: Notebook) -> None:
+    """The executor's node is out of reach at each restart, and comes back. The person's clock goes back by an hour between
+    them."""
+    for seconds in (HOUR, 0):
+        clocks.step(seconds, ELSEWHERE)
+        node = kernel_row(cluster, USER)["node"]
+        cluster.devcluster("pause-node", node)
+        try:
+            carol.restart()
+            carol.execute(OPENABLE, timeout=90)
+            assert carol.execute(f"x = {seconds}", timeout=90)["status"] == "ok"
+            grown(cluster, without=node, user=USER)
+        finally:
+            cluster.devcluster("resume-node", node)
+        for _ in range(5):
+            time.sleep(2)
+            got = carol.execute("print(x)", timeout=60)
+            assert (got["status"], stream(got, "stdout")) == ("ok", f"{seconds}\n"), got
