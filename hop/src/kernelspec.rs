@@ -202,9 +202,12 @@ impl Install {
                 "--gpu-type is the type of --gpus, and those are 0".to_owned(),
             ));
         }
-        let (Some(config), Some(name)) = (config, &self.pool) else {
-            return Ok(());
-        };
+        let Some(config) = config else { return Ok(()) };
+        if !self.local {
+            let allowed = config.seat.allows(self.mem, self.cpus);
+            allowed.map_err(|too_large| Failure::Usage(too_large.to_string()))?;
+        }
+        let Some(name) = &self.pool else { return Ok(()) };
         if config.pool.is_empty() || config.pool.contains_key(&PoolName::from(name.as_str())) {
             return Ok(());
         }
@@ -710,6 +713,31 @@ mod tests {
         assert!(!signalled(
             json!({"argv": ["python", "-m", "ipykernel_launcher"], "interrupt_mode": "signal"})
         ));
+    }
+
+    #[test]
+    fn a_kernelspec_that_no_kernel_may_have_is_not_made() {
+        let mut config = Config::default();
+        (config.seat.most_mem_mib, config.seat.most_cpus) = (Some(16_384), Some(4));
+        let free = Config::default();
+        let made = |words: &[&str], config| parse(words).check(Some(config)).map_err(|f| f.to_string());
+        assert_eq!(made(&["--mem", "16G", "--cpus", "4"], &config), Ok(()));
+        assert_eq!(
+            made(&["--mem", "64G", "--local"], &config),
+            Ok(()),
+            "without Slurm"
+        );
+        assert_eq!(made(&["--mem", "64G"], &free), Ok(()));
+        let said = made(&["--mem", "64G"], &config).unwrap_err();
+        assert!(
+            said.contains("65536") && said.contains("16384 MiB (seat.most_mem_mib)"),
+            "{said}"
+        );
+        let said = made(&["--cpus", "5"], &config).unwrap_err();
+        assert!(
+            said.contains("5 cores") && said.contains("seat.most_cpus"),
+            "{said}"
+        );
     }
 
     #[test]

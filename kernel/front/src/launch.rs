@@ -245,6 +245,9 @@ pub async fn start(order: &Order) -> Result<Started> {
     } else {
         Some(Config::load().context("can't read the configuration")?)
     };
+    if let Some(config) = &config {
+        may_have(order.size(config), &config.seat, order.origin)?;
+    }
     let place = match &config {
         Some(config) => take_place(order, first, config).await?,
         None => Place {
@@ -266,6 +269,16 @@ pub async fn start(order: &Order) -> Result<Started> {
         incarnation,
         state,
     })
+}
+
+/// Refuses a kernel that asks for more than the site allows. A kernel that has run under this front keeps its size: the
+/// bound may be younger, and its user would lose the kernel.
+fn may_have(size: StepSize, seat: &Seat, origin: Origin) -> Result<()> {
+    if origin == Origin::MyReplica {
+        return Ok(());
+    }
+    let allowed = seat.allows(size.mem_mib, size.cpus);
+    allowed.context("it asks for too much (`hop kernelspec install` makes a kernel that asks for less)")
 }
 
 /// Takes the seat named by the scheduler (a new one if need be and `member` is false), and starts a waiting replica
@@ -1116,6 +1129,25 @@ async fn wait_for_seat(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_kernel_that_asks_for_too_much_starts_only_if_it_has_run() {
+        let seat = Seat {
+            most_mem_mib: Some(4096),
+            ..Seat::default()
+        };
+        let size = |mem_mib| StepSize { mem_mib, cpus: 1 };
+        may_have(size(4096), &seat, Origin::Before).unwrap();
+        may_have(size(8192), &seat, Origin::MyReplica).unwrap();
+        for origin in [Origin::Before, Origin::Nothing] {
+            let refused = may_have(size(8192), &seat, origin).unwrap_err();
+            let said = chain(&*refused);
+            assert!(
+                said.contains("8192") && said.contains("4096") && said.contains("hop kernelspec install"),
+                "{said}"
+            );
+        }
+    }
 
     /// A shell in srun's place: its child reads a line, and the shell complains if the line can't be written.
     #[test]

@@ -119,6 +119,12 @@ pub struct Seat {
     /// Memory of a replica's step in MiB, unless the kernelspec names another size.
     pub mem_mib: u64,
     pub cpus: u16,
+    /// Most memory in MiB that a kernel may ask for; `None`: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_mem_mib: Option<u64>,
+    /// Most cores that a kernel may ask for; `None`: any number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub most_cpus: Option<u16>,
     /// Slurm time limit in minutes; 0: the partition's.
     pub time_limit_min: u32,
     /// How long before its time limit a seat takes no new kernel and its kernels are moved, in seconds; at most a fifth
@@ -295,9 +301,36 @@ impl Default for Seat {
             partition: "notebook".into(),
             mem_mib: 2048,
             cpus: 1,
+            most_mem_mib: None,
+            most_cpus: None,
             time_limit_min: 0,
             replace_before_s: 600,
             spares: 1,
+        }
+    }
+}
+
+/// A kernel asks for more than the site allows each kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TooLarge {
+    #[error(
+        "{asked} MiB of memory are asked for, and this site allows a kernel {most} MiB (seat.most_mem_mib)"
+    )]
+    Memory { asked: u64, most: u64 },
+    #[error("{asked} cores are asked for, and this site allows a kernel {most} (seat.most_cpus)")]
+    Cores { asked: u16, most: u16 },
+}
+
+impl Seat {
+    /// Whether a kernel may have so much memory and so many cores.
+    ///
+    /// # Errors
+    /// If the site allows less.
+    pub fn allows(&self, mem_mib: u64, cpus: u16) -> Result<(), TooLarge> {
+        match (self.most_mem_mib, self.most_cpus) {
+            (Some(most), _) if mem_mib > most => Err(TooLarge::Memory { asked: mem_mib, most }),
+            (_, Some(most)) if cpus > most => Err(TooLarge::Cores { asked: cpus, most }),
+            _ => Ok(()),
         }
     }
 }
@@ -644,6 +677,21 @@ isolation = "devices"
                 "seat.mem_mib",
             ),
             ("cpus = 1\n", "cpus = 0\n".to_owned(), "seat.cpus"),
+            (
+                "cpus = 1\n",
+                "cpus = 4\nmost_cpus = 3\n".to_owned(),
+                "seat.most_cpus",
+            ),
+            (
+                "cpus = 1\n",
+                "cpus = 1\nmost_mem_mib = 2047\n".to_owned(),
+                "seat.most_mem_mib",
+            ),
+            (
+                "cpus = 1\n",
+                format!("cpus = 1\nmost_mem_mib = {}\n", i64::MAX),
+                "seat.most_mem_mib",
+            ),
             ("[pool.main]", "[pool.\"\"]".to_owned(), "pool"),
             ("[pool.main]", "[pool.\"a b\"]".to_owned(), "pool"),
             (
@@ -684,6 +732,20 @@ isolation = "devices"
         }
         parse(&WIRING.replace("isolation = \"devices\"\n", &burst("0"))).unwrap();
         parse(&WIRING.replace("[hopd]", "port_range = [40000, 40010]\n[hopd]")).unwrap();
+    }
+
+    #[test]
+    fn a_kernel_may_ask_for_no_more_than_the_site_allows() {
+        let with = |more: &str| parse(&WIRING.replace("cpus = 1\n", &format!("cpus = 1\n{more}"))).unwrap();
+        assert_eq!(with("").seat.allows(u64::MAX, u16::MAX), Ok(()), "no bound");
+        let config = with("most_mem_mib = 16384\nmost_cpus = 4\n");
+        assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap(), config);
+        let seat = config.seat;
+        assert_eq!(seat.allows(16_384, 4), Ok(()));
+        let (asked, most) = (16_385, 16_384);
+        assert_eq!(seat.allows(asked, 1), Err(TooLarge::Memory { asked, most }));
+        let (asked, most) = (5, 4);
+        assert_eq!(seat.allows(1, asked), Err(TooLarge::Cores { asked, most }));
     }
 
     #[test]

@@ -89,6 +89,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     all.jupyter_python = Some("/x".into());
     all.port_range = Some(PortRange(1024, 1025));
     all.jupyterhub_url = Some("https://x".into());
+    (all.seat.most_mem_mib, all.seat.most_cpus) = (Some(4096), Some(4));
     let pool = all.pool.get_mut(&"NAME".into()).unwrap();
     (pool.account, pool.gpu_type) = (Some("x".into()), Some("x".into()));
     (pool.linger_ms, pool.replicas) = (Some(1), Some(Replicas::One));

@@ -105,7 +105,15 @@ impl Seat {
     fn check(&self) -> Result<(), Wrong> {
         check_word("seat.partition", &self.partition)?;
         check_range("seat.mem_mib", self.mem_mib, 1..=MOST_MEM_MIB)?;
-        check_range("seat.cpus", self.cpus, 1..=u16::MAX)
+        check_range("seat.cpus", self.cpus, 1..=u16::MAX)?;
+        // The usual kernel must be able to start.
+        if let Some(most) = self.most_mem_mib {
+            check_range("seat.most_mem_mib", most, self.mem_mib..=MOST_MEM_MIB)?;
+        }
+        if let Some(most) = self.most_cpus {
+            check_range("seat.most_cpus", most, self.cpus..=u16::MAX)?;
+        }
+        Ok(())
     }
 }
 
