@@ -39,7 +39,7 @@ struct Row {
     time: hop_words::time::Span,
 }
 
-static FIELDS: [Field<Row>; 19] = [
+static FIELDS: [Field<Row>; 23] = [
     field!("KernelID", -9, "the kernel", |r| Value::text(&r.kernel.kernel)),
     field!("Name", 16, "what the notebook is called", |r| Value::text(
         &r.kernel.name
@@ -68,6 +68,34 @@ static FIELDS: [Field<Row>; 19] = [
     field!("Hot", -10, "where a hot standby keeps its variables", |r| {
         let hot = |replica: &&ReplicaRow| replica.role == ReplicaRole::Hot;
         Value::maybe(r.kernel.replicas.iter().find(hot).map(|r| &r.node))
+    }),
+    field!("Leader", -10, "where the leader of its log is", |r| {
+        let leads = |replica: &&ReplicaRow| Some(replica.incarnation) == r.kernel.leader;
+        Value::maybe(r.kernel.replicas.iter().find(leads).map(|r| &r.node))
+    }),
+    field!(
+        "Behind",
+        6,
+        "entries of its log that the replica furthest behind lacks",
+        |r| match behind(&r.kernel) {
+            Some(entries) => Value::Number(entries),
+            None => Value::Absent,
+        }
+    ),
+    field!(
+        "Lagging",
+        -10,
+        "where replicas lack entries of its log",
+        |r| match lagging(&r.kernel) {
+            nodes if nodes.is_empty() => Value::Absent,
+            nodes => Value::text(nodes),
+        }
+    ),
+    field!("CPUs", 4, "cores that its replicas hold", |r| {
+        match r.kernel.cpus {
+            0 => Value::Absent,
+            cpus => Value::Number(cpus.into()),
+        }
     }),
     field!(
         "Mem",
@@ -104,7 +132,7 @@ static FIELDS: [Field<Row>; 19] = [
 static VIEW: View<Row> = View {
     command: "kernels",
     fields: &FIELDS,
-    default: "KernelID,Name,User,State,Time,Node,Mem,Reason%-8",
+    default: "KernelID,Name,User,State,Time,Node,CPUs,Mem,Reason%-8",
     brief: "KernelID,State,Node",
     variable: "HOP_KERNELS_FORMAT",
 };
@@ -216,6 +244,24 @@ fn nodes(row: &KernelRow) -> String {
     names.join(",")
 }
 
+/// The most entries that a replica lacks; 0 only if it is known that none lacks any.
+fn behind(row: &KernelRow) -> Option<u64> {
+    let all: Option<Vec<u64>> = row.replicas.iter().map(|r| r.behind).collect();
+    let known = row.replicas.iter().filter_map(|r| r.behind).max();
+    known.filter(|most| *most > 0 || all.is_some())
+}
+
+/// Nodes of replicas that are known to lag. A standby that has not answered a leader beside it lags as well.
+fn lagging(row: &KernelRow) -> String {
+    let leads = row.leader.is_some() && row.leader == row.executor;
+    let lags = |r: &&ReplicaRow| match r.behind {
+        Some(entries) => entries > 0,
+        None => leads,
+    };
+    let nodes = row.replicas.iter().filter(lags).map(|r| r.node.to_string());
+    nodes.collect::<Vec<_>>().join(",")
+}
+
 fn reason(row: &KernelRow) -> String {
     if let Some(moving) = &row.moving {
         return format!("moves to {}: {}", moving.to, moving.cause);
@@ -275,6 +321,40 @@ fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_words::id::{Incarnation, JobId};
+
+    fn replicas(leader: Option<u32>, behind: &[Option<u64>]) -> KernelRow {
+        let replica = |(n, behind): (u32, &Option<u64>)| ReplicaRow {
+            incarnation: Incarnation(n),
+            role: ReplicaRole::Warm,
+            node: format!("n{n}").as_str().into(),
+            seat: JobId(n),
+            behind: *behind,
+        };
+        KernelRow {
+            replicas: (1..).zip(behind).map(replica).collect(),
+            executor: Some(Incarnation(1)),
+            leader: leader.map(Incarnation),
+            ..crate::transcripts::kernel_rows().remove(0)
+        }
+    }
+
+    #[test]
+    fn replicas_that_lag_are_counted_only_as_far_as_it_is_known() {
+        let (one, two) = (Some(1), Some(2));
+        for (leader, all, most, nodes) in [
+            (None, &[None][..], None, ""),
+            (None, &[None, None, None], None, ""),
+            (one, &[Some(0), Some(0), Some(0)], Some(0), ""),
+            (one, &[Some(0), Some(0), Some(1204)], Some(1204), "n3"),
+            (one, &[Some(0), None, Some(1204)], Some(1204), "n2,n3"),
+            (one, &[Some(0), Some(0), None], None, "n3"),
+            (two, &[None, Some(0), None], None, ""),
+        ] {
+            let row = replicas(leader, all);
+            assert_eq!((behind(&row), lagging(&row).as_str()), (most, nodes), "{all:?}");
+        }
+    }
 
     #[test]
     fn a_notebook_is_called_by_its_files_own_name() {

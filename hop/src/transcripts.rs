@@ -138,12 +138,18 @@ fn queue_rows() -> Vec<QueueRow> {
     vec![running, waiting]
 }
 
-fn kernel_rows() -> Vec<KernelRow> {
+pub(crate) fn kernel_rows() -> Vec<KernelRow> {
     let replica = |incarnation: u32, node: &str| ReplicaRow {
         incarnation: Incarnation(incarnation),
         role: ReplicaRole::Executor,
         node: node.into(),
         seat: JobId(40),
+        behind: None,
+    };
+    let standby = |incarnation, node, behind| ReplicaRow {
+        role: ReplicaRole::Warm,
+        behind,
+        ..replica(incarnation, node)
     };
     let moved = KernelRow {
         kernel: KERNEL.into(),
@@ -165,8 +171,10 @@ fn kernel_rows() -> Vec<KernelRow> {
         captured: true,
         bound: vec!["It holds an open socket.".into()],
         executor: Some(Incarnation(2)),
+        leader: None,
         account: Some("lab".into()),
         mem_mib: 4096,
+        cpus: 2,
         stayed: Some("a cell runs".into()),
     };
     let waiting = KernelRow {
@@ -175,8 +183,13 @@ fn kernel_rows() -> Vec<KernelRow> {
         state: KernelState::Waiting,
         since: ago(8),
         lease: None,
-        replicas: vec![replica(1, "n1"), replica(4, "n2")],
+        replicas: vec![
+            replica(4, "n2"),
+            standby(1, "n1", Some(0)),
+            standby(5, "n3", Some(1204)),
+        ],
         executor: Some(Incarnation(4)),
+        leader: Some(Incarnation(1)),
         move_failed: None,
         bound: vec![],
         stayed: None,
@@ -190,7 +203,9 @@ fn kernel_rows() -> Vec<KernelRow> {
         since: ago(86_400),
         replicas: vec![],
         executor: None,
+        leader: None,
         mem_mib: 0,
+        cpus: 0,
         captured: true,
         ..waiting.clone()
     };

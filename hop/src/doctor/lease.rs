@@ -142,6 +142,7 @@ fn report(node: &str, pool: Option<&str>) -> Option<ReplicaUp> {
         bound: Bound::default(),
         wanted: 1,
         standbys: Vec::new(),
+        leader: None,
     })
 }
 

@@ -62,6 +62,15 @@ pub struct Standing {
     pub stopped: Option<String>,
 }
 
+/// How much of the log each voter is known to have. Only the leader knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The number of the log's last entry, in openraft's count.
+    pub last: u64,
+    /// The number of the last entry on each other voter's disk. `None`: the voter hasn't answered this leader.
+    pub stored: BTreeMap<Incarnation, Option<u64>>,
+}
+
 impl Standing {
     pub fn is_changing(&self) -> bool {
         self.next_voters.is_some()

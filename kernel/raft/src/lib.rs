@@ -15,7 +15,7 @@ mod runtime;
 mod store;
 mod types;
 
-pub use group::{ChangeError, Feed, Group, ProposeError, Standing};
+pub use group::{ChangeError, Feed, Group, Progress, ProposeError, Standing};
 pub use machine::News;
 pub use member::{Member, OpenError, Opening, ReceiveError};
 pub use network::{Transport, Unreachable};

@@ -1,6 +1,6 @@
 //! One replica's part of a group.
 
-use crate::group::{ChangeError, Feed, Group, ProposeError, Standing};
+use crate::group::{ChangeError, Feed, Group, Progress, ProposeError, Standing};
 use crate::machine::{Machine, News, ToShow};
 use crate::network::{self, Network, Transport};
 use crate::store::Store;
@@ -257,6 +257,11 @@ impl<T: Transport> Member<T> {
         self.metrics.borrow().current_leader == Some(self.me)
     }
 
+    /// How much of the log the other voters have. `None`: this member doesn't lead, and doesn't know.
+    pub fn progress(&self) -> Option<Progress> {
+        progress_of(&self.metrics.borrow())
+    }
+
     /// Whether the member `incarnation` has left the group, to the local member's knowledge: the `Left` is
     /// applied, and `incarnation` has no vote.
     pub fn has_left(&self, incarnation: Incarnation) -> bool {
@@ -329,18 +334,32 @@ fn set(voters: impl IntoIterator<Item = u32>) -> BTreeSet<Incarnation> {
     voters.into_iter().map(Incarnation).collect()
 }
 
+/// The last entry known to be on the member's disk. `None`: only the leader knows, and hears it from the member.
+fn stored_by(member: u32, metrics: &RaftMetrics<u32, ()>) -> Option<u64> {
+    let replication = metrics.replication.as_ref()?;
+    replication.get(&member).copied().flatten().map(|id| id.index)
+}
+
+fn voters_of(metrics: &RaftMetrics<u32, ()>) -> BTreeSet<u32> {
+    let configs = metrics.membership_config.membership().get_joint_config();
+    configs.first().cloned().unwrap_or_default()
+}
+
+fn progress_of(metrics: &RaftMetrics<u32, ()>) -> Option<Progress> {
+    let leads = metrics.replication.is_some() && metrics.current_leader == Some(metrics.id);
+    let others = voters_of(metrics).into_iter().filter(|v| *v != metrics.id);
+    leads.then(|| Progress {
+        last: metrics.last_log_index.unwrap_or_default(),
+        stored: others.map(|v| (Incarnation(v), stored_by(v, metrics))).collect(),
+    })
+}
+
 fn standing_of(metrics: &RaftMetrics<u32, ()>) -> Standing {
     let membership = metrics.membership_config.membership();
     let configs = membership.get_joint_config();
     let last = metrics.last_log_index.unwrap_or_default();
-    let has_nearly_all = |member: u32| {
-        let matching = metrics
-            .replication
-            .as_ref()
-            .and_then(|r| r.get(&member).copied().flatten());
-        matching.is_some_and(|m| m.index + NEARLY >= last)
-    };
-    let voters = configs.first().cloned().unwrap_or_default();
+    let has_nearly_all = |member: u32| stored_by(member, metrics).is_some_and(|m| m + NEARLY >= last);
+    let voters = voters_of(metrics);
     let behind = voters
         .iter()
         .copied()

@@ -295,7 +295,7 @@ impl Replica {
                 Input::GroupState(state)
             }
             FromSeat::Applied { index, entry } => Input::Applied { index, entry },
-            FromSeat::Voters(voters) => Input::Voters(voters),
+            FromSeat::Standing(standing) => Input::GroupStanding(standing),
             FromSeat::Need(lack) => Input::Lacks(lack),
             FromSeat::Failed(why) => {
                 tracing::warn!(why, "the kernel stays with one replica");

@@ -200,7 +200,7 @@ impl Wait<'_> {
                     FromSeat::State { state, .. } => Input::State(*state),
                     FromSeat::Applied { index, entry } => Input::Applied { index, entry },
                     FromSeat::Alone => bail!("no hot standby is needed here any more"),
-                    word @ (FromSeat::Voters(_) | FromSeat::Need(_)) => {
+                    word @ (FromSeat::Standing(_) | FromSeat::Need(_)) => {
                         to_executor.push(word);
                         continue;
                     }

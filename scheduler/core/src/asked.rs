@@ -28,6 +28,8 @@ pub struct KernelView {
     pub lease: Option<hop_words::id::LeaseId>,
     /// Memory of all its replicas' steps.
     pub mem_mib: u64,
+    /// Cores of these steps. 0 means that the kernel was never placed, as with its memory.
+    pub cpus: u32,
     /// Why policy leaves it where it is.
     pub fixed: Option<String>,
 }
@@ -221,6 +223,10 @@ impl Core {
             since,
             lease: k.leases.last().copied(),
             mem_mib: k.mem_mib.saturating_mul(k.replicas.len() as u64),
+            cpus: match k.mem_mib {
+                0 => 0,
+                _ => u32::from(k.cpus).saturating_mul(k.replicas.len() as u32),
+            },
             fixed: k.fixed.clone(),
         }
     }

@@ -436,6 +436,7 @@ mod tests {
             bound: Bound::default(),
             wanted: 0,
             standbys: Vec::new(),
+            leader: None,
         };
         assert!(check_replica(&alice, &up).is_ok());
         up.seat.uid = 1002;

@@ -12,7 +12,7 @@ use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 
 /// How long the capture of a kernel with several replicas may hold up its cell's reply. Nine of ten captures take less,
@@ -205,10 +205,32 @@ pub(super) enum Grouped {
     Alone { again: Option<Timestamp> },
     /// The group is being founded.
     Founding,
-    /// A group exists, with these voters. Another member's vote counts once that member has the log.
-    Yes { voters: BTreeSet<Incarnation> },
+    /// A group exists. Another member's vote counts once that member has the log.
+    Yes(GroupStanding),
     /// Most members are out of reach. This replica saves the kernel by itself, and leaves.
     GivenUp,
+}
+
+/// The voters of the kernel's group, and how far its log is on their disks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct GroupStanding {
+    pub voters: BTreeSet<Incarnation>,
+    /// The member that leads the log. `None`: the seat has not said.
+    pub leader: Option<Incarnation>,
+    /// Voters that lag, each with the number of entries that it lacks. `None`: it has not answered the leader. Known
+    /// only in the leader's seat.
+    pub lacking: BTreeMap<Incarnation, Option<u64>>,
+}
+
+impl GroupStanding {
+    /// Entries that the member lacks. `me` is the member of this seat.
+    pub(super) fn behind(&self, member: Incarnation, me: Incarnation) -> Option<u64> {
+        if self.leader == Some(member) {
+            return Some(0);
+        }
+        let leads = self.leader == Some(me);
+        leads.then(|| self.lacking.get(&member).copied().unwrap_or(Some(0)))?
+    }
 }
 
 /// The group lacks so many members; 0 withdraws the last report. The seats of `gone` are gone; those of `failed` live,
@@ -252,9 +274,7 @@ impl Durable {
         Self {
             journal: Journal::new(given.state),
             grouped: if given.elected {
-                Grouped::Yes {
-                    voters: BTreeSet::new(),
-                }
+                Grouped::Yes(GroupStanding::default())
             } else {
                 Grouped::Alone { again: None }
             },

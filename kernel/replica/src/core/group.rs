@@ -2,7 +2,7 @@
 //! takes office with the logged state, hands over at the seat's end, and leaves once another replica is elected
 //! (docs/replication.md).
 
-use super::durable::{Durable, Farewell, Grouped, Lack};
+use super::durable::{Durable, Farewell, GroupStanding, Grouped, Lack};
 use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::{ReplicaRole, ReplicaRow};
@@ -94,26 +94,42 @@ impl Core {
         let executes = state.executor() == Some(me);
         durable.journal.adopt(state);
         if let Grouped::Founding | Grouped::Alone { .. } = durable.grouped {
-            durable.grouped = Grouped::Yes {
+            durable.grouped = Grouped::Yes(GroupStanding {
                 voters: BTreeSet::from([me]),
-            };
+                ..GroupStanding::default()
+            });
         }
         if !executes {
             self.deposed();
         }
     }
 
-    /// The front learns how many replicas could take over, and `hopd` which.
-    pub(super) fn voters(&mut self, now: BTreeSet<Incarnation>) {
-        if let Some(durable) = &mut self.durable
-            && let Grouped::Yes { voters } = &mut durable.grouped
-            && *voters != now
-        {
-            let count = now.len();
-            *voters = now;
+    /// The front learns how many replicas could take over, and `hopd` which, who leads them, and how far each is
+    /// behind.
+    pub(super) fn group_standing(&mut self, now: GroupStanding) {
+        let Some(durable) = &mut self.durable else { return };
+        let Grouped::Yes(standing) = &mut durable.grouped else {
+            return;
+        };
+        if *standing == now {
+            return;
+        }
+        let voters = (standing.voters != now.voters).then(|| now.voters.len());
+        *standing = now;
+        if let Some(count) = voters {
             self.note(Note::Members { count });
-            self.register();
+        }
+        self.register();
+        if voters.is_some() {
             self.reconsider_election();
+        }
+    }
+
+    /// The kernel's group, if it has one.
+    pub(super) fn group(&self) -> Option<&GroupStanding> {
+        match &self.durable.as_ref()?.grouped {
+            Grouped::Yes(standing) => Some(standing),
+            Grouped::Alone { .. } | Grouped::Founding | Grouped::GivenUp => None,
         }
     }
 
@@ -128,35 +144,27 @@ impl Core {
 
     /// Members of the kernel's group; 0 without a group.
     pub fn members(&self) -> usize {
-        match &self.durable {
-            Some(durable) => match &durable.grouped {
-                Grouped::Yes { voters } => voters.len(),
-                Grouped::Alone { .. } | Grouped::Founding | Grouped::GivenUp => 0,
-            },
-            None => 0,
-        }
+        self.group().map_or(0, |group| group.voters.len())
     }
 
     /// The members beside this one.
     pub(super) fn standbys(&self) -> Vec<ReplicaRow> {
         let me = self.identity.incarnation;
-        let Some(durable) = &self.durable else {
-            return Vec::new();
-        };
-        let Grouped::Yes { voters } = &durable.grouped else {
+        let (Some(durable), Some(group)) = (&self.durable, self.group()) else {
             return Vec::new();
         };
         let state = durable.journal.state();
         let others = state
             .members()
             .iter()
-            .filter(|(m, _)| **m != me && voters.contains(m));
+            .filter(|(m, _)| **m != me && group.voters.contains(m));
         others
             .map(|(incarnation, member)| ReplicaRow {
                 incarnation: *incarnation,
                 role: state.role(*incarnation).unwrap_or(ReplicaRole::Warm),
                 node: member.node.clone(),
                 seat: member.seat,
+                behind: group.behind(*incarnation, me),
             })
             .collect()
     }
@@ -329,7 +337,7 @@ impl Core {
 
 impl Durable {
     pub(super) fn is_grouped(&self) -> bool {
-        matches!(self.grouped, Grouped::Yes { .. })
+        matches!(self.grouped, Grouped::Yes(_))
     }
 
     /// When an entry has been on its way for too long.

@@ -57,11 +57,10 @@ use notices::Notices;
 use serde::Deserialize;
 use serde_json::Value;
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub use check::Place;
-pub use durable::{Durably, Lack, SyncNumber};
+pub use durable::{Durably, GroupStanding, Lack, SyncNumber};
 pub use memory::{Errand, ErrandEnd, Left, Returned};
 
 /// Silence after which a started kernel is given up.
@@ -196,8 +195,7 @@ pub enum Input {
     NotFounded,
     /// The seat has no keeper any more: no group can be founded.
     KeeperGone,
-    /// These members of the group vote.
-    Voters(BTreeSet<Incarnation>),
+    GroupStanding(GroupStanding),
     Lacks(Lack),
     /// A new member has a seat.
     Grown {
@@ -435,7 +433,7 @@ impl Core {
             Input::GroupState(state) => self.group_state(*state),
             Input::NotFounded => self.not_founded(),
             Input::KeeperGone => self.identity.has_keeper = false,
-            Input::Voters(voters) => self.voters(voters),
+            Input::GroupStanding(standing) => self.group_standing(standing),
             Input::Lacks(lack) => self.lacks_members(lack),
             Input::Grown {
                 incarnation,
@@ -770,6 +768,7 @@ impl Core {
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
             wanted: launch.replicas.count() as u16,
             standbys: self.standbys(),
+            leader: self.group().and_then(|group| group.leader),
         };
         self.tell_hopd(ToHopd::ReplicaUp(Box::new(report)));
         if let Some(said) = self.not_moved.clone() {

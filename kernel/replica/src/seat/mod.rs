@@ -7,6 +7,7 @@
 mod door;
 mod host;
 mod hot;
+mod lag;
 mod leftovers;
 mod propose;
 mod spares;

@@ -6,6 +6,7 @@
 
 use super::host::{Command, Host, Member};
 use super::hot::{Deed, Hot};
+use super::lag::Watch;
 use super::propose::propose_in_order;
 use super::wire::FromSeat;
 use crate::core::Lack;
@@ -13,10 +14,9 @@ use hop_log::{Effect, Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
-use hop_raft::{Feed, Group as _, News};
+use hop_raft::{Feed, Group as _, News, Standing};
 use hop_words::id::{Incarnation, KernelId, Tenure};
 use rustix::process::{Pid, Signal, kill_process};
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -87,8 +87,8 @@ struct Desk {
     /// The last report of missing members: each process that executes here hears of it, as far as it still holds.
     need: Option<Lack>,
     wanted: usize,
-    /// The voters that the replica knows.
-    told: BTreeSet<Incarnation>,
+    /// The group, as the replica knows it.
+    watch: Watch,
     over: bool,
 }
 
@@ -103,7 +103,8 @@ impl Tended {
             self.obey(first, &mut desk, &propose);
         }
         while !desk.over {
-            desk.tell_voters(&standing.voters);
+            desk.tell_standing(&standing, &self.member);
+            let watch_due = desk.watch_due();
             tokio::select! {
                 item = news.recv() => match item {
                     Some(item) => {
@@ -134,6 +135,7 @@ impl Tended {
                     desk.hot.gone(Instant::now());
                 }
                 () = wait::at(desk.hot.due()) => {}
+                () = wait::at(watch_due) => {}
                 () = wait::at(desk.starts_at) => desk.starts_at = None,
             }
             self.look(&mut desk, &propose).await;
@@ -320,7 +322,7 @@ impl Desk {
             starts_at: None,
             need: None,
             wanted: wish.replicas,
-            told: BTreeSet::new(),
+            watch: Watch::default(),
             over: false,
         }
     }
@@ -384,16 +386,27 @@ impl Desk {
                 self.process = self.standby.take();
             }
             self.replica = self.follower.take().map(|f| (f.visit, f.out));
-            self.told.clear();
+            self.watch.forget();
             self.tell_need();
         }
     }
 
-    fn tell_voters(&mut self, voters: &BTreeSet<Incarnation>) {
-        if self.replica.is_some() && self.told != *voters {
-            self.told.clone_from(voters);
-            self.tell(FromSeat::Voters(voters.clone()));
+    fn tell_standing(&mut self, standing: &Standing, member: &Member) {
+        if self.replica.is_none() {
+            return;
         }
+        let now = Instant::now();
+        let progress = member.progress();
+        self.watch
+            .see(&standing.voters, standing.leader, progress.as_ref(), now);
+        if let Some(report) = self.watch.report(now) {
+            self.tell(FromSeat::Standing(report));
+        }
+    }
+
+    /// Without a replica nobody hears of the group.
+    fn watch_due(&self) -> Option<Instant> {
+        self.replica.as_ref().and_then(|_| self.watch.due())
     }
 
     /// The group lacks members: its executor has the front look for seats, now or at the executor's arrival.
@@ -472,7 +485,7 @@ impl Desk {
         }
         (self.served, self.stillborn) = (Some(tenure), 0);
         self.replica = Some((visit, out));
-        self.told.clear();
+        self.watch.forget();
         self.tell_need();
     }
 

@@ -5,12 +5,12 @@
 //! ```
 //! Numbers are big endian; `length` counts from `kind` on. Bodies are entries and states in the log's own form.
 
-use crate::core::Lack;
+use crate::core::{GroupStanding, Lack};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hop_log::{Entry, Form, FormError, Index, State};
 use hop_words::id::{Incarnation, KernelId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -62,8 +62,8 @@ pub(crate) enum FromSeat {
         index: Index,
         entry: Entry,
     },
-    /// These members vote: the group survives the loss of a minority of them.
-    Voters(BTreeSet<Incarnation>),
+    /// The group's voters: it survives the loss of a minority of them. Of the release before, it says no more.
+    Standing(GroupStanding),
     /// The group lacks members.
     Need(Lack),
     /// The group can't be founded.
@@ -85,6 +85,14 @@ pub(crate) struct Called {
 #[derive(Default, Serialize, Deserialize)]
 struct Hears {
     rest: bool,
+}
+
+/// The body of [`FromSeat::Standing`], whose head is the voters. The release before sends and reads none.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Log {
+    leader: Option<Incarnation>,
+    lacking: BTreeMap<Incarnation, Option<u64>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -182,7 +190,18 @@ impl FromSeat {
             Self::Applied { index, entry } => frame(3, index, entry.encode()),
             Self::Need(lack) => frame(4, lack, Bytes::new()),
             Self::Failed(why) => frame(5, why, Bytes::new()),
-            Self::Voters(voters) => frame(6, voters, Bytes::new()),
+            Self::Standing(GroupStanding {
+                voters,
+                leader,
+                lacking,
+            }) => {
+                let log = Log {
+                    leader: *leader,
+                    lacking: lacking.clone(),
+                };
+                let log = serde_json::to_vec(&log).expect("plain data");
+                frame(6, voters, log.into())
+            }
             Self::Become(called) => frame(7, called, Bytes::new()),
         }
     }
@@ -201,7 +220,17 @@ impl FromSeat {
             },
             4 => Self::Need(serde_json::from_slice(&head)?),
             5 => Self::Failed(serde_json::from_slice(&head)?),
-            6 => Self::Voters(serde_json::from_slice(&head)?),
+            6 => {
+                let log = match &body[..] {
+                    [] => Log::default(),
+                    body => serde_json::from_slice(body)?,
+                };
+                Self::Standing(GroupStanding {
+                    voters: serde_json::from_slice(&head)?,
+                    leader: log.leader,
+                    lacking: log.lacking,
+                })
+            }
             7 => Self::Become(serde_json::from_slice(&head)?),
             other => return Err(FrameError::Malformed(other)),
         })
@@ -250,6 +279,7 @@ mod tests {
     use super::*;
     use hop_log::Act;
     use hop_words::id::Tenure;
+    use std::collections::BTreeSet;
 
     fn entry() -> Entry {
         Entry::Act {
@@ -302,16 +332,35 @@ mod tests {
             gone: [Incarnation(2)].into(),
             failed: [Incarnation(3)].into(),
         };
-        let voters = FromSeat::Voters([1, 3].map(Incarnation).into());
+        let standing = FromSeat::Standing(GroupStanding {
+            voters: [1, 3].map(Incarnation).into(),
+            leader: Some(Incarnation(1)),
+            lacking: [(Incarnation(3), Some(1204)), (Incarnation(4), None)].into(),
+        });
         let called = FromSeat::Become(Called {
             dir: "/home/k".into(),
             incarnation: Incarnation(7),
         });
         let need = FromSeat::Need(lack);
-        for word in [FromSeat::Alone, state, applied, need, failed, voters, called] {
+        for word in [FromSeat::Alone, state, applied, need, failed, standing, called] {
             let bytes = word.encode();
             assert_eq!(FromSeat::read(&mut &bytes[..]).await.unwrap(), word);
             assert!(FromSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());
         }
+    }
+
+    #[tokio::test]
+    async fn a_seat_of_the_release_before_names_the_voters_alone() {
+        let voters: BTreeSet<_> = [1, 3].map(Incarnation).into();
+        let before = frame(6, &voters, Bytes::new());
+        let standing = GroupStanding {
+            voters: voters.clone(),
+            ..GroupStanding::default()
+        };
+        let word = FromSeat::Standing(standing);
+        assert_eq!(FromSeat::read(&mut &before[..]).await.unwrap(), word);
+        // A replica of that release reads the head alone.
+        let (kind, head, _) = read(&mut &word.encode()[..]).await.unwrap();
+        assert_eq!((kind, serde_json::from_slice(&head).ok()), (6, Some(voters)));
     }
 }

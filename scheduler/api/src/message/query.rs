@@ -206,9 +206,15 @@ pub struct KernelRow {
     pub executor: Option<Incarnation>,
     #[serde(default)]
     pub account: Option<AccountName>,
+    /// The replica that leads the kernel's log. `None` means a kernel with one replica, or an unknown leader.
+    #[serde(default)]
+    pub leader: Option<Incarnation>,
     /// Memory of the steps of the kernel's replicas, in MiB.
     #[serde(default)]
     pub mem_mib: u64,
+    /// Cores of these steps. 0 means unknown.
+    #[serde(default)]
+    pub cpus: u32,
     /// Why the kernel did not hibernate when last asked to.
     #[serde(default)]
     pub stayed: Option<String>,
@@ -267,6 +273,9 @@ pub struct ReplicaRow {
     pub node: NodeName,
     /// The seat's job.
     pub seat: JobId,
+    /// Entries of the kernel's log that it lacks. 0: none for longer than a second. `None`: nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<u64>,
 }
 
 /// A move under way.

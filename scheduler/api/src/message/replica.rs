@@ -33,7 +33,8 @@ pub struct Placement {
     pub seat: SeatPlan,
 }
 
-/// The executor's report after each (re)connection, and whenever its tenure or its standbys change.
+/// The executor's report after each (re)connection, and whenever its tenure, its standbys or
+/// their leader change. Standbys that lag are told at most once a second, and their numbers every five.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReplicaUp {
     pub kernel: KernelId,
@@ -73,6 +74,9 @@ pub struct ReplicaUp {
     /// The kernel's other replicas, by the executor's word: they don't speak to `hopd` themselves.
     #[serde(default)]
     pub standbys: Vec<ReplicaRow>,
+    /// The replica that leads the kernel's log. `None` means a kernel with one replica, or an unknown leader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<Incarnation>,
 }
 
 /// Messages to a replica or a front that answer no request.

@@ -60,6 +60,7 @@ impl Scheduler {
         let moving = self.kept.moving(id).map(|m| m.row.clone());
         let saves = self.kept.saves_since(id);
         let executor = self.registry.executor(id);
+        let leader = executor.and_then(|(me, r)| r.leader_among(me.incarnation));
         let (state, since) = match (k.doing, &moving, saves) {
             (_, _, Some(since)) => (KernelState::Hibernating, since),
             (_, Some(moving), None) => (KernelState::Moving, moving.since),
@@ -84,8 +85,12 @@ impl Scheduler {
                         .filter(|s| !known.contains(&s.incarnation))
                         .cloned(),
                 );
+                for row in rows.iter_mut().filter(|row| Some(row.incarnation) == leader) {
+                    row.behind = Some(0);
+                }
                 rows
             },
+            leader,
             lease: k.lease,
             moving,
             move_failed: self.kept.failure(id).cloned(),
@@ -94,6 +99,7 @@ impl Scheduler {
             executor: executor.map(|(id, _)| id.incarnation),
             account: k.account,
             mem_mib: k.mem_mib,
+            cpus: k.cpus,
             stayed: self.kept.stayed(id).cloned(),
             name: k.name,
             user: k.user,
@@ -410,6 +416,7 @@ fn executor_row(r: hop_core::ReplicaView) -> ReplicaRow {
         role: ReplicaRole::Executor,
         node: r.node,
         seat: r.seat,
+        behind: None,
     }
 }
 
@@ -430,27 +437,58 @@ fn asleep_row(kernel: &KernelId, asleep: &Asleep) -> KernelRow {
         captured: true,
         bound: Vec::new(),
         executor: None,
+        leader: None,
         account: None,
         mem_mib: 0,
+        cpus: 0,
         stayed: None,
     }
 }
 
 /// A sentence on the part of each of the kernel's replicas.
 fn roles(me: Incarnation, executor: &Registered) -> String {
+    let leader = executor.leader_among(me);
     let standbys = executor.standbys.iter().map(|s| {
-        let has = match s.role {
-            ReplicaRole::Hot => "its variables as well",
-            ReplicaRole::Executor | ReplicaRole::Warm => "its log",
+        let does = match (s.role, leader == Some(s.incarnation)) {
+            (ReplicaRole::Hot, false) => "has its variables as well",
+            (ReplicaRole::Hot, true) => "has its variables as well and leads its log",
+            (ReplicaRole::Executor | ReplicaRole::Warm, false) => "has its log",
+            (ReplicaRole::Executor | ReplicaRole::Warm, true) => "leads its log",
         };
-        format!("replica {} on {} has {has}", s.incarnation, s.node)
+        let lag = match s.behind {
+            Some(0) => String::new(),
+            Some(1) => ", and is 1 entry behind".to_owned(),
+            Some(n) => format!(", and is {} entries behind", thousands(n)),
+            // The executor's seat leads, and would know.
+            None if leader == Some(me) => ", and has not answered the leader".to_owned(),
+            None => String::new(),
+        };
+        format!("replica {} on {} {does}{lag}", s.incarnation, s.node)
     });
     let standbys: Vec<String> = standbys.collect();
     format!(
-        "Its replica {me} on {} runs its cells; {}.",
+        "Its replica {me} on {} runs its cells{}; {}.",
         executor.node,
-        standbys.join(", ")
+        if leader == Some(me) {
+            " and leads its log"
+        } else {
+            ""
+        },
+        standbys.join("; ")
     )
+}
+
+/// The number with a comma before each third digit.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut said = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            said.push(',');
+        }
+        said.push(digit);
+    }
+    said
 }
 
 fn stays(what: &str, kernel: &KernelId, why: &str) -> Refusal {

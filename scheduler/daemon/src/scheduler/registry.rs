@@ -2,7 +2,7 @@
 
 use crate::caller::ConnId;
 use hop_api::message::{Bound, Refusal, ReplicaRow, ReplicaUp, SeatStep};
-use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 /// A registered replica that isn't lost.
@@ -22,6 +22,8 @@ pub(super) struct Registered {
     /// Number of replicas that the kernel should have, and the ones without a process.
     pub(super) wanted: u16,
     pub(super) standbys: Vec<ReplicaRow>,
+    /// The replica that leads the kernel's log.
+    pub(super) leader: Option<Incarnation>,
 }
 
 impl Registered {
@@ -36,7 +38,14 @@ impl Registered {
             bound: up.bound.clone(),
             wanted: up.wanted.max(1),
             standbys: up.standbys.clone(),
+            leader: up.leader,
         }
+    }
+
+    /// The leader of the kernel's log, if it is this executor, `me`, or one of its standbys.
+    pub(super) fn leader_among(&self, me: Incarnation) -> Option<Incarnation> {
+        let stands_by = |l: &Incarnation| self.standbys.iter().any(|s| s.incarnation == *l);
+        self.leader.filter(|l| *l == me || stands_by(l))
     }
 
     /// Reason for which policy leaves the kernel in place; `None` means a movable kernel.

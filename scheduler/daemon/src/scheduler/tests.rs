@@ -1242,6 +1242,7 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         bound: Bound::default(),
         wanted: 0,
         standbys: Vec::new(),
+        leader: None,
     }))
 }
 

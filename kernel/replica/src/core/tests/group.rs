@@ -1,21 +1,29 @@
 //! A kernel with three replicas, as its executor decides.
 
-use super::super::{Durably, Input, Lack, Output};
+use super::super::{Durably, GroupStanding, Input, Lack, Output};
 use super::durable::{durably, greet, state};
 use super::{Place, World, gpu, grant, terminated};
 use crate::leases::News;
 use bytes::Bytes;
-use hop_api::message::{Event, Grant, MoveCause};
+use hop_api::message::{Event, Grant, MoveCause, Request};
 use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
 use hop_protocol::link::Item;
 use hop_protocol::message::Note;
 use hop_words::id::{Incarnation, JobId, Tenure};
 use hop_words::replica::Replicas;
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
 use serde_json::{Value, json};
 
 fn apply(state: &mut State, entry: &Entry) {
     state.apply(state.applied().next(), entry).unwrap();
+}
+
+fn led(leader: u32, voters: &[u32]) -> GroupStanding {
+    GroupStanding {
+        voters: voters.iter().copied().map(Incarnation).collect(),
+        leader: Some(Incarnation(leader)),
+        ..GroupStanding::default()
+    }
 }
 
 /// A kernel with replicas 2 and 3 beside this one, which has founded the group.
@@ -39,7 +47,7 @@ pub(super) fn grown_of(durably: Option<Durably>) -> World {
         });
         assert_eq!(out, [""; 0]);
     }
-    let out = world.input(Input::Voters([1, 2, 3].map(Incarnation).into()));
+    let out = world.input(Input::GroupStanding(led(1, &[1, 2, 3])));
     assert_eq!(out, ["front: note members", "hopd: up"]);
     world.commits = false;
     world
@@ -521,6 +529,48 @@ fn hopd_hears_which_standby_is_hot_and_a_move_there_needs_no_preparation() {
     );
 }
 
+/// The leader that `hopd` hears of, and how far each standby is behind.
+fn told(world: &mut World, standing: GroupStanding) -> (Option<u32>, Vec<Option<u64>>) {
+    let out = world.core.handle(Input::GroupStanding(standing), Timestamp(0));
+    let up = out.into_iter().find_map(|output| match output {
+        Output::ToHopd(request) => match *request {
+            Request::ReplicaUp(up) => Some(up),
+            _ => None,
+        },
+        _ => None,
+    });
+    let up = up.expect("hopd is told");
+    let behind = up.standbys.iter().map(|s| s.behind);
+    (up.leader.map(|l| l.0), behind.collect())
+}
+
+#[test]
+fn hopd_hears_who_leads_and_how_far_each_standby_is_behind() {
+    let mut world = grown();
+    let lacking = |lacking: &[(u32, Option<u64>)]| GroupStanding {
+        lacking: lacking.iter().map(|(m, n)| (Incarnation(*m), *n)).collect(),
+        ..led(1, &[1, 2, 3])
+    };
+    let standing = lacking(&[(3, Some(1204))]);
+    assert_eq!(
+        told(&mut world, standing.clone()),
+        (Some(1), vec![Some(0), Some(1204)])
+    );
+    assert_eq!(
+        world.input(Input::GroupStanding(standing)),
+        [""; 0],
+        "nothing has changed"
+    );
+    let silent = lacking(&[(3, None)]);
+    assert_eq!(told(&mut world, silent), (Some(1), vec![Some(0), None]));
+    let by_another = led(2, &[1, 2, 3]);
+    assert_eq!(
+        told(&mut world, by_another),
+        (Some(2), vec![Some(0), None]),
+        "only the leader knows of the others"
+    );
+}
+
 #[test]
 fn a_seat_that_ends_hands_over_to_the_hot_standby() {
     let mut world = grown();
@@ -560,7 +610,7 @@ fn a_member_that_is_gone_is_not_elected() {
     let mut world = grown();
     world.run("a", Value::Null);
     assert_eq!(world.asked_to_move(3, MoveCause::Waiting), [""; 0], "a cell runs");
-    let out = world.input(Input::Voters([1, 2].map(Incarnation).into()));
+    let out = world.input(Input::GroupStanding(led(1, &[1, 2])));
     assert_eq!(
         out,
         [

@@ -48,6 +48,7 @@ fn requests(lease: LeaseId) -> Vec<(Role, Request)> {
         role: ReplicaRole::Hot,
         node: "n0".into(),
         seat: JobId(7),
+        behind: None,
     }];
     report.bound.holds = vec!["a socket".into()];
     let seat = Request::SeatUp {
@@ -379,6 +380,7 @@ async fn what_a_kernel_says_of_itself_is_cut() {
         role: ReplicaRole::Warm,
         node: "n1".into(),
         seat: JobId(9),
+        behind: None,
     };
     report.standbys = vec![standby; 1000];
     assert!(done(&house.ask(

@@ -3,7 +3,8 @@
 use super::*;
 use crate::slurm::{Ending, Queue};
 use hop_api::message::{
-    HibernateTarget, KernelRow, KernelState, KernelsQuery, MoveCause, ReplicaRow, Request, SeatPlan,
+    HibernateTarget, KernelRow, KernelState, KernelsQuery, MoveCause, ReplicaRole, ReplicaRow, Request,
+    SeatPlan,
 };
 use hop_words::id::{KernelId, NodeName};
 
@@ -462,6 +463,92 @@ async fn a_move_that_failed_is_told_with_its_reason() {
         "{said:?}"
     );
     assert!(done(&lived.migrate(None, false)), "it may be tried again");
+}
+
+/// A report of ada's kernel with standbys 2 and 3, which lack so many entries of the log.
+fn led(leader: u32, behind: [Option<u64>; 2]) -> ReplicaUp {
+    let standby = |incarnation: u32, behind| ReplicaRow {
+        incarnation: Incarnation(incarnation),
+        role: ReplicaRole::Warm,
+        node: format!("n{}", incarnation - 1).as_str().into(),
+        seat: JobId(7 + incarnation),
+        behind,
+    };
+    ReplicaUp {
+        standbys: vec![standby(2, behind[0]), standby(3, behind[1])],
+        leader: Some(Incarnation(leader)),
+        ..captured(1, 1, "n0")
+    }
+}
+
+#[tokio::test]
+async fn who_leads_the_log_and_who_is_behind_is_listed_and_explained() {
+    let mut lived = Lived::with(led(1, [Some(0), Some(1204)]));
+    let listed = |row: KernelRow| {
+        let behind: Vec<_> = row.replicas.iter().map(|r| r.behind).collect();
+        (row.leader.map(|l| l.0), behind)
+    };
+    assert_eq!(listed(lived.row()), (Some(1), vec![Some(0), Some(0), Some(1204)]));
+    let mut said = |up: ReplicaUp| {
+        let answer = lived.replica(reports(up));
+        assert!(done(&answer), "{answer:?}");
+        let (kernel, cell) = (kernel(), None);
+        match lived.ada(Request::Explain { kernel, cell }) {
+            Response::Explanation(said) => said.sentences.join(" "),
+            other => panic!("{other:?}"),
+        }
+    };
+    for (up, sentence) in [
+        (
+            led(1, [Some(0), Some(1204)]),
+            "Its replica 1 on n0 runs its cells and leads its log; replica 2 on n1 has its log; \
+             replica 3 on n2 has its log, and is 1,204 entries behind.",
+        ),
+        (
+            led(1, [Some(1), None]),
+            "Its replica 1 on n0 runs its cells and leads its log; replica 2 on n1 has its log, and is 1 entry \
+             behind; replica 3 on n2 has its log, and has not answered the leader.",
+        ),
+        (
+            led(2, [Some(0), None]),
+            "Its replica 1 on n0 runs its cells; replica 2 on n1 leads its log; replica 3 on n2 has \
+             its log.",
+        ),
+        (
+            led(9, [None, None]),
+            "Its replica 1 on n0 runs its cells; replica 2 on n1 has its log; replica 3 on n2 has its log.",
+        ),
+    ] {
+        let whole = said(up);
+        assert!(whole.contains(sentence), "{whole}");
+    }
+    assert_eq!(
+        listed(lived.row()),
+        (None, vec![None, None, None]),
+        "9 is no replica"
+    );
+}
+
+#[tokio::test]
+async fn a_kernel_is_listed_with_its_seats_memory_and_cores() {
+    let mut lived = Lived::new();
+    assert_eq!(
+        (lived.row().mem_mib, lived.row().cpus),
+        (0, 0),
+        "hopd has not placed it"
+    );
+    let place = hop_api::message::PlaceKernel {
+        kernel: kernel(),
+        account: None,
+        pool: None,
+        first: None,
+        default_need: hop_words::need::Need::default(),
+        mem_mib: 4096,
+        cpus: 3,
+        avoid: vec![],
+    };
+    lived.house.say(lived.front.0, Request::PlaceKernel(place));
+    assert_eq!((lived.row().mem_mib, lived.row().cpus), (4096, 3));
 }
 
 #[tokio::test]
