@@ -65,7 +65,7 @@ class Killer:
     def aim(self) -> dict[str, Callable[[], None]]:
         """What kills each part, as the parts stand now."""
         row = self.row()
-        node, leader = row["node"], row.get("leader") or row["node"]
+        node, leader = row["node"], row["leader"]
 
         def on(where: str, pattern: str, user: str) -> list[int]:
             there = self.cluster.pids(pattern, user)
@@ -109,7 +109,8 @@ class Killer:
 
     def is_grown(self) -> bool:
         with contextlib.suppress(Failed, IndexError):
-            return int(self.row()["replicas"]) == 3
+            row = self.row()
+            return int(row["replicas"]) == 3 and bool(row["leader"])
         return False
 
 
