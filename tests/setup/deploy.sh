@@ -97,7 +97,7 @@ install_files() {
 	# `%%gpu --help` names the page for users.
 	mkdir -p "$base/opt/share/doc"
 	cp "$here"/docs/*.md "$base/opt/share/doc/"
-	# For kernels of environments that have none.
+	# For kernels of environments that have none, or one older than 3.
 	ship cloudpickle "$base/opt/python/gresshopper/shipped"
 	compile_for_kernels
 	rm -rf "$base/opt/jupyter"

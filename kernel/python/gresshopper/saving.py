@@ -22,8 +22,5 @@ def _carry_out(shell: Any, name: str, call: Call) -> Answer:
     try:
         from gresshopper.state import commands
     except ImportError as error:
-        hint = "; install it there: pip install cloudpickle" if "cloudpickle" in str(error) else ""
-        raise OperationError(
-            "refused", f"this kernel's environment lacks what saving needs: {error}{hint}"
-        ) from error
+        raise OperationError("refused", f"this kernel's environment lacks what saving needs: {error}") from error
     return commands.carry_out(shell, name, call)

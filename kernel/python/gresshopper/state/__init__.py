@@ -18,11 +18,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from . import shipped
-
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
-
-shipped.provide()
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-import cloudpickle
-
 from . import form, gc_pause, process, restore
 from .session import Session
+from .shipped import cloudpickle
 from .store import Store
 
 #: Modules of types whose finalizer does nothing but close.

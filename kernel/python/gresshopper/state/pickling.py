@@ -20,9 +20,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
-import cloudpickle
-
-from . import native, places, recipes, shapes
+from . import native, places, recipes, shapes, shipped
 from .kinds import harmless
 from .lost import Lost, parts
 from .muting import DEEP_THREAD
@@ -40,6 +38,7 @@ from .session import (
     reason,
 )
 from .setorder import Order, ordered
+from .shipped import cloudpickle
 
 __all__ = ["Buffer", "Dump", "Gone", "Interrupted", "Session", "Unpicklable", "dump", "load"]
 
@@ -426,7 +425,7 @@ class Reading:
     """A stream that is read in two parts."""
 
     def __init__(self, stream: bytes, foreign: Iterable[Any]) -> None:
-        self._unpickler = pickle.Unpickler(io.BytesIO(stream), buffers=foreign)
+        self._unpickler = shipped.Unpickler(io.BytesIO(stream), buffers=foreign)
 
     def begin(self, source: recipes.Source) -> list[Any]:
         """The values of the first part."""
@@ -451,7 +450,7 @@ def load(source: recipes.Source, stream: bytes, foreign: Iterable[Any] = (), par
         return reading.begin(source) + reading.rest(source)
     before = recipes.loading(source)
     try:
-        values: list[Any] = pickle.loads(stream, buffers=foreign)[1]
+        values: list[Any] = shipped.loads(stream, foreign)[1]
         return values
     finally:
         recipes.loading(before)

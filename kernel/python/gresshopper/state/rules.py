@@ -19,8 +19,6 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, TypeVar
 
-import cloudpickle
-
 from . import (
     adapters,
     containers,
@@ -38,16 +36,10 @@ from .kinds import bound_kind
 from .lost import Lost, Pending, parts, value_of
 from .session import ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
+from .shipped import cloudpickle
 from .streams import STREAMS
 from .user_modules import of_notebook
 from .writing import Writing
-
-#: The notice on classes under a cloudpickle before 3.0, which loses slots and the fields of dataclasses.
-_FORGETS = (
-    f"a class may lose slots, or fields of a dataclass, under cloudpickle {cloudpickle.__version__}: 3.0 keeps them"
-    if not cloudpickle.__version__.partition(".")[0].isdigit() or int(cloudpickle.__version__.partition(".")[0]) < 3
-    else ""
-)
 
 _CArrayType: type = type(ctypes.c_int * 1)
 _FunctionType = types.FunctionType
@@ -415,8 +407,6 @@ class Rules(Writing):
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         cid = self.session.class_id(cls)
         if cid in self.owned:
-            if _FORGETS:
-                self.notes.append(_FORGETS)
             return _quietly(cls, _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls)))
         self.classes.add(cid)
         return recipes.class_of, (cid,)

@@ -19,10 +19,10 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import cloudpickle
-
+from . import shipped
 from .lost import Lost, LostError
 from .session import MAIN, importable, reason
+from .shipped import cloudpickle
 from .streams import STREAMS
 
 #: Attributes that are sections of their own, or belong to the process.
@@ -160,7 +160,7 @@ def load(content: bytes) -> Any:
     return _Unpickler(io.BytesIO(content)).load()
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(shipped.Unpickler):  # type: ignore[misc]
     def find_class(self, module: str, name: str) -> Any:
         if module != MAIN:
             return super().find_class(module, name)

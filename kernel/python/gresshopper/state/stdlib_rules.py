@@ -21,12 +21,11 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import cloudpickle
-
 from . import contexts, iterators, native, places, recipes
 from .adapters import Rule
 from .kinds import CANT, a_kind, kind_of
 from .session import MAIN, importable
+from .shipped import cloudpickle
 from .streams import STREAMS
 from .user_modules import of_notebook
 from .writing import Writing
