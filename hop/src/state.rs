@@ -16,7 +16,7 @@ use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
 use hop_state::garbage;
-use hop_state::writer::Key;
+use hop_state::log::Key;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;

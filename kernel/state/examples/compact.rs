@@ -1,7 +1,7 @@
 //! Compacts a state into another folder, however little that spares: `compact SOURCE TARGET KEY`. The tests of the in-kernel
 //! agent restore what it wrote.
 
-use hop_state::{form, writer};
+use hop_state::{form, log, writer};
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let key: [u8; 32] = std::fs::read(key)?.try_into().map_err(|_| "a key has 32 bytes")?;
     let head = form::prove_head(&std::fs::read(source.join("head"))?, &key)?;
     std::fs::create_dir(&target)?;
-    let key = writer::Key::new(key);
+    let key = log::Key::new(key);
     let log = writer::Writer::compacted_anyway(&target, &key, &source, head.length as u64, &head.mac)?;
     log.ok_or("the state is not as the form says")?.commit()?;
     Ok(())

@@ -571,26 +571,33 @@ pub(crate) fn start() -> [u8; START] {
 /// A record as stored in the log, without its proof. Parts longer than `small` are compressed if that makes them
 /// shorter.
 pub(crate) fn framed(text: &[u8], body: &[u8], small: usize) -> Vec<u8> {
-    let text = deflated(text, small);
-    let mut framed = Vec::with_capacity(16 + text.0.len() + body.len());
-    for (part, compressed) in [(&text.0[..], text.1), (body, false)] {
-        let flag = if compressed { DEFLATED } else { 0 };
-        framed.extend_from_slice(&(part.len() as u64 | flag).to_le_bytes());
-    }
-    framed.extend_from_slice(&text.0);
-    framed.extend_from_slice(body);
-    framed
+    let (text, body) = (deflated(text, small), Part(Cow::Borrowed(body), false));
+    [&sizes(&text, &body)[..], &text.0, &body.0].concat()
 }
 
-fn deflated(part: &[u8], small: usize) -> (Cow<'_, [u8]>, bool) {
+/// A part of a record as it lies in a log, and whether it is compressed.
+pub(crate) struct Part<'a>(pub(crate) Cow<'a, [u8]>, bool);
+
+/// The lengths of a record's parts, which go before them.
+pub(crate) fn sizes(text: &Part<'_>, body: &Part<'_>) -> [u8; 16] {
+    let mut sizes = [0; 16];
+    for (place, part) in sizes.chunks_exact_mut(8).zip([text, body]) {
+        let flag = if part.1 { DEFLATED } else { 0 };
+        place.copy_from_slice(&(part.0.len() as u64 | flag).to_le_bytes());
+    }
+    sizes
+}
+
+/// A part, compressed if it is longer than `small` and that makes it shorter.
+pub(crate) fn deflated(part: &[u8], small: usize) -> Part<'_> {
     if part.len() <= small {
-        return (Cow::Borrowed(part), false);
+        return Part(Cow::Borrowed(part), false);
     }
     let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
     let packed = encoder.write_all(part).and_then(|()| encoder.finish());
     match packed {
-        Ok(packed) if packed.len() < part.len() => (Cow::Owned(packed), true),
-        _ => (Cow::Borrowed(part), false),
+        Ok(packed) if packed.len() < part.len() => Part(Cow::Owned(packed), true),
+        _ => Part(Cow::Borrowed(part), false),
     }
 }
 

@@ -5,7 +5,7 @@
 //! moment, and states saved into folders elsewhere, which the store knows by [`register`].
 
 use crate::form::{self, ReadError};
-use crate::writer::{Key, own_uid};
+use crate::log::{Key, own_uid};
 use hop_blobs::local::{Collected, Local};
 use hop_blobs::{ChunkId, PutError};
 use std::collections::{BTreeMap, BTreeSet, HashSet};

@@ -1,12 +1,13 @@
 //! Decisions on a notebook's state, and reading a saved one without Python.
 //!
 //! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states,
-//! [`writer`] writes them, [`compact`] says what a log may leave out, and [`garbage`] removes content that no state
+//! [`log`] writes them, for the agent and for [`writer`], which shortens long ones; [`compact`] says what a log may leave out, and [`garbage`] removes content that no state
 //! refers to; none looks into a stream. Capturing and rebuilding are the in-kernel agent's
 //! (`kernel/python/gresshopper/state`).
 
 pub mod compact;
 pub mod form;
 pub mod garbage;
+pub mod log;
 pub mod plan;
 pub mod writer;

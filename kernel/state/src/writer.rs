@@ -1,17 +1,14 @@
-//! Writes the log of a state (docs/state-format.md): records behind each other, each proven together with all before
-//! it, and the head that says how much counts. The text and the streams of a record are the in-kernel agent's; this
-//! never looks into them.
+//! Writes the log of a kernel whose supervisor keeps it, and writes it anew, shorter, once it has grown long
+//! (docs/state-format.md). The files are [`crate::log`]'s. The text and the streams of a record are the in-kernel
+//! agent's; this never looks into them.
 
 use crate::compact;
-use crate::form::{self, Contents, ReadError};
-use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-
-/// Parts of a record beyond this size are compressed, if shorter compressed.
-const SMALL: usize = 512;
+use crate::form::{self, Contents};
+use crate::log::{Compress, Key, Log, Position, SMALL, WriteError, new_file};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// The size of a piece in which a log is copied.
 const PIECE: usize = 1 << 20;
@@ -21,92 +18,6 @@ const SHORT: u64 = 1 << 20;
 
 /// Bytes of content in chunks for which alone no log is compacted.
 const LITTLE: u64 = 256 << 20;
-
-/// Why a state can't be written.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    #[error("the owner's key can't be used")]
-    Key(#[source] Box<ReadError>),
-    #[error("there is no home folder for the owner's key (HOME is not set)")]
-    NoHome,
-    #[error("can't write {}", path.display())]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{} can't be gone on from: it is truncated or damaged", path.display())]
-    Source { path: PathBuf },
-}
-
-/// The owner's key, which proves states.
-#[derive(Clone)]
-pub struct Key([u8; 32]);
-
-impl std::fmt::Debug for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Key(..)")
-    }
-}
-
-impl Key {
-    pub fn new(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-
-    /// The caller's own key, made at its first use.
-    ///
-    /// # Errors
-    /// No home exists, or the key there is not the caller's alone.
-    pub fn of_owner() -> Result<Self, WriteError> {
-        let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-        let config = variable("XDG_CONFIG_HOME").filter(|p| p.is_absolute());
-        let home = variable("HOME").ok_or(WriteError::NoHome)?;
-        let path = form::key_path(config.as_deref(), &home);
-        if !path.exists() {
-            make_key(&path).map_err(|source| WriteError::Io {
-                path: path.clone(),
-                source,
-            })?;
-        }
-        let uid = own_uid().map_err(|source| WriteError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        let key = form::owner_key(&path, uid).map_err(|e| WriteError::Key(Box::new(e)))?;
-        Ok(Self(key))
-    }
-}
-
-pub(crate) fn own_uid() -> io::Result<u32> {
-    use std::os::unix::fs::MetadataExt;
-    Ok(fs::metadata("/proc/self")?.uid())
-}
-
-/// Makes the key. Of several processes at once, the first succeeds, and the others use its key.
-fn make_key(path: &Path) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(path);
-    fs::DirBuilder::new().recursive(true).create(folder)?;
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    let new = folder.join(format!(".key-{}", std::process::id()));
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)?;
-    let made = file.write_all(&bytes).and_then(|()| file.sync_all());
-    let linked = made.and_then(|()| match fs::hard_link(&new, path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
-    });
-    fs::remove_file(&new)?;
-    linked
-}
 
 /// The part of a log that is on disk and counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,13 +31,7 @@ pub struct Committed {
 /// The log of one state, open for adding by a single process.
 #[derive(Debug)]
 pub struct Writer {
-    folder: PathBuf,
-    key: Key,
-    log: File,
-    head: Option<File>,
-    length: u64,
-    records: u64,
-    mac: blake3::Hash,
+    log: Log,
     /// The content that the log's records name. `None` means that a record isn't of the known form.
     contents: Option<Contents>,
     /// Length at which compaction is considered.
@@ -141,21 +46,12 @@ impl Writer {
     /// # Errors
     /// The file system's.
     pub fn create(folder: &Path, key: &Key) -> Result<Self, WriteError> {
-        let (log, start) = (new_file(folder, "log")?, form::start());
-        let mut writer = Self {
-            folder: folder.to_owned(),
-            key: key.clone(),
-            log,
-            head: None,
-            length: start.len() as u64,
-            records: 0,
-            mac: blake3::keyed_hash(&key.0, &start),
+        Ok(Self {
+            log: Log::create(folder, key)?,
             contents: Some(Contents::default()),
             long: SHORT,
             much: LITTLE,
-        };
-        writer.write(&start)?;
-        Ok(writer)
+        })
     }
 
     /// Begins a log with all records of another one, as far as `length`, where the last record's proof is `mac`.
@@ -193,14 +89,9 @@ impl Writer {
             path: folder.join("log"),
             source,
         })?;
+        let at = Position { length, records, mac };
         let mut writer = Self {
-            folder: folder.to_owned(),
-            key: key.clone(),
-            log,
-            head: None,
-            length,
-            records,
-            mac,
+            log: Log::over(folder, key, log, at),
             contents,
             long: 0,
             much: 0,
@@ -298,11 +189,11 @@ impl Writer {
     ) -> Result<Self, WriteError> {
         let mut writer = Self::create(folder, key)?;
         for framed in framed {
-            writer.append_framed(framed)?;
+            writer.log.append_framed(framed)?;
         }
         writer.contents = contents;
         writer.stays_as_it_is();
-        writer.long = SHORT + 2 * writer.length;
+        writer.long = SHORT + 2 * writer.length();
         Ok(writer)
     }
 
@@ -311,53 +202,42 @@ impl Writer {
     /// # Errors
     /// As [`Writer::compacted`].
     pub fn shorter(&self, folder: &Path) -> Result<Option<Self>, WriteError> {
-        let records = proven(&self.key, &self.folder, self.length, &self.mac.to_hex())?;
+        let (key, source, at) = (self.log.key(), self.log.folder(), self.log.at());
+        let records = proven(key, source, at.length, &at.mac.to_hex())?;
         let garbage = garbage(self.contents.as_ref());
-        Self::smaller(folder, &self.key, &self.folder, self.length, &records, garbage)
+        Self::smaller(folder, key, source, at.length, &records, garbage)
     }
 
     /// The log's folder has another name now.
     pub fn is_moved(&mut self, folder: &Path) {
-        folder.clone_into(&mut self.folder);
+        self.log.is_moved(folder);
     }
 
     /// Whether the log, or the content that only its replaced versions need, has grown enough to try to compact it,
     /// into another folder.
     pub fn is_long(&self) -> bool {
-        self.length > self.long || garbage(self.contents.as_ref()) > self.much
+        self.length() > self.long || garbage(self.contents.as_ref()) > self.much
     }
 
     /// Records that compaction isn't worthwhile before the log or its unneeded content has grown further.
     pub fn stays_as_it_is(&mut self) {
-        self.long = SHORT + self.length + self.length / 8;
+        self.long = SHORT + self.length() + self.length() / 8;
         let (live, garbage) = self.contents.as_ref().map_or((0, 0), Contents::live_and_garbage);
         self.much = garbage + live.max(LITTLE);
+    }
+
+    fn length(&self) -> u64 {
+        self.log.at().length
     }
 
     /// Adds a record. It doesn't count before [`Writer::commit`].
     ///
     /// # Errors
-    /// The file system's. Nothing may be added after one: the end of the file is unknown.
+    /// The file system's.
     pub fn append(&mut self, text: &[u8], body: &[u8]) -> Result<(), WriteError> {
-        self.append_framed(&form::framed(text, body, SMALL))?;
+        self.log.append(text, body, Compress::Text)?;
         self.contents.take_if(|contents| !contents.add(text));
         Ok(())
-    }
-
-    fn append_framed(&mut self, framed: &[u8]) -> Result<(), WriteError> {
-        let mac = blake3::keyed_hash(&self.key.0, &[self.mac.as_bytes(), framed].concat());
-        self.write(&[framed, mac.as_bytes()].concat())?;
-        self.length += framed.len() as u64 + mac.as_bytes().len() as u64;
-        self.mac = mac;
-        self.records += 1;
-        Ok(())
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        let path = self.folder.join("log");
-        self.log
-            .write_all(bytes)
-            .map_err(|source| WriteError::Io { path, source })
     }
 
     /// Makes the added records count; they are on disk on return.
@@ -365,31 +245,11 @@ impl Writer {
     /// # Errors
     /// The file system's.
     pub fn commit(&mut self) -> Result<Committed, WriteError> {
-        let failed = |source| WriteError::Io {
-            path: self.folder.clone(),
-            source,
-        };
-        self.log.sync_data().map_err(failed)?;
-        let slot = form::slot(&self.key.0, self.records, self.length, &self.mac);
-        match &self.head {
-            Some(head) => {
-                let place = form::SLOT as u64 * (self.records % 2);
-                head.write_all_at(&slot, place)
-                    .and_then(|()| head.sync_data())
-                    .map_err(failed)?;
-            }
-            None => {
-                let mut head = new_file(&self.folder, "head")?;
-                let written = head.write_all(&slot.repeat(2)).and_then(|()| head.sync_all());
-                written
-                    .and_then(|()| File::open(&self.folder)?.sync_all())
-                    .map_err(failed)?;
-                self.head = Some(head);
-            }
-        }
+        self.log.commit(true)?;
+        let at = self.log.at();
         Ok(Committed {
-            length: self.length,
-            mac: self.mac.to_hex().to_string(),
+            length: at.length,
+            mac: at.mac.to_hex().to_string(),
         })
     }
 }
@@ -402,7 +262,7 @@ fn proven(key: &Key, source: &Path, length: u64, mac: &str) -> Result<Vec<compac
     let mut log = vec![0; usize::try_from(length).map_err(|_| damaged())?];
     let from = File::open(source.join("log")).map_err(|_| damaged())?;
     from.read_exact_at(&mut log, 0).map_err(|_| damaged())?;
-    form::records(&log, &key.0, mac).map_err(|_| damaged())
+    form::records(&log, key.bytes(), mac).map_err(|_| damaged())
 }
 
 /// The records that compaction of a log would keep. `None` means that a record isn't of the known form: then the log is
@@ -434,19 +294,6 @@ fn garbage(contents: Option<&Contents>) -> u64 {
     contents.map_or(0, |contents| contents.live_and_garbage().1)
 }
 
-/// An empty file of this name, private to its owner.
-fn new_file(folder: &Path, name: impl AsRef<OsStr>) -> Result<File, WriteError> {
-    let path = folder.join(name.as_ref());
-    let opened = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&path);
-    opened.map_err(|source| WriteError::Io { path, source })
-}
-
 fn copy(from: &File, mut to: &File, length: u64) -> io::Result<()> {
     let mut buffer = vec![0; PIECE];
     let mut at = 0;
@@ -462,6 +309,8 @@ fn copy(from: &File, mut to: &File, length: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::own_uid;
+    use std::fs;
 
     const KEY: [u8; 32] = [7; 32];
 
@@ -476,7 +325,7 @@ mod tests {
     #[test]
     fn what_is_committed_is_read_and_the_rest_is_not() {
         let tmp = tempfile::tempdir().unwrap();
-        let mut log = Writer::create(tmp.path(), &Key(KEY)).unwrap();
+        let mut log = Writer::create(tmp.path(), &Key::new(KEY)).unwrap();
         for n in 1..=3 {
             log.append(&record(1.0), &vec![b'x'; 2000 * n]).unwrap();
             let at = log.commit().unwrap();
@@ -509,7 +358,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let folders = ["one", "two", "three"].map(|name| tmp.path().join(name));
         folders.iter().for_each(|f| fs::create_dir(f).unwrap());
-        let mut log = Writer::create(&folders[0], &Key(KEY)).unwrap();
+        let mut log = Writer::create(&folders[0], &Key::new(KEY)).unwrap();
         let mut version = 0;
         let mut grow = |log: &mut Writer| {
             let before = version;
@@ -532,9 +381,10 @@ mod tests {
         assert!(shorter.shorter(&folders[2]).unwrap().is_none());
         assert_eq!(grow(&mut shorter), 12, "as much as is needed");
 
-        let next = Writer::go_on_compactly(&folders[2], &Key(KEY), &folders[0], at.length, &at.mac).unwrap();
+        let next =
+            Writer::go_on_compactly(&folders[2], &Key::new(KEY), &folders[0], at.length, &at.mac).unwrap();
         assert!(!next.is_long(), "a later tenure begins with what is needed");
-        let mut next = Writer::go_on(&folders[2], &Key(KEY), &folders[0], at.length, &at.mac).unwrap();
+        let mut next = Writer::go_on(&folders[2], &Key::new(KEY), &folders[0], at.length, &at.mac).unwrap();
         assert!(!next.is_long());
         next.stays_as_it_is();
         assert!(!next.is_long());
@@ -546,19 +396,19 @@ mod tests {
         let (old, new) = (tmp.path().join("old"), tmp.path().join("new"));
         fs::create_dir(&old).unwrap();
         fs::create_dir(&new).unwrap();
-        let mut log = Writer::create(&old, &Key(KEY)).unwrap();
+        let mut log = Writer::create(&old, &Key::new(KEY)).unwrap();
         log.append(&record(1.0), b"one").unwrap();
         log.append(&record(2.0), &[b'2'; 4096]).unwrap();
         let at = log.commit().unwrap();
         log.append(&record(3.0), b"later").unwrap();
         log.commit().unwrap();
 
-        let mut next = Writer::go_on(&new, &Key(KEY), &old, at.length, &at.mac).unwrap();
+        let mut next = Writer::go_on(&new, &Key::new(KEY), &old, at.length, &at.mac).unwrap();
         next.append(&record(4.0), b"other").unwrap();
         next.commit().unwrap();
         assert_eq!((records(&old), records(&new)), (3, 3));
 
-        let go_on = |length, mac: &str| Writer::go_on(&new, &Key(KEY), &old, length, mac);
+        let go_on = |length, mac: &str| Writer::go_on(&new, &Key::new(KEY), &old, length, mac);
         assert!(matches!(
             go_on(at.length - 1, &at.mac),
             Err(WriteError::Source { .. })
@@ -593,7 +443,7 @@ mod tests {
         for folder in [&old, &new, &newer] {
             fs::create_dir(folder).unwrap();
         }
-        let mut log = Writer::create(&old, &Key(KEY)).unwrap();
+        let mut log = Writer::create(&old, &Key::new(KEY)).unwrap();
         let mut at = log.commit().unwrap();
         for of in (0..60).map(|i| i % 3) {
             let (text, body) = version(of, 50_000);
@@ -602,7 +452,7 @@ mod tests {
         }
         assert!(log.is_long());
         let before = fs::read(old.join("log")).unwrap();
-        let mut next = Writer::go_on_compactly(&new, &Key(KEY), &old, at.length, &at.mac).unwrap();
+        let mut next = Writer::go_on_compactly(&new, &Key::new(KEY), &old, at.length, &at.mac).unwrap();
         let (text, body) = version(7, 100);
         next.append(&text, &body).unwrap();
         let compact = next.commit().unwrap();
@@ -612,10 +462,10 @@ mod tests {
         let found = form::read(&new, &KEY, own_uid().unwrap()).unwrap();
         assert_eq!((found.records, found.units.len()), (61, 4));
 
-        let none = Writer::compacted(&newer, &Key(KEY), &new, compact.length, &compact.mac).unwrap();
+        let none = Writer::compacted(&newer, &Key::new(KEY), &new, compact.length, &compact.mac).unwrap();
         assert!(none.is_none(), "it is all needed");
         assert!(matches!(
-            Writer::compacted(&newer, &Key([8; 32]), &old, at.length, &at.mac),
+            Writer::compacted(&newer, &Key::new([8; 32]), &old, at.length, &at.mac),
             Err(WriteError::Source { .. })
         ));
     }
@@ -623,7 +473,7 @@ mod tests {
     #[test]
     fn a_log_of_another_key_is_refused() {
         let tmp = tempfile::tempdir().unwrap();
-        let mut log = Writer::create(tmp.path(), &Key([8; 32])).unwrap();
+        let mut log = Writer::create(tmp.path(), &Key::new([8; 32])).unwrap();
         log.append(&record(1.0), b"").unwrap();
         log.commit().unwrap();
         assert!(form::read(tmp.path(), &KEY, own_uid().unwrap()).is_err());

@@ -6,12 +6,14 @@
 #![allow(unsafe_code)] // a C interface over the memory of another language's objects
 
 pub mod audit;
+pub mod logs;
 pub mod track;
 pub mod walk;
 
 use hop_blobs::local::{Local, parallel};
 use hop_blobs::{CHUNK_BYTES, ChunkId};
 use hop_words::memory::MemoryPaths;
+use logs::How;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::error::Error;
@@ -22,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Version of this interface; `native.ABI` must be the same.
-pub const ABI: u32 = 5;
+pub const ABI: u32 = 6;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
@@ -286,6 +288,58 @@ pub unsafe extern "C" fn hop_keyed(key: *const u8, at: *const u8, len: usize, ou
         let (key, content, out) = unsafe { (bytes(key, 32), bytes(at, len), bytes_mut(out, 32)) };
         let key: &[u8; 32] = key.try_into().expect("32 bytes");
         out.copy_from_slice(blake3::keyed_hash(key, content).as_bytes());
+        0
+    })
+}
+
+/// Opens the log of a state in `dir`, a folder that exists: anew, or with `resumed` after its last record. Returns the
+/// log's number.
+///
+/// # Safety
+/// `dir` must be a string; `key` must point to 32 bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hop_log_open(dir: *const c_char, key: *const u8, resumed: i32) -> i64 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let (dir, key) = unsafe { (CStr::from_ptr(dir), bytes(key, 32)) };
+        let key = key.try_into().expect("32 bytes");
+        let how = if resumed != 0 { How::Resumed } else { How::Anew };
+        logs::open(Path::new(OsStr::from_bytes(dir.to_bytes())), key, how).unwrap_or_else(|e| failed(&e))
+    })
+}
+
+/// Adds a record to a log. Returns the bytes that it takes there.
+///
+/// # Safety
+/// `text` and `body` must point to as many readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hop_log_add(
+    log: i64,
+    text: *const u8,
+    text_len: usize,
+    body: *const u8,
+    body_len: usize,
+    compress: i32,
+) -> i64 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let (text, body) = unsafe { (bytes(text, text_len), bytes(body, body_len)) };
+        logs::add(log, text, body, compress != 0)
+            .map_or_else(|e| failed(&e), |length| i64::try_from(length).unwrap_or(i64::MAX))
+    })
+}
+
+/// Makes the records added to a log count.
+#[unsafe(no_mangle)]
+pub extern "C" fn hop_log_commit(log: i64, durable: i32) -> i64 {
+    guarded(|| logs::commit(log, durable != 0).map_or_else(|e| failed(&e), |()| 0))
+}
+
+/// Closes a log; what wasn't committed doesn't count.
+#[unsafe(no_mangle)]
+pub extern "C" fn hop_log_close(log: i64) -> i64 {
+    guarded(|| {
+        logs::close(log);
         0
     })
 }

@@ -1,8 +1,8 @@
 """The saved form: a log of records, authenticated by a key of its owner (docs/state-format.md).
 
 A state is a directory: `log`, to which each capture adds a record, and `head`, which proves the log and counts its
-valid part. A record is JSON (the changes) and bytes (small streams); its authentication covers the record before. This
-module knows nothing of Python objects: nothing here unpickles.
+valid part. A record is JSON (the changes) and bytes (small streams); its authentication covers the record before. The
+native library writes; this module proves and reads. It knows nothing of Python objects: nothing here unpickles.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from . import native
 
 #: Numbers are never used twice: a state of another version is refused by its number, rather than misread.
 VERSION = 7
-MAGIC = b"HOPSTATE"
-_START = struct.Struct("<8sI4s")
+#: Length of a log's start.
+_START = 16
 _SIZES = struct.Struct("<QQ")
 MAC = 32
 #: The way in which a state is authenticated: keyed BLAKE3.
@@ -33,8 +33,6 @@ KIND = b"b3\0\0"
 SLOT = 512
 #: Set in the length of a part that is compressed (zlib).
 DEFLATED = 1 << 63
-#: Parts up to this many bytes aren't compressed.
-SMALL = 512
 #: Streams up to this many bytes lie in the record itself.
 INLINE = 64 * 1024
 
@@ -112,34 +110,26 @@ class Record(NamedTuple):
 
 
 class Log:
-    """The log of one state, open for adding."""
+    """The log of one state, open for adding. The native library writes it (`hop_state::log`)."""
 
     def __init__(self, directory: Path, key: bytes) -> None:
         self.directory, self._key = directory, key
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.records = 0
-        self._mac = b"\0" * MAC
-        self._length = 0
-        self._file: BinaryIO | None = None
-        self._head = -1
+        #: The library's number for it; 0 while it isn't open.
+        self._number = 0
 
     def create(self) -> None:
         """Start an empty log beside an existing log; `commit` replaces the old log."""
-        handle, self._temp = tempfile.mkstemp(prefix=".log-", dir=self.directory)
-        self._file = os.fdopen(handle, "wb")
-        start = _START.pack(MAGIC, VERSION, KIND)
-        self._file.write(start)
-        self._length, self.records, self._mac = len(start), 0, _mac(self._key, start)
+        self._open(False)
 
     def resume(self) -> None:
         """Go on after the last record that counts."""
-        state = read_head(self.directory, self._key)
-        self._length, self.records, self._mac = state["length"], state["records"], bytes.fromhex(state["mac"])
-        self._temp = ""
-        self._head = os.open(self.directory / "head", os.O_RDWR | os.O_CLOEXEC)
-        self._file = open(self.directory / "log", "r+b")
-        self._file.seek(self._length)
-        self._file.truncate()
+        read_head(self.directory, self._key)
+        self._open(True)
+
+    def _open(self, resumed: bool) -> None:
+        self.close()
+        self._number = self._done(native.lib.hop_log_open(os.fsencode(self.directory), self._key, resumed))
 
     def add(self, text: bytes, body: bytes, compress: bool = False) -> int:
         """Add a record, its head as JSON; the record counts from `commit` on. Returns its length in bytes.
@@ -147,92 +137,24 @@ class Log:
         # Errors
         `FormError`; what was committed before is kept.
         """
-        if self._file is None:
-            raise FormError("the log isn't open")
-        framed = _framed(text, body, compress)
-        mac = _mac(self._key, self._mac + framed)
-        try:
-            self._file.write(framed + mac)
-            self._file.flush()
-        except OSError as e:
-            self._file.seek(self._length)
-            with contextlib.suppress(OSError):
-                self._file.truncate()
-            raise FormError(
-                f"the state {self.directory} can't be written: {e.strerror}; what was saved before is kept"
-            ) from e
-        self._mac = mac
-        self._length += len(framed) + MAC
-        self.records += 1
-        return len(framed) + MAC
+        return self._done(native.lib.hop_log_add(self._number, text, len(text), body, len(body), compress))
 
     def commit(self, durable: bool) -> None:
         """Make the records added so far count, as a whole."""
-        if self._file is None:
-            raise FormError("the log isn't open")
-        try:
-            if durable:
-                os.fsync(self._file.fileno())
-            if self._temp:
-                os.rename(self._temp, self.directory / "log")
-                self._temp = ""
-                self._start_head()
-            os.pwrite(self._head, self._slot(), SLOT * (self.records % 2))
-            if durable:
-                os.fsync(self._head)
-                _sync_directory(self.directory)
-        except OSError as e:
-            raise FormError(f"the state {self.directory} can't be written: {e.strerror}") from e
+        self._done(native.lib.hop_log_commit(self._number, durable))
 
-    def _slot(self) -> bytes:
-        state = {
-            "version": VERSION,
-            "kind": KIND.hex(),
-            "records": self.records,
-            "length": self._length,
-            "mac": self._mac.hex(),
-        }
-        text = json.dumps(state).encode()
-        proof = _mac(self._key, b"head" + text).hex().encode()
-        return (text + b"\n" + proof + b"\n").ljust(SLOT)
-
-    def _start_head(self) -> None:
-        """Put a head with two equal slots in the place of an existing one."""
-        handle, temp = tempfile.mkstemp(prefix=".head-", dir=self.directory)
-        os.write(handle, self._slot() * 2)
-        os.rename(temp, self.directory / "head")
-        self._head = handle
+    def _done(self, result: int) -> int:
+        if result < 0:
+            raise FormError(
+                f"the state {self.directory} can't be written: {native.error()}; what was saved before is kept"
+            )
+        return result
 
     def close(self) -> None:
         """Close the log; what wasn't committed doesn't count."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-        if self._head >= 0:
-            os.close(self._head)
-            self._head = -1
-        if getattr(self, "_temp", ""):
-            with contextlib.suppress(OSError):
-                os.unlink(self._temp)
-
-
-def _framed(text: bytes, body: bytes, compress: bool) -> bytes:
-    sizes = []
-    parts = []
-    for part in (text, body):
-        packed = zlib.compress(part, 1) if compress and len(part) > SMALL else part
-        shorter = len(packed) < len(part)
-        sizes.append(len(packed) | DEFLATED if shorter else len(part))
-        parts.append(packed if shorter else part)
-    return _SIZES.pack(*sizes) + b"".join(parts)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        if self._number:
+            native.lib.hop_log_close(self._number)
+            self._number = 0
 
 
 def _content(path: str) -> bytes:
@@ -302,11 +224,11 @@ def read(directory: Path, key: bytes, upto: int | None = None, end: End | None =
         data = _content(os.path.join(directory, "log"))
     except OSError as e:
         raise FormError(f"the state {directory} can't be read: {e.strerror}") from e
-    if len(data) < head["length"] or len(data) < _START.size:
+    if len(data) < head["length"] or len(data) < _START:
         raise refused
     data = data[: head["length"]]
-    mac = _mac(key, data[: _START.size])
-    at = _START.size
+    mac = _mac(key, data[:_START])
+    at = _START
     records: list[Record] = []
     while at < len(data):
         if at + _SIZES.size > len(data):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 #: This module's version of the C interface.
-ABI = 5
+ABI = 6
 #: Message where the library is needed and missing.
 MISSING = "the library libhop_tracker.so isn't there, or is another version's: it belongs into lib/ of Gresshopper's installation"
 CHUNK = 4 * 1024 * 1024
@@ -129,6 +129,10 @@ def _declare(lib: Any, held: Any) -> None:
         ("hop_keyed", [p, p, n, p], i),
         ("hop_error", [p, n], i),
         ("hop_plan", [p, n, p, n], i),
+        ("hop_log_open", [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32], i),
+        ("hop_log_add", [i, p, n, p, n, ctypes.c_int32], i),
+        ("hop_log_commit", [i, ctypes.c_int32], i),
+        ("hop_log_close", [i], i),
     ):
         function = getattr(lib, name)
         function.argtypes, function.restype = args, result

@@ -172,6 +172,48 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_record_too_large_for_its_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
+    key = b"k" * 32
+    folder = tmp_path / "state"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(folder)], check=True)
+    try:
+        log = form.Log(folder, key)
+        log.create()
+        log.add(b'{"n": 1}', b"one")
+        log.commit(False)
+        with pytest.raises(form.FormError, match=r"can't be written: .*No space left.*saved before is kept"):
+            log.add(b'{"n": 2}', os.urandom(2_000_000))
+        log.add(b'{"n": 3}', b"three")
+        log.commit(False)
+        log.close()
+        with pytest.raises(form.FormError, match="isn't open"):
+            log.add(b"{}", b"")
+        assert [(r.head["n"], r.body) for r in form.read(folder, key)] == [(1, b"one"), (3, b"three")]
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_an_older_state_stays_until_the_new_one_counts(tmp_path: Path) -> None:
+    key = b"k" * 32
+    for n in (1, 2):
+        log = form.Log(tmp_path, key)
+        log.create()
+        log.add(b'{"n": %d}' % n, b"x" * 5000, compress=True)
+        if n == 1:
+            log.commit(False)
+        log.close()
+        assert [(r.head["n"], r.body) for r in form.read(tmp_path, key)] == [(1, b"x" * 5000)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["head", "log"] and (tmp_path / "log").stat().st_size < 500
+    log = form.Log(tmp_path, key)
+    log.resume()
+    log.add(b'{"n": 3}', b"")
+    log.commit(True)
+    log.close()
+    assert [r.head["n"] for r in form.read(tmp_path, key)] == [1, 3]
+
+
 def test_another_environment_is_told(tmp_path: Path) -> None:
     said = restore.differences({"python": "3.1.0", "packages": {"cloudpickle": "0.0", "no_such_package_q": "1"}})
     assert len(said) == 3
