@@ -2,9 +2,11 @@
 //! Positron, Enterprise Gateway). Ports and key come from the launcher's clients, in a connection file; the kernel
 //! lives as long as these clients. Clients that know provisioners never come here: ours takes the kernel's own command
 //! out of `argv`.
+//!
+//! Each client has its own way to pass the connection file (`located`), and most look at the kernel's language first.
 
 use crate::owner::{Ports, Start, VERSION};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use hop_protocol::file::{Durable, Interrupt, Launch};
 use hop_words::id::{AccountName, Incarnation, PoolName};
 use hop_words::need::Need;
@@ -19,9 +21,15 @@ const PLACEHOLDER: &str = "{connection_file}";
 /// How the kernelspec calls us: `hop-front kernel -f {connection_file} [--options JSON] -- COMMAND..`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Jupyter's connection file
-    #[arg(short = 'f', long = "connection-file", value_name = "FILE")]
-    connection_file: PathBuf,
+    /// Jupyter's connection file; else the one that COMMAND names
+    #[arg(
+        short = 'f',
+        long = "connection-file",
+        alias = "f",
+        value_name = "FILE",
+        overrides_with = "connection_file"
+    )]
+    connection_file: Option<String>,
     /// The kernelspec's settings, as the provisioner has them
     #[arg(long, value_name = "JSON", default_value = "{}")]
     options: String,
@@ -61,18 +69,91 @@ struct Options {
 
 /// The start order, in the provisioner's form.
 pub fn start(args: Args) -> Result<Start> {
-    let path = &args.connection_file;
+    let (file, command) = located(args.connection_file.as_deref(), args.command)?;
+    let path = PathBuf::from(file);
     let text =
-        std::fs::read(path).with_context(|| format!("can't read the connection file {}", path.display()))?;
+        std::fs::read(&path).with_context(|| format!("can't read the connection file {}", path.display()))?;
     let options =
         serde_json::from_str(&args.options).context("the kernelspec's --options are not of this release")?;
-    let file = path.to_string_lossy();
-    let command = args
-        .command
-        .iter()
-        .map(|a| a.replace(&*file, PLACEHOLDER))
-        .collect();
     order(&text, options, command)
+}
+
+/// The connection file, and the kernel's command with the placeholder in its place. `ours` is the file before `--`.
+/// Zed fills each word that is the placeholder, Enterprise Gateway and Positron each placeholder, VS Code the first one.
+/// For a Python that it takes for its own, VS Code removes the first one with its flag, and appends `--f=FILE`.
+fn located(ours: Option<&str>, mut command: Vec<String>) -> Result<(String, Vec<String>)> {
+    if let Some(file) = ours.and_then(filled) {
+        let words = command.iter().map(|word| emptied(word, file)).collect();
+        return Ok((file.to_owned(), words));
+    }
+    let Some(named) = (0..command.len()).rev().find_map(|at| Named::at(&command, at)) else {
+        bail!(
+            "no connection file is named: a Jupyter client starts this command and fills in {PLACEHOLDER}; by hand, say -f FILE before --"
+        );
+    };
+    let rest = |at: usize| !named.words.contains(&at);
+    let placed = command
+        .iter()
+        .enumerate()
+        .any(|(at, word)| rest(at) && word.contains(PLACEHOLDER));
+    if placed {
+        // The kernelspec's own word stays; of two, a kernel might take either.
+        command.drain(named.words);
+    }
+    let words = command.iter().map(|word| emptied(word, &named.file)).collect();
+    Ok((named.file, words))
+}
+
+/// A connection file in the kernel's own command, and the words that name it.
+struct Named {
+    file: String,
+    words: std::ops::Range<usize>,
+}
+
+impl Named {
+    /// `FLAG=FILE` at this word, or `FLAG` before it.
+    fn at(command: &[String], at: usize) -> Option<Self> {
+        let word = command.get(at)?;
+        if let Some((flag, value)) = word.split_once('=') {
+            let file = filled(value).filter(|_| is_flag(flag))?;
+            return Some(Self {
+                file: file.to_owned(),
+                words: at..at + 1,
+            });
+        }
+        let flag = command.get(at.checked_sub(1)?)?;
+        let file = filled(word).filter(|_| is_flag(flag))?;
+        Some(Self {
+            file: file.to_owned(),
+            words: at - 1..at + 1,
+        })
+    }
+}
+
+/// ipykernel's flags for the connection file, and those of kernels that do as it does.
+fn is_flag(word: &str) -> bool {
+    let name = word.trim_start_matches('-');
+    let dashed = name.len() < word.len();
+    // Traitlets' long form names the class, too.
+    let name = name.rsplit('.').next().unwrap_or_default();
+    dashed && matches!(name, "f" | "connection-file" | "connection_file")
+}
+
+/// The value without the quotes that VS Code puts around a path with spaces. `None` means that no client filled it in.
+fn filled(value: &str) -> Option<&str> {
+    let value = unquoted(value.trim());
+    (!value.is_empty() && !value.contains(PLACEHOLDER)).then_some(value)
+}
+
+fn unquoted(value: &str) -> &str {
+    let within = |quote| value.strip_prefix(quote)?.strip_suffix(quote);
+    within('"').or_else(|| within('\'')).unwrap_or(value)
+}
+
+/// The word with the placeholder where the client has put its own file.
+fn emptied(word: &str, file: &str) -> String {
+    word.replace(&format!("\"{file}\""), PLACEHOLDER)
+        .replace(file, PLACEHOLDER)
 }
 
 fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<Start> {
@@ -160,6 +241,99 @@ mod tests {
         );
         assert_eq!(start.launch.durable, Durable::AfterReply);
         assert!(!start.resume && !start.launch.local);
+    }
+
+    const OWN: [&str; 5] = ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"];
+
+    /// The file and the kernel's command, of a command line after `hop-front kernel`.
+    fn parsed(line: &[&str]) -> Result<(String, Vec<String>)> {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let line = <Line as clap::Parser>::try_parse_from([&["kernel"], line].concat())?;
+        located(line.args.connection_file.as_deref(), line.args.command)
+    }
+
+    #[test]
+    fn the_file_is_found_however_a_client_passes_it() {
+        let before: [&[&str]; 7] = [
+            &["-f", "/run/k.json"],
+            &["-f=/run/k.json"],
+            &["--f=/run/k.json"],
+            &["--connection-file", "/run/k.json"],
+            &["--connection-file=/run/k.json"],
+            &["--connection-file=\"/run/k.json\""],
+            &["-f", "{connection_file}", "--f=/run/k.json"],
+        ];
+        for ours in before {
+            for theirs in ["/run/k.json", "{connection_file}"] {
+                let line = [ours, &["--options", "{}", "--"], &OWN[..4], &[theirs]].concat();
+                let (file, command) = parsed(&line).unwrap();
+                assert_eq!(file, "/run/k.json", "{line:?}");
+                assert_eq!(command, OWN, "{line:?}");
+            }
+        }
+        let behind: [&[&str]; 8] = [
+            &["-f", "/run/k.json"],
+            &["-f=/run/k.json"],
+            &["--f=/run/k.json"],
+            &["--f=\"/run/k.json\""],
+            &["--f='/run/k.json'"],
+            &["--connection-file", "/run/k.json"],
+            &["--connection-file=/run/k.json"],
+            &["--IPKernelApp.connection_file=/run/k.json"],
+        ];
+        let unfilled: [&[&str]; 2] = [&[], &["-f", "{connection_file}"]];
+        for (ours, theirs) in unfilled.iter().flat_map(|o| behind.map(|t| (*o, t))) {
+            let line = [ours, &["--options", "{}", "--"], &OWN, theirs].concat();
+            let (file, command) = parsed(&line).unwrap();
+            assert_eq!(file, "/run/k.json", "{line:?}");
+            assert_eq!(command, OWN, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_command_without_the_placeholder_has_it_where_the_file_is() {
+        let line = [
+            "--",
+            "python",
+            "-m",
+            "ipykernel_launcher",
+            "--f=/run/k.json",
+            "--debug",
+        ];
+        let (file, command) = parsed(&line).unwrap();
+        assert_eq!(file, "/run/k.json");
+        assert_eq!(command[3..], ["--f={connection_file}", "--debug"]);
+        let bare = parsed(&["-f", "/run/k.json", "--", "R", "--args", "/run/k.json"]).unwrap();
+        assert_eq!(bare.1, ["R", "--args", "{connection_file}"]);
+    }
+
+    #[test]
+    fn a_path_with_spaces_is_one_word() {
+        let line = [&["--options", "{}", "--"][..], &OWN, &["--f=\"/run/my k.json\""]].concat();
+        assert_eq!(parsed(&line).unwrap().0, "/run/my k.json");
+        let quoted = ["-f", "\"/a b.json\"", "--", "julia", "\"/a b.json\""];
+        assert_eq!(parsed(&quoted).unwrap().1, ["julia", "{connection_file}"]);
+    }
+
+    #[test]
+    fn a_line_without_a_file_says_what_is_missing() {
+        let lines: [&[&str]; 4] = [
+            &["--options", "{}", "--"],
+            &["-f", "{connection_file}", "--"],
+            &["-f", "", "--"],
+            &["--f=\"\"", "--"],
+        ];
+        for line in lines {
+            let error = parsed(&[line, &OWN].concat()).unwrap_err().to_string();
+            assert!(
+                error.starts_with("no connection file is named"),
+                "{line:?}: {error}"
+            );
+        }
     }
 
     #[test]
