@@ -106,54 +106,15 @@ def test_a_console_reads_why_its_cell_waits(two_gpus: Cluster) -> None:
     os.close(ours)
 
 
-#: A client that starts the kernelspec's command itself: `once` fills in the connection file where it stands first, as VS
-#: Code does, `all` everywhere, as Zed, Positron and Enterprise Gateway do. It knows no provisioners.
-BY_ARGV = """
-import json, os, subprocess, sys
-from jupyter_client import BlockingKernelClient
-from jupyter_client.connect import write_connection_file
-from jupyter_client.kernelspec import get_kernel_spec
-spec, filling = get_kernel_spec(sys.argv[1]), sys.argv[2]
-file, _ = write_connection_file(os.path.abspath("by-argv.json"), key=os.urandom(16).hex().encode())
-argv, filled = [], False
-for word in spec.argv:
-    if "{connection_file}" in word and not (filling == "once" and filled):
-        word, filled = word.replace("{connection_file}", file), True
-    argv.append(word)
-process = subprocess.Popen(argv, env={**os.environ, **spec.env}, start_new_session=True)
-client = BlockingKernelClient(connection_file=file)
-client.load_connection_file()
-client.start_channels()
-client.wait_for_ready(timeout=60)
-
-def run(code, interrupt=False):
-    said = []
-    def hook(message):
-        if message["msg_type"] == "stream":
-            said.append(message["content"]["text"])
-            if interrupt:
-                client.control_channel.send(client.session.msg("interrupt_request", {}))
-    reply = client.execute_interactive(code, timeout=90, output_hook=hook)["content"]
-    return reply["status"], reply.get("ename"), "".join(said)
-
-told = [
-    run("%%gpu 1" + OPENABLE + "print(len(openable()))"),
-    run("import time\\nprint('begun', flush=True)\\ntime.sleep(60)", interrupt=True),
-]
-process.kill()
-process.wait()
-print(json.dumps(told))
-"""
-
-
-@pytest.mark.parametrize("filling", ["once", "all"])
-def test_a_client_that_starts_argv_itself_has_leases(two_gpus: Cluster, filling: str) -> None:
-    path = script(two_gpus, "by_argv.py", f"OPENABLE = {OPENABLE!r}\n{BY_ARGV}")
-    out = two_gpus.run("bob", HUB_PYTHON, str(path), SPEC, filling, timeout=120)
+@pytest.mark.parametrize("client", ["vscode", "vscode-ipykernel", "zed", "positron", "gateway"])
+def test_a_client_that_starts_argv_itself_has_leases(two_gpus: Cluster, client: str) -> None:
+    probe = "%%gpu 1" + OPENABLE + "print(len(openable()))"
+    by_argv = str(two_gpus.lend("tests/e2e/by_argv.py"))
+    out = two_gpus.run("bob", HUB_PYTHON, by_argv, SPEC, client, probe, timeout=120)
     leased, interrupted = json.loads(out.splitlines()[-1])
     assert leased == ["ok", None, "1\n"]
     assert interrupted == ["error", "KeyboardInterrupt", "begun\n"]
-    # The client killed it: once the replica has given up waiting for another front, nothing of it stays behind.
+    # A killed front's replica first waits for another one; then nothing of the kernel stays behind.
     until(
         "the kernel's step is over",
         lambda: "kernel-" not in two_gpus.run("bob", "squeue", "-s", "-u", "bob", "-h", "-o", "%j"),
