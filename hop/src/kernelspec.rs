@@ -338,15 +338,10 @@ impl Install {
         spec.insert("display_name".into(), self.shown_as(base, name).into());
         // A message reaches the kernel wherever it runs; a signal doesn't.
         spec.insert("interrupt_mode".into(), "message".into());
-        let mut metadata = spec
-            .get("metadata")
-            .and_then(Value::as_object)
-            .cloned()
-            .unwrap_or_default();
-        let provisioner = json!({"provisioner_name": "gresshopper", "config": config});
-        metadata.insert("kernel_provisioner".into(), provisioner);
-        // Keys for CurveZMQ would be the local kernel's.
-        metadata.remove("supported_encryption");
+        for key in OF_THE_BASE {
+            spec.remove(key);
+        }
+        let metadata = metadata(base, config);
         spec.insert("metadata".into(), metadata.into());
         spec.into()
     }
@@ -410,6 +405,28 @@ impl Install {
         }
         config.into()
     }
+}
+
+/// Keys of a kernelspec that are not true of one made from it: the name by which VS Code takes it for one of its own,
+/// and the promise of a handshake (JEP 66), for which a client would write another file.
+const OF_THE_BASE: [&str; 2] = ["name", "kernel_protocol_version"];
+
+/// The base's metadata, with the provisioner.
+fn metadata(base: &Map<String, Value>, config: Value) -> Map<String, Value> {
+    let mut metadata = base
+        .get("metadata")
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default();
+    let provisioner = json!({"provisioner_name": "gresshopper", "config": config});
+    metadata.insert("kernel_provisioner".into(), provisioner);
+    // Keys for CurveZMQ would be the local kernel's.
+    metadata.remove("supported_encryption");
+    // VS Code's notes on kernelspecs that it registers itself. It would hide this one, or start the interpreter in them.
+    for key in ["vscode", "interpreter", "originalSpecFile"] {
+        metadata.remove(key);
+    }
+    metadata
 }
 
 /// Arguments that every client can start, even without provisioners. Our provisioner extracts the kernel's own
@@ -692,6 +709,21 @@ mod tests {
         let again = install.spec(made.as_object().unwrap(), USUAL, Some(front));
         assert_eq!(again["argv"], made["argv"], "a spec of ours is not wrapped twice");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_vs_code_noted_of_the_base_is_left_out() {
+        let base = json!({"argv": ["/env/bin/python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "name": "python312jvsc74a57bd0c0ffee", "language": "python", "kernel_protocol_version": "5.5",
+            "metadata": {"interpreter": {"path": "/env/bin/python"}, "originalSpecFile": "/x/kernel.json", "debugger": true,
+                "vscode": {"originalSpecFile": "/x/kernel.json"}}});
+        let front = Path::new("/opt/g/bin/hop-front");
+        let made = parse(&[]).spec(base.as_object().unwrap(), USUAL, Some(front));
+        let keys: Vec<&String> = made["metadata"].as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["debugger", "kernel_provisioner"]);
+        assert!(made.get("name").is_none() && made.get("kernel_protocol_version").is_none());
+        // VS Code starts an interpreter of its own choice where this is `python` or `python3`.
+        assert_eq!(made["argv"][0], "/opt/g/bin/hop-front");
     }
 
     #[test]
