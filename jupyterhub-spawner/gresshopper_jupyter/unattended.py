@@ -384,7 +384,7 @@ class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
             self.told("running", {})
         elif msg["msg_type"] == "status":
             notice = _part(msg.get("metadata"), "gresshopper")
-            if notice.get("state") in ("queued", "parked"):
+            if notice.get("state") in ("queued", "parked", "retry"):
                 wanted = ("position", "reason", "eta_s")
                 self.told("waiting", {key: notice[key] for key in wanted if key in notice})
         return super().process_message(msg, cell, cell_index)

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from groups import (
@@ -460,6 +461,52 @@ def test_a_cell_begins_and_ends_with_hopd_and_has_none_between(cluster: Cluster,
         assert (got["status"], stream(got, "stdout"), got["answers"]) == ("ok", "1 41\n", 1), got
     now = kernel_row(cluster)
     assert (now["node"], now["tenure"], now["replicas"]) == (row["node"], row["tenure"], 3)
+
+
+#: Writes where it runs and when, twenty times a second: the first attempt for a minute, the next one for two seconds.
+RETRIED = """%%retry
+import os, time
+path = {path!r}
+began, first = time.time(), not os.path.exists(path)
+with open(path, "a", buffering=1) as lines:
+    while time.time() - began < (60 if first else 2):
+        lines.write(f"{{os.environ['SLURMD_NODENAME']}} {{os.getpid()}} {{time.time()}}\\n")
+        time.sleep(0.05)
+print("ended")"""
+
+
+def attempts(path: Path) -> list[tuple[float, float]]:
+    """The beginning and the end of each process's lines, in their order."""
+    times: dict[str, list[float]] = {}
+    for line in path.read_text().splitlines():
+        process, at = line.rsplit(maxsplit=1)
+        times.setdefault(process, []).append(float(at))
+    return sorted((min(found), max(found)) for found in times.values())
+
+
+@pytest.mark.parametrize("what", ["seat and supervisor", "node"])
+def test_a_retried_cell_never_runs_beside_its_former_run(cluster: Cluster, alice: Notebook, what: str) -> None:
+    """Its executor falls silent. Where the supervisor stands still, the kernel's process would run on by itself."""
+    path = cluster.base / "home/alice/attempts"
+    path.unlink(missing_ok=True)
+    node = kernel_row(cluster)["node"]
+    cell = alice.submit(RETRIED.format(path=str(path)))["cell"]
+    until("the cell has begun", path.exists, 30)
+    time.sleep(3)
+    with contextlib.ExitStack() as stack:
+        if what == "node":
+            cluster.devcluster("pause-node", node)
+            stack.callback(cluster.devcluster, "resume-node", node)
+        else:
+            stack.enter_context(paused(cluster, node))
+        got = alice.wait(cell, 90)
+        assert (got["status"], stream(got, "stdout")) == ("ok", "ended\n"), got
+    time.sleep(5)
+    former, later = attempts(path)
+    assert former[1] < later[0], (former, later)
+    assert "retry" in [notice.get("state") for notice in got["notices"]], got
+    assert alice.execute("print(x)", timeout=90)["status"] == "ok"
+    grown(cluster)
 
 
 def test_the_supervisor_is_killed_and_its_seat_starts_another(cluster: Cluster, alice: Notebook) -> None:

@@ -89,7 +89,8 @@ export function cellOf(state: KernelState): string | undefined {
 
 /** Whether a cell of this kernel waits. */
 export function waits(state: KernelState): boolean {
-  return state.standing.state === "queued" || state.standing.state === "parked";
+  const standing = state.standing.state;
+  return standing === "queued" || standing === "parked" || standing === "retry";
 }
 
 /** What a person is offered to end: the wait of that cell, or the keeping of that lease. */

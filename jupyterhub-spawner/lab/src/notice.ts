@@ -46,7 +46,7 @@ export type Standing =
   | { readonly state: "seat"; readonly reason?: string; readonly start?: number }
   | { readonly state: "queued" | "parked"; readonly wait: Wait }
   | { readonly state: "granted" | "lingering"; readonly grant: Grant; readonly until?: number }
-  | { readonly state: "revoked"; readonly reason?: string }
+  | { readonly state: "revoked" | "retry"; readonly reason?: string }
   | { readonly state: "moving"; readonly to?: string; readonly reason?: string };
 
 export type State = Standing["state"];
@@ -123,7 +123,8 @@ function standingOf(wire: JsonObject): Standing | null {
     case "lingering":
       return { state: wire.state, grant: grantOf(wire), until: number(wire.until) };
     case "revoked":
-      return { state: "revoked", reason };
+    case "retry":
+      return { state: wire.state, reason };
     case "moving":
       return { state: "moving", to: text(wire.to), reason };
     default:

@@ -36,6 +36,8 @@ export function badge(state: KernelState, now: number, trans: Translation): stri
     }
     case "revoked":
       return trans.__("GPU taken away");
+    case "retry":
+      return trans.__("waits to run again");
     case "moving":
       return standing.to ? trans.__("moving to %1", standing.to) : trans.__("moving");
   }
@@ -58,6 +60,8 @@ export function announcement(standing: Standing, need: Need | undefined, trans: 
       return trans.__("%1 is kept for the next cell.", where(standing.grant, trans));
     case "revoked":
       return trans.__("The GPU was taken away.");
+    case "retry":
+      return trans.__("The cell waits to run again.");
     case "moving":
       return trans.__("The kernel moves to another node.");
   }
@@ -71,7 +75,7 @@ export function waitLine(state: KernelState, now: number, trans: Translation): s
     const head = join(trans.__("The kernel waits for a node"), soon && trans.__("expected in %1", soon));
     return [head, standing.reason ?? ""].filter(Boolean).map(sentence).join(" ");
   }
-  if (standing.state === "revoked") {
+  if (standing.state === "revoked" || standing.state === "retry") {
     const said = announcement(standing, state.need, trans);
     return standing.reason ? `${said} ${sentence(standing.reason)}` : said;
   }

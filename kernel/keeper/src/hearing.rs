@@ -5,7 +5,7 @@
 //! with one working direction can't carry a log.
 
 use crate::wire::Says;
-use hop_words::id::{Incarnation, JobId};
+use hop_words::id::{Incarnation, JobId, Tenure};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,6 +47,10 @@ pub struct Heard {
     pub gone: BTreeSet<JobId>,
     /// Members that can't go on, by the word of their seats, which are up.
     pub failed: BTreeMap<String, BTreeSet<Incarnation>>,
+    /// Seats at whose address nobody listens any more: their process has ended.
+    pub closed: BTreeSet<JobId>,
+    /// The last tenure of each group whose executor's process has ended in a seat, by that seat's word.
+    pub ended: BTreeMap<String, BTreeMap<JobId, Tenure>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -66,6 +70,8 @@ struct Peer {
     rests: BTreeSet<String>,
     /// Groups whose member there can't go on, in the peer's own words.
     failed: BTreeMap<String, Incarnation>,
+    /// Groups whose executor's process there has ended, in the peer's own words. A process doesn't come back.
+    ended: BTreeMap<String, Tenure>,
 }
 
 /// The state of the detector.
@@ -155,6 +161,10 @@ impl Hearing {
             Says::Works => drop(peer.rests.remove(&group)),
             // A later member of the group in this seat is another.
             Says::Failed(member) => drop(peer.failed.insert(group, member)),
+            Says::Ended(tenure) => {
+                let last = peer.ended.entry(group).or_default();
+                *last = tenure.max(*last);
+            }
         }
     }
 
@@ -188,7 +198,16 @@ impl Hearing {
         for (group, member) in self.peers.values().flat_map(|peer| &peer.failed) {
             failed.entry(group.clone()).or_default().insert(*member);
         }
+        let mut ended = BTreeMap::<String, BTreeMap<JobId, Tenure>>::new();
+        for (seat, peer) in &self.peers {
+            for (group, tenure) in &peer.ended {
+                ended.entry(group.clone()).or_default().insert(*seat, *tenure);
+            }
+        }
+        let closed = self.peers.iter().filter(|(_, p)| p.is_closed());
         Heard {
+            closed: closed.map(|(seat, _)| *seat).collect(),
+            ended,
             resting: silent.map(|(seat, peer)| (*seat, peer.rests.clone())).collect(),
             up: hears.keys().copied().collect(),
             hears,
@@ -307,7 +326,11 @@ mod tests {
         assert!(hearing.refused(B), "it is asked again");
         assert!(hearing.heard(at(12)).lost.is_empty(), "once is no proof");
         assert!(!hearing.refused(B), "there is no haste any more");
-        assert_eq!(hearing.heard(at(13)).lost, BTreeSet::from([B]));
+        let heard = hearing.heard(at(13));
+        assert_eq!(
+            (heard.lost, heard.closed),
+            (BTreeSet::from([B]), BTreeSet::from([B]))
+        );
         assert!(
             hearing.heard(at(3010)).gone.is_empty(),
             "its member is replaced later"
@@ -342,6 +365,16 @@ mod tests {
             at_rest(&hearing, 3000).is_empty(),
             "a new link begins without word"
         );
+    }
+
+    #[test]
+    fn a_process_that_has_ended_stays_so_whatever_comes_of_the_link() {
+        let mut hearing = linked();
+        hearing.said(B, "g".into(), Says::Ended(Tenure(3)));
+        hearing.said(B, "g".into(), Says::Ended(Tenure(2)));
+        hearing.unlinked(B, at(5));
+        let ended = hearing.heard(at(6)).ended;
+        assert_eq!(ended, [("g".to_owned(), [(B, Tenure(3))].into())].into());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::book::Book;
 use crate::event::Event;
 use crate::group::Group;
+use crate::hearing::Heard;
 use crate::links::{Hosted, Links, Wire};
 use crate::lock::lock;
 use crate::patience::Patience;
@@ -10,7 +11,7 @@ use hop_log::State;
 use hop_protocol::tls::TlsError;
 use hop_raft::{Member, OpenError, Opening, ProposeError};
 use hop_wal::{Options, Wal};
-use hop_words::id::{Incarnation, JobId};
+use hop_words::id::{Incarnation, JobId, Tenure};
 use hop_words::net::PortRange;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
 /// The founding of a group is given up after this time for now: the cells of the kernel wait meanwhile.
@@ -231,6 +232,16 @@ impl Keeper {
     /// nothing.
     pub fn rests(&self, group: &str, rests: bool) {
         self.links.rests(group, rests);
+    }
+
+    /// The executor's process of this tenure, and of all before, has ended here. The group's other seats hear so.
+    pub fn ended(&self, group: &str, tenure: Tenure) {
+        self.links.ended(group, tenure);
+    }
+
+    /// The seats that are heard, and their words.
+    pub fn heard(&self) -> watch::Receiver<Heard> {
+        self.links.heard()
     }
 
     /// Tells the group's other seats that the kernel is over. A seat out of reach finds out by itself

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
 use hop_raft::{Member, Transport, Unreachable};
-use hop_words::id::{Incarnation, JobId};
+use hop_words::id::{Incarnation, JobId, Tenure};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -36,6 +36,9 @@ const HANDSHAKES: usize = 64;
 
 /// The time for which a kernel is at rest before the others hear so: cell after cell costs no message.
 const TOLD_AFTER_REST: Span = Span::from_millis(500);
+
+/// For so long the others hear that an executor's process has ended: nobody waits any longer for the word.
+const TOLD_AFTER_END: Span = Span::from_secs(15);
 
 /// A kernel that runs no cell.
 #[derive(Debug)]
@@ -69,6 +72,8 @@ pub(crate) struct Links {
     resting: Mutex<BTreeMap<String, Resting>>,
     /// Members here whose log can't be written.
     pub(crate) failed: Mutex<BTreeMap<String, Incarnation>>,
+    /// Tenures whose executor's process has ended here, and since when.
+    ended: Mutex<BTreeMap<String, (Tenure, Timestamp)>>,
     /// Wakes the task that follows peers, dials them, and reports peers no longer heard.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
@@ -104,6 +109,7 @@ impl Links {
             dialing: Mutex::default(),
             resting: Mutex::default(),
             failed: Mutex::default(),
+            ended: Mutex::default(),
             wake: Notify::new(),
             events,
             tasks: Mutex::default(),
@@ -370,6 +376,7 @@ impl Links {
                 let says = Says::Failed(member);
                 self.ping_all(&hears, Some(Word { group, says }));
             }
+            self.tell_ended(&hears, now);
             for seat in missing {
                 self.dial_once(seat);
             }
@@ -387,6 +394,26 @@ impl Links {
         };
         for link in links {
             link.send(&frame);
+        }
+    }
+
+    /// The executor's process of this tenure has ended here.
+    pub(crate) fn ended(&self, group: &str, tenure: Tenure) {
+        let now = self.now();
+        lock(&self.ended).insert(group.to_owned(), (tenure, now));
+        self.wake.notify_one();
+    }
+
+    /// Tells which executors' processes have ended: again and again, since a link may be new.
+    fn tell_ended(&self, hears: &BTreeSet<JobId>, now: Timestamp) {
+        let ended = {
+            let mut ended = lock(&self.ended);
+            ended.retain(|_, (_, since)| now.since(*since) < TOLD_AFTER_END);
+            ended.clone()
+        };
+        for (group, (tenure, _)) in ended {
+            let says = Says::Ended(tenure);
+            self.ping_all(hears, Some(Word { group, says }));
         }
     }
 

@@ -7,7 +7,7 @@
 //! command opens with [`Frame::Visit`] instead ([`crate::visit`]).
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use hop_words::id::{Incarnation, JobId, KernelId};
+use hop_words::id::{Incarnation, JobId, KernelId, Tenure};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
@@ -21,6 +21,8 @@ pub(crate) const VERSION: u32 = 1;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 const FIXED: usize = 1 + 8 + 4 + 2;
+/// Marks the number of a ping that brings [`Says::Ended`]: the rest is the tenure.
+const ENDED: u64 = 1 << 63;
 /// A snapshot is the largest message. Both ends belong to one user; the limit is against a broken peer.
 const MAX: usize = 256 << 20;
 
@@ -52,6 +54,8 @@ pub(crate) enum Says {
     Rests,
     /// This member can't go on: its log can't be written.
     Failed(Incarnation),
+    /// The executor's process of this tenure, and of all before, has ended in this seat.
+    Ended(Tenure),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,6 +113,8 @@ impl Frame {
                     None | Some(Says::Works) => (0, 0),
                     Some(Says::Rests) => (1, 0),
                     Some(Says::Failed(member)) => (2, member.0),
+                    // The member field is too short for a tenure.
+                    Some(Says::Ended(tenure)) => (ENDED | tenure.0, 0),
                 };
                 (2, number, member, group, json(hears))
             }
@@ -155,6 +161,7 @@ impl Frame {
                     says: match number {
                         1 => Says::Rests,
                         2 => Says::Failed(to),
+                        ended if ended & ENDED != 0 => Says::Ended(Tenure(ended & !ENDED)),
                         _ => Says::Works,
                     },
                 }),
@@ -227,7 +234,8 @@ mod tests {
         prop_oneof![
             Just(Says::Works),
             Just(Says::Rests),
-            any::<u32>().prop_map(|member| Says::Failed(Incarnation(member)))
+            any::<u32>().prop_map(|member| Says::Failed(Incarnation(member))),
+            (0..ENDED).prop_map(|tenure| Says::Ended(Tenure(tenure)))
         ]
     }
 

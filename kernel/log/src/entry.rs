@@ -110,6 +110,9 @@ pub struct Settled {
     pub mac: String,
 }
 
+/// The beginning of the name in an [`Entry::presence`].
+const PRESENCE: &str = "presence-";
+
 impl Settled {
     /// The order of settling: within a folder the log only grows.
     pub(crate) fn order(&self) -> (Tenure, u32, RecordNumber) {
@@ -118,6 +121,33 @@ impl Settled {
 }
 
 impl Entry {
+    /// A proof of the executor's presence: an act at place 0, which no tenure evaluates. It changes nothing. Its
+    /// application without a refusal shows its proposer that it was still in office after the proposal. Proofs of one
+    /// tenure have different numbers: an entry that was proposed before may be applied late, or twice.
+    pub fn presence(tenure: Tenure, number: u64) -> Self {
+        let (cell, why) = (format!("{PRESENCE}{number}").as_str().into(), String::new());
+        Self::Act {
+            tenure,
+            sequence: Sequence(0),
+            act: Act::Lost { cell, why },
+        }
+    }
+
+    /// The tenure and number of an [`Entry::presence`].
+    pub fn as_presence(&self) -> Option<(Tenure, u64)> {
+        match self {
+            Self::Act {
+                tenure,
+                sequence: Sequence(0),
+                act: Act::Lost { cell, .. },
+            } => {
+                let number = cell.as_str().strip_prefix(PRESENCE)?;
+                Some((*tenure, number.parse().ok()?))
+            }
+            _ => None,
+        }
+    }
+
     /// The tenure in office at the making of the entry. `None` for `Join`, `Left`, `Tenure` and `Heard`.
     pub fn tenure(&self) -> Option<Tenure> {
         match self {

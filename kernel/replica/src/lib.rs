@@ -10,6 +10,7 @@ pub mod core;
 pub mod dial;
 mod errands;
 mod grace;
+mod guard;
 pub mod leases;
 mod leavings;
 mod link;

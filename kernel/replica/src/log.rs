@@ -1,7 +1,7 @@
 //! The kernel's log as its executor reaches it: alone, where every proposal is taken at once, or in a group, by the
 //! keeper of the seat.
 
-use crate::seat::wire::{FromSeat, ToSeat};
+use crate::seat::wire::{FromSeat, Hears, ToSeat};
 use hop_log::{Entry, State};
 use hop_protocol::step::Turn;
 use hop_words::id::{Incarnation, KernelId};
@@ -26,7 +26,7 @@ pub struct SeatLink {
     out: mpsc::UnboundedSender<ToSeat>,
     pub(crate) input: mpsc::UnboundedReceiver<FromSeat>,
     writer: JoinHandle<()>,
-    hears_rest: bool,
+    hears: Hears,
 }
 
 impl SeatLink {
@@ -59,7 +59,7 @@ impl SeatLink {
             out,
             input,
             writer,
-            hears_rest: false,
+            hears: Hears::default(),
         }
     }
 
@@ -83,8 +83,8 @@ impl SeatLink {
             hot: turn == Turn::Follows,
         });
         match timeout(ANSWERS_WITHIN, self.input.recv()).await {
-            Ok(Some(FromSeat::State { state, hears_rest })) => {
-                self.hears_rest = hears_rest;
+            Ok(Some(FromSeat::State { state, hears })) => {
+                self.hears = hears;
                 Some(*state)
             }
             _ => None,
@@ -133,6 +133,7 @@ pub(crate) struct Log {
     /// Whether the seat was told that the kernel is at rest. `None` means that the seat's release doesn't take this
     /// news.
     rests: Option<bool>,
+    hears: Hears,
 }
 
 impl Log {
@@ -142,7 +143,8 @@ impl Log {
         grouped: bool,
     ) -> (Self, Option<mpsc::UnboundedReceiver<FromSeat>>) {
         let way = if grouped { Way::Group } else { Way::Alone };
-        let rests = seat.as_ref().is_some_and(|link| link.hears_rest).then_some(false);
+        let hears = seat.as_ref().map_or_else(Hears::default, |link| link.hears);
+        let rests = hears.rest.then_some(false);
         let (seat, input, writer) = match seat {
             Some(link) => (Some(link.out), Some(link.input), Some(link.writer)),
             None => (None, None, None),
@@ -154,6 +156,7 @@ impl Log {
             writer,
             proposed,
             rests,
+            hears,
         };
         (log, input)
     }
@@ -170,6 +173,13 @@ impl Log {
         if matches!(self.way, Way::Group) && self.rests == Some(!rests) {
             self.rests = Some(rests);
             self.send(ToSeat::Rests(rests));
+        }
+    }
+
+    /// Asks the seat for word of the end of earlier executors' processes. A seat of the release before has none.
+    pub(crate) fn ask_former(&self) {
+        if self.hears.former {
+            self.send(ToSeat::AskFormer);
         }
     }
 
@@ -193,10 +203,10 @@ impl Log {
     }
 
     /// The group is founded: the waiting entries are proposed to it.
-    pub(crate) fn founded(&mut self, hears_rest: bool) {
+    pub(crate) fn founded(&mut self, hears: Hears) {
         if matches!(self.way, Way::Founding) {
             self.way = Way::Group;
-            self.rests = hears_rest.then_some(false);
+            (self.hears, self.rests) = (hears, hears.rest.then_some(false));
             for entry in std::mem::take(&mut self.proposed) {
                 self.send(ToSeat::Propose(entry));
             }

@@ -6,6 +6,7 @@ use crate::connected::{PROBE_EVERY, Process};
 use crate::core::{Core, ErrandEnd, Exit, Input, Output};
 use crate::dial::{self, Gone, LinkEvent, Standing};
 use crate::errands::Errands;
+use crate::guard::Guard;
 use crate::leases::News;
 use crate::link::{self, FrontLink};
 use crate::log::Log;
@@ -58,6 +59,7 @@ pub(crate) struct Replica {
     /// `None` means a kernel without a log.
     pub(crate) store: Option<StoreThread>,
     pub(crate) log: Log,
+    pub(crate) guard: Guard,
     /// Sender for the dialler's events, until the dialler is started.
     pub(crate) dialler: Option<mpsc::Sender<LinkEvent>>,
     pub(crate) leaving: bool,
@@ -220,6 +222,8 @@ impl Replica {
                     let _ = ends.send((pid, work.await));
                 });
             }
+            Output::AskFormer => self.log.ask_former(),
+            Output::Guard(at) => self.guard.set(at, self.clock),
             Output::InterruptKernel { why } => self.process.kernel.interrupt(why.as_deref()),
             Output::KillKernel => self.process.kernel.kill(),
             Output::StartKernel => self.start_again(),
@@ -290,13 +294,14 @@ impl Replica {
         let input = match word {
             // Said to spares and standbys alone.
             FromSeat::Alone | FromSeat::Become(_) => return,
-            FromSeat::State { state, hears_rest } => {
-                self.log.founded(hears_rest);
+            FromSeat::State { state, hears } => {
+                self.log.founded(hears);
                 Input::GroupState(state)
             }
             FromSeat::Applied { index, entry } => Input::Applied { index, entry },
             FromSeat::Standing(standing) => Input::GroupStanding(standing),
             FromSeat::Need(lack) => Input::Lacks(lack),
+            FromSeat::FormerGone => Input::FormerGone,
             FromSeat::Failed(why) => {
                 tracing::warn!(why, "the kernel stays with one replica");
                 self.log.not_founded();

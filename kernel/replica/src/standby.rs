@@ -204,7 +204,7 @@ impl Wait<'_> {
                         to_executor.push(word);
                         continue;
                     }
-                    FromSeat::Failed(_) | FromSeat::Become(_) => continue,
+                    FromSeat::Failed(_) | FromSeat::Become(_) | FromSeat::FormerGone => continue,
                 },
                 event = next(&mut self.dialler) => match self.on_link(event)? {
                     Some(up) => {

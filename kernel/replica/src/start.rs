@@ -6,6 +6,7 @@ use crate::connected::{Process, author};
 use crate::core::{Core, Durably, Identity, Input};
 use crate::dial::{self, LinkEvent, Standing};
 use crate::errands::Errands;
+use crate::guard::Guard;
 use crate::leases::Leases;
 use crate::link::FrontLink;
 use crate::log::{Log, SeatLink};
@@ -201,6 +202,7 @@ async fn serve(
         errand_ends,
         to_hopd: leases.requests,
         log,
+        guard: Guard::default(),
         dialler,
         leaving: false,
         progress: Progress::default(),

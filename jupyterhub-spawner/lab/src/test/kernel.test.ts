@@ -269,14 +269,14 @@ it("holds what must be true through any order of inputs", () => {
     seed = (seed * 1103515245 + 12345) % 2 ** 31;
     return Math.floor((seed / 2 ** 31) * n);
   };
-  const states = ["cpu", "seat", "queued", "parked", "granted", "lingering", "revoked", "moving"];
+  const states = ["cpu", "seat", "queued", "parked", "granted", "lingering", "revoked", "moving", "retry"];
   for (let round = 0; round < 200; round++) {
     const run = new Run();
     for (let second = 0; second < 50; second++) {
       const msgId = `m${random(4)}`;
       const inputs: Input[] = [
         { kind: "sent", msgId, cellId: random(2) ? `c${random(3)}` : undefined },
-        notice({ state: states[random(8)], eta_s: random(99) }, random(4) ? "status" : "comm", msgId),
+        notice({ state: states[random(9)], eta_s: random(99) }, random(4) ? "status" : "comm", msgId),
         { kind: "reply", msgId, grant: random(2) ? GRANT : null, ranMs: random(2) ? 5 : null },
         { kind: "idle", msgId },
         { kind: "gone" },

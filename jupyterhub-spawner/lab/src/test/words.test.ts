@@ -45,6 +45,7 @@ describe("the badge", () => {
     [{ state: "lingering", node: "n3", gpus: [1], until: 0 }, "n3, GPU 1, kept a moment"],
     [{ state: "lingering", node: "n3", gpus: [1] }, "n3, GPU 1, kept a moment"],
     [{ state: "revoked" }, "GPU taken away"],
+    [{ state: "retry" }, "waits to run again"],
     [{ state: "moving", to: "n5" }, "moving to n5"],
   ];
   for (const [wire, text] of cases) {
@@ -80,6 +81,12 @@ it("says why a GPU was taken away", () => {
   const line = (wire: Record<string, unknown>) => waitLine(told({ state: "revoked", ...wire }), 0, trans);
   assert.equal(line({}), "The GPU was taken away.");
   assert.equal(line({ reason: "the lease was cancelled" }), "The GPU was taken away. The lease was cancelled.");
+});
+
+it("says why a cell doesn't run again yet", () => {
+  const wire = { state: "retry", reason: "its former run may not have ended on the node that was lost" };
+  const said = "The cell waits to run again. Its former run may not have ended on the node that was lost.";
+  assert.equal(waitLine(told(wire), 0, trans), said);
 });
 
 it("says what a kernel without a node waits for", () => {

@@ -45,6 +45,7 @@ impl Core {
         self.send_front(Channel::Iopub, Bytes::new(), message);
         if hides {
             self.tell_wait();
+            self.tell_attempt_wait_again();
         }
     }
 
@@ -52,7 +53,8 @@ impl Core {
     /// completion. Clients show the newest state, whatever its request.
     fn hides_a_wait(&self, message: &Message) -> bool {
         let told = self.lease.wait().is_some_and(|wait| wait.told);
-        let Some(seeker) = self.lease.seeker().filter(|_| told) else {
+        let seeker = self.lease.seeker().filter(|_| told).map(|s| &s.header);
+        let Some(waiting) = seeker.or(self.told_attempt_wait()) else {
             return false;
         };
         let Ok(envelope) = Envelope::parse(message) else {
@@ -60,7 +62,7 @@ impl Core {
         };
         let is_status = envelope.header().is_ok_and(|h| h.msg_type == "status");
         let content = || serde_json::from_slice::<Value>(&envelope.content).unwrap_or_default();
-        let waits = serde_json::from_slice::<Header>(&seeker.header).ok();
+        let waits = serde_json::from_slice::<Header>(waiting).ok();
         is_status
             && content()["execution_state"] == "idle"
             && envelope.parent().map(|p| p.msg_id) != waits.map(|h| h.msg_id)

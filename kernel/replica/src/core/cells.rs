@@ -227,6 +227,8 @@ impl Cells {
                 }
                 Stage::Seeking(..) => return Next::Wait,
                 Stage::Held(..) if asked => return Next::Wait,
+                // Only this cell is to be at stake if its process is ended ([`super::attempts`]).
+                Stage::Held(..) if running && cell.retry => return Next::Wait,
                 Stage::Held(_, Ok(need)) if need.is_none() => {
                     return match alone {
                         Some(_) => Next::Wait,
@@ -503,6 +505,15 @@ impl Cell {
     /// Whether the kernel has begun the cell, by the agent's word.
     pub(super) fn has_begun(&self) -> bool {
         self.begun
+    }
+
+    /// Whether the cell begins again where it may have begun before.
+    pub(super) fn is_retried(&self) -> bool {
+        self.retry
+    }
+
+    pub(super) fn notebooks_id(&self) -> Option<&str> {
+        self.cell_id.as_deref()
     }
 
     /// Whether an error of this cell aborts the cells behind.

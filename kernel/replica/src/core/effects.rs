@@ -254,7 +254,11 @@ impl Core {
             return;
         };
         durable.commits_since = None;
-        let (effect, answer) = match durable.journal.apply(index, entry) {
+        let applied = durable.journal.apply(index, entry);
+        if let Some(presence) = entry.as_presence() {
+            return self.presence_applied(presence, applied.is_ok());
+        }
+        let (effect, answer) = match applied {
             Ok(applied) => applied,
             // The entry overtook another entry, and is proposed again behind it.
             Err(Refusal::OutOfOrder { .. }) => return,

@@ -31,6 +31,7 @@ const STOPPED: Span = Span::from_secs(5);
 impl Core {
     /// Takes office: by the log this replica is the executor. The folder of its tenure is to be opened.
     pub(super) fn take_office(&mut self) {
+        self.follows_another();
         if let Some(durable) = &mut self.durable {
             durable.opening = true;
             let state = durable.journal.state().clone();
@@ -98,7 +99,9 @@ impl Core {
                 voters: BTreeSet::from([me]),
                 ..GroupStanding::default()
             });
+            self.founded_in_office();
         }
+        self.forget_proof();
         if !executes {
             self.deposed();
         }
@@ -246,9 +249,9 @@ impl Core {
 
     /// Notes since when an entry has been on its way into the group's log.
     pub(super) fn watch_commits(&mut self) {
-        let now = self.now;
+        let (now, shows) = (self.now, self.awaits_proof());
         if let Some(durable) = &mut self.durable {
-            let waits = durable.is_grouped() && !durable.journal.is_settled();
+            let waits = durable.is_grouped() && (shows || !durable.journal.is_settled());
             durable.commits_since = match waits {
                 true => Some(durable.commits_since.unwrap_or(now)),
                 false => None,

@@ -12,8 +12,8 @@ impl Core {
         }
     }
 
-    /// Interrupts the first cell where the kernel has none: the cell waits for its lease, for the kernel's process, or
-    /// for the front's word. Returns whether the interrupt is dealt with: the kernel must not get the signal then. The
+    /// Interrupts the first cell where the kernel has none: the cell waits for its lease, for the kernel's process, for
+    /// its former run's end, or for the front's word. Returns whether the interrupt is dealt with: the kernel must not get the signal then. The
     /// signal would strike the user's next cell, since our answer to this cell arrives sooner. It would also break the
     /// start of a process: the next cell would never be answered.
     pub(super) fn interrupt_waiting(&mut self) -> bool {
@@ -25,7 +25,12 @@ impl Core {
         }
         let held = self.cells.held().next().cloned();
         if let Some(cell) = held.filter(|_| self.cells.running().is_none()) {
-            self.fail(&cell, Verdict::Interrupted(wording::ITS_KERNEL));
+            let retries = self.attempts.waiting.as_ref().is_some_and(|w| w.cell == cell);
+            let what = match retries {
+                true => wording::ITS_FORMER_RUN,
+                false => wording::ITS_KERNEL,
+            };
+            self.fail(&cell, Verdict::Interrupted(what));
             return true;
         }
         matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. })

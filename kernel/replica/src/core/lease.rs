@@ -55,6 +55,11 @@ impl Wait {
             state,
         }
     }
+
+    /// When to tell the user.
+    pub(super) fn tell_at(&self) -> Option<Timestamp> {
+        (!self.told).then_some(self.since + TELL_AFTER)
+    }
 }
 
 /// How often a cell stood still in its middle, and its run time before.
@@ -200,7 +205,7 @@ impl Lease {
 
     /// Time to tell a waiting user of the wait.
     pub(super) fn tell_at(&self) -> Option<Timestamp> {
-        self.wait().filter(|w| !w.told).map(|w| w.since + TELL_AFTER)
+        self.wait().and_then(Wait::tell_at)
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod answers;
 mod asked;
+mod attempts;
 mod block;
 mod cells;
 mod check;
@@ -39,6 +40,7 @@ use crate::models::Models;
 use crate::need::Foreign;
 use answers::Verdict;
 use asked::Asked;
+use attempts::Attempts;
 use bytes::Bytes;
 use cells::{Cells, Next, StageName};
 use durable::Durable;
@@ -195,6 +197,8 @@ pub enum Input {
     NotFounded,
     /// The seat has no keeper any more: no group can be founded.
     KeeperGone,
+    /// The processes of all earlier executors have ended, by the seat's word after [`Output::AskFormer`].
+    FormerGone,
     GroupStanding(GroupStanding),
     Lacks(Lack),
     /// A new member has a seat.
@@ -228,6 +232,10 @@ pub enum Output {
     ToAgent(Parcel),
     /// Run `hop gpu` for these device files. The end is an [`Input::Errand`].
     Gpu(Errand, Vec<PathBuf>),
+    /// Have the seat say when no process of an earlier executor runs any more: [`Input::FormerGone`].
+    AskFormer,
+    /// Have the system end this process and the kernel's at that time, even if both stand still. `None`: not any more.
+    Guard(Option<Timestamp>),
     /// Signal the kernel as Ctrl-C would.
     InterruptKernel {
         /// The sentence for the interrupted code. `None` means that the user interrupts.
@@ -327,6 +335,7 @@ pub struct Core {
     not_moved: Option<Box<ToHopd>>,
     notices: Notices,
     asked: Asked,
+    attempts: Attempts,
     /// Numbers the blocks of a kernel.
     blocks: u64,
     shutting_down: bool,
@@ -364,6 +373,7 @@ impl Core {
             not_moved: None,
             notices: Notices::default(),
             asked: Asked::default(),
+            attempts: Attempts::default(),
             blocks: 0,
             shutting_down: false,
             ended_by: None,
@@ -432,7 +442,8 @@ impl Core {
             Input::Elected => self.take_office(),
             Input::GroupState(state) => self.group_state(*state),
             Input::NotFounded => self.not_founded(),
-            Input::KeeperGone => self.identity.has_keeper = false,
+            Input::KeeperGone => self.keeper_gone(),
+            Input::FormerGone => self.former_gone(),
             Input::GroupStanding(standing) => self.group_standing(standing),
             Input::Lacks(lack) => self.lacks_members(lack),
             Input::Grown {
@@ -442,15 +453,21 @@ impl Core {
             } => self.grown(incarnation, seat, node),
             Input::Tick => self.tick(),
         }
-        self.answer_unreached();
-        self.go_on_or_leave(kept_back);
-        self.advance();
-        self.watch_commits();
-        self.send_unlogged();
+        self.follow_up(kept_back);
         if !silent {
             self.tell_clients();
         }
         std::mem::take(&mut self.out)
+    }
+
+    /// Goes on with whatever an input has made possible.
+    fn follow_up(&mut self, kept_back: bool) {
+        self.answer_unreached();
+        self.go_on_or_leave(kept_back);
+        self.advance();
+        self.settle_attempts();
+        self.watch_commits();
+        self.send_unlogged();
     }
 
     /// The time of the next [`Input::Tick`].
@@ -471,6 +488,7 @@ impl Core {
             self.lease.tell_at(),
             self.text_at(),
             self.asked.due(),
+            self.attempts_due(),
             self.kill_at,
         ]
         .into_iter()
@@ -556,6 +574,7 @@ impl Core {
         while matches!(self.phase, Phase::Up) && !self.holds_back() {
             match self.cells.next(self.lease.running_cell()) {
                 Next::Wait => return,
+                Next::Forward(cell) | Next::Ask(cell, _) if self.attempt_waits(&cell) => return,
                 Next::Forward(cell) => self.forward(&cell),
                 Next::Refuse(cell, problem) => self.fail(&cell, Verdict::Usage(problem)),
                 Next::Ask(cell, need) => match self.in_the_way() {
@@ -574,6 +593,7 @@ impl Core {
         let Some((identity, mut message)) = self.cells.send(cell) else {
             return;
         };
+        self.guard();
         self.tell_notices(cell);
         if !self.cells.knows_magics {
             message = self.without_magic(message);

@@ -192,6 +192,7 @@ impl Core {
     /// How the kernel stands towards its GPU.
     pub(super) fn notice(&self) -> Value {
         let mut notice = match (&self.lease, &self.notices.lingering) {
+            (Lease::None, _) if self.attempts.waiting.is_some() => self.attempt_notice().unwrap_or_default(),
             (Lease::None, None) => json!({"state": "cpu"}),
             (Lease::None, Some(l)) => {
                 let more = json!({"state": "lingering", "need": l.need, "since": seconds(l.since)});
@@ -266,11 +267,13 @@ impl Core {
 
     /// The cell whose client gets a text, with its header and the text's due time.
     fn text_is_for(&self) -> Option<(&CellId, Bytes, Timestamp)> {
-        let Lease::Asked(seeker, wait) = &self.lease else {
-            return None;
+        let (cell, wait) = match (&self.lease, &self.attempts.waiting) {
+            (Lease::Asked(seeker, wait), _) => (seeker.as_cell()?, wait),
+            (Lease::None, Some(waiting)) => (&waiting.cell, &waiting.wait),
+            _ => return None,
         };
         // Text in the middle of a cell could not be taken away again without the outputs before it.
-        let cell = self.cells.find(seeker.as_cell()?)?;
+        let cell = self.cells.find(cell)?;
         let header = serde_json::from_slice::<Header>(&cell.header).ok()?;
         let announced = self.notices.announced.iter().any(|a| a.session == header.session);
         let alone = cell.run == Unattended::default() && !announced;
@@ -283,8 +286,9 @@ impl Core {
 
     /// The text for the waiting cell to show now.
     fn text(&self) -> Option<String> {
-        match &self.lease {
-            Lease::Asked(seeker, wait) => Some(wording::waits(&seeker.need, &wait.state)),
+        match (&self.lease, &self.attempts.waiting) {
+            (Lease::Asked(seeker, wait), _) => Some(wording::waits(&seeker.need, &wait.state)),
+            (Lease::None, Some(waiting)) => Some(wording::attempt_waits(&waiting.wait.state)),
             _ => None,
         }
     }
@@ -334,9 +338,9 @@ impl Core {
         let notices = &self.notices;
         assert!(notices.announced.len() <= ANNOUNCED_MAX);
         if let Some(shown) = &notices.shown {
-            assert_eq!(
-                self.cells.seeking(),
-                Some(&shown.cell),
+            let waiting = self.attempts.waiting.as_ref().map(|w| &w.cell);
+            assert!(
+                [self.cells.seeking(), waiting].contains(&Some(&shown.cell)),
                 "a text is shown at a cell that waits"
             );
             assert_ne!(shown.header, no_header());

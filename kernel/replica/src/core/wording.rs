@@ -51,6 +51,15 @@ pub(super) const DEAF: &str = "the connection to the kernel's process was lost, 
 /// For what an interrupted cell waited.
 pub(super) const ITS_LEASE: &str = "its lease";
 pub(super) const ITS_KERNEL: &str = "its kernel";
+pub(super) const ITS_FORMER_RUN: &str = "the end of its former run";
+
+/// Why a cell with `%%retry` waits.
+pub(super) const FORMER_ATTEMPT: &str = "its former run may not have ended on the node that was lost";
+pub(super) const NO_MAJORITY: &str = "most of this kernel's replicas don't answer";
+
+/// Why the process of a cell with `%%retry` was ended.
+pub(super) const OUT_OF_OFFICE: &str =
+    "most of the kernel's replicas didn't answer, and the kernel may go on with one of them";
 
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
 pub(super) const NOT_SAVED: &str = "its state could not be saved";
@@ -103,6 +112,12 @@ pub(super) fn waits(need: &Need, state: &Value) -> String {
         .map(|r| format!(" ({r})"))
         .unwrap_or_default();
     format!("Waiting for {what}{place}{eta}{reason}")
+}
+
+/// The text at a cell with `%%retry` that waits.
+pub(super) fn attempt_waits(state: &Value) -> String {
+    let reason = state["reason"].as_str().unwrap_or_default();
+    format!("Waiting to run again: {reason}")
 }
 
 /// A length of time as a person says it, in steps useful to a waiting person.

@@ -63,6 +63,8 @@ pub(super) enum Command {
     Propose(Entry),
     /// The replica says whether the kernel is at rest.
     Rests(bool),
+    /// The replica asks whether the processes of all earlier executors have ended.
+    AskFormer,
     /// The group lacks members.
     Need(Lack),
     /// The kernel is over.

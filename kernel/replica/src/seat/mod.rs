@@ -5,6 +5,7 @@
 //! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
 
 mod door;
+mod former;
 mod host;
 mod hot;
 mod lag;

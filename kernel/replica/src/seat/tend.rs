@@ -4,18 +4,20 @@
 //! A process serves a single tenure, except for tenures that the process itself opens. A lost process is therefore
 //! followed by a new tenure, and no cell of the process is begun again unseen.
 
+use super::former::Formers;
 use super::host::{Command, Host, Member};
 use super::hot::{Deed, Hot};
 use super::lag::Watch;
 use super::propose::propose_in_order;
-use super::wire::FromSeat;
+use super::wire::{FromSeat, Hears};
 use crate::core::Lack;
+use hop_keeper::hearing::Heard;
 use hop_log::{Effect, Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, News, Standing};
-use hop_words::id::{Incarnation, KernelId, Tenure};
+use hop_words::id::{Incarnation, JobId, KernelId, Tenure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -77,6 +79,8 @@ struct Desk {
     standby: Option<Child>,
     /// The entry by which the log takes this member for warm again is proposed.
     cooled: bool,
+    /// Earlier executors whose process may run.
+    formers: Formers,
     /// The tenure that a process of this seat serves or has served.
     served: Option<Tenure>,
     /// The tenure after which a new tenure was proposed.
@@ -97,7 +101,10 @@ impl Tended {
         let Feed { state, mut news } = self.member.subscribe();
         let (propose, queue) = mpsc::unbounded_channel();
         let proposer = tokio::spawn(propose_in_order(Arc::clone(&self.member), queue));
-        let mut desk = Desk::new(state, self.wish);
+        let founds = matches!(first, Some(Command::Attach { .. }));
+        let formers = Formers::new(self.host.seat.job, founds, Instant::now());
+        let mut desk = Desk::new(state, self.wish, formers);
+        let mut heard = self.host.keeper.heard();
         let mut standing = self.member.standing();
         if let Some(first) = first {
             self.obey(first, &mut desk, &propose);
@@ -136,9 +143,14 @@ impl Tended {
                 }
                 () = wait::at(desk.hot.due()) => {}
                 () = wait::at(watch_due) => {}
+                () = wait::at(desk.formers.due()) => {}
+                changed = heard.changed() => if changed.is_err() {
+                    break;
+                },
                 () = wait::at(desk.starts_at) => desk.starts_at = None,
             }
             self.look(&mut desk, &propose).await;
+            desk.tell_former(&self.group, &heard.borrow_and_update());
         }
         desk.dismiss_hot();
         proposer.abort();
@@ -149,6 +161,9 @@ impl Tended {
         match command {
             Command::Attach { visit, out, hot } => desk.attach(visit, out, hot, self.me),
             Command::Detach { visit } => {
+                if let Some(tenure) = desk.formers.detached(visit) {
+                    self.host.keeper.ended(&self.group, tenure);
+                }
                 if desk.replica.take_if(|(v, _)| *v == visit).is_some() {
                     self.host.keeper.rests(&self.group, false);
                 }
@@ -157,6 +172,7 @@ impl Tended {
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
             Command::Rests(rests) => self.host.keeper.rests(&self.group, rests),
+            Command::AskFormer => desk.formers.ask(),
             Command::Need(lack) => desk.need(lack),
             Command::Over => {
                 self.host.keeper.close(&self.group);
@@ -307,15 +323,16 @@ pub(super) fn read_takeover(
 }
 
 impl Desk {
-    fn new(state: Option<State>, wish: Wish) -> Self {
-        Self {
-            state,
+    fn new(state: Option<State>, wish: Wish, formers: Formers) -> Self {
+        let mut desk = Self {
+            state: None,
             replica: None,
             follower: None,
             process: None,
             hot: Hot::new(wish.hot),
             standby: None,
             cooled: false,
+            formers,
             served: None,
             asked_after: None,
             stillborn: 0,
@@ -324,6 +341,31 @@ impl Desk {
             wanted: wish.replicas,
             watch: Watch::default(),
             over: false,
+        };
+        desk.state = state;
+        desk.note_office();
+        desk
+    }
+
+    /// The executor in office, with its seat.
+    fn in_office(&self) -> Option<(Tenure, JobId)> {
+        let state = self.state.as_ref()?;
+        let member = state.members().get(&state.executor()?)?;
+        Some((state.tenure(), member.seat))
+    }
+
+    fn note_office(&mut self) {
+        if let Some((tenure, seat)) = self.in_office() {
+            self.formers.holds(tenure, seat);
+        }
+    }
+
+    /// Tells an executor that asks for it that no earlier executor's process runs any more.
+    fn tell_former(&mut self, group: &str, heard: &Heard) {
+        if let Some((visit, _)) = self.replica
+            && self.formers.answers(visit, group, heard, Instant::now())
+        {
+            self.tell(FromSeat::FormerGone);
         }
     }
 
@@ -364,15 +406,23 @@ impl Desk {
             News::State(state) => {
                 self.tell_of_the_log(said(state.clone()));
                 self.state = Some(*state);
+                self.formers.skipped(Instant::now());
             }
             News::Applied { index, entry, .. } => {
+                let before = self.in_office();
                 if let Some(state) = &mut self.state {
                     // The refusal is the same at every member, and the replica sees it itself.
                     let _ = state.apply(index, &entry);
                 }
+                if let Some((tenure, seat)) = before
+                    && self.in_office().is_none_or(|(now, _)| now != tenure)
+                {
+                    self.formers.deposed(tenure, seat, Instant::now());
+                }
                 self.tell_of_the_log(FromSeat::Applied { index, entry });
             }
         }
+        self.note_office();
         let Some(state) = &self.state else { return };
         // A deposed replica leaves by itself. Until then nobody may take it for the executor of a later tenure.
         if state.executor() != Some(me) {
@@ -385,7 +435,10 @@ impl Desk {
             if self.follower.as_ref().is_some_and(|f| f.hot) {
                 self.process = self.standby.take();
             }
-            self.replica = self.follower.take().map(|f| (f.visit, f.out));
+            if let Some(follower) = self.follower.take() {
+                self.formers.attached(follower.visit);
+                self.replica = Some((follower.visit, follower.out));
+            }
             self.watch.forget();
             self.tell_need();
         }
@@ -485,6 +538,7 @@ impl Desk {
         }
         (self.served, self.stillborn) = (Some(tenure), 0);
         self.replica = Some((visit, out));
+        self.formers.attached(visit);
         self.watch.forget();
         self.tell_need();
     }
@@ -505,7 +559,7 @@ impl Desk {
 fn said(state: Box<State>) -> FromSeat {
     FromSeat::State {
         state,
-        hears_rest: true,
+        hears: Hears::ALL,
     }
 }
 
@@ -513,7 +567,6 @@ fn said(state: Box<State>) -> FromSeat {
 mod tests {
     use super::*;
     use hop_log::Index;
-    use hop_words::id::JobId;
 
     /// Two members, of which the first is elected.
     fn desk() -> Desk {
@@ -532,7 +585,8 @@ mod tests {
             replicas: 3,
             hot: false,
         };
-        Desk::new(Some(state), wish)
+        let formers = Formers::new(JobId(1), true, Instant::now());
+        Desk::new(Some(state), wish, formers)
     }
 
     #[test]

@@ -230,6 +230,7 @@ impl Host {
                 }
                 ToSeat::Propose(entry) => tell(desk.as_ref(), Command::Propose(entry)),
                 ToSeat::Rests(rests) => tell(desk.as_ref(), Command::Rests(rests)),
+                ToSeat::AskFormer => tell(desk.as_ref(), Command::AskFormer),
                 ToSeat::Over => tell(desk.as_ref(), Command::Over),
             }
         }

@@ -45,6 +45,8 @@ pub(crate) enum ToSeat {
     Over,
     /// This process waits to become a replica.
     Spare { number: u32 },
+    /// Have all processes of earlier executors ended? Only for a seat that hears it.
+    AskFormer,
 }
 
 /// The keeper's word to a replica.
@@ -55,8 +57,7 @@ pub(crate) enum FromSeat {
     /// The group's state; news of the log follow.
     State {
         state: Box<State>,
-        /// The seat hears [`ToSeat::Rests`]; one of the release before doesn't.
-        hears_rest: bool,
+        hears: Hears,
     },
     Applied {
         index: Index,
@@ -70,6 +71,8 @@ pub(crate) enum FromSeat {
     Failed(String),
     /// The spare is to become the replica that the kernel's group has elected here.
     Become(Called),
+    /// After [`ToSeat::AskFormer`]: all processes of earlier executors have ended.
+    FormerGone,
 }
 
 /// Who a spare becomes.
@@ -81,10 +84,22 @@ pub(crate) struct Called {
     pub(crate) incarnation: Incarnation,
 }
 
-/// The head of [`FromSeat::State`]: nothing in the release before.
-#[derive(Default, Serialize, Deserialize)]
-struct Hears {
-    rest: bool,
+/// The head of [`FromSeat::State`]: what the seat hears, and one of an earlier release doesn't.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Hears {
+    /// [`ToSeat::Rests`].
+    pub(crate) rest: bool,
+    /// [`ToSeat::AskFormer`].
+    pub(crate) former: bool,
+}
+
+impl Hears {
+    /// A seat of this release.
+    pub(crate) const ALL: Self = Self {
+        rest: true,
+        former: true,
+    };
 }
 
 /// The body of [`FromSeat::Standing`], whose head is the voters. The release before sends and reads none.
@@ -144,6 +159,7 @@ impl ToSeat {
             Self::Over => frame(4, &(), Bytes::new()),
             Self::Spare { number } => frame(5, number, Bytes::new()),
             Self::Rests(rests) => frame(6, rests, Bytes::new()),
+            Self::AskFormer => frame(7, &(), Bytes::new()),
         }
     }
 
@@ -177,6 +193,7 @@ impl ToSeat {
                 number: serde_json::from_slice(&head)?,
             },
             6 => Self::Rests(serde_json::from_slice(&head)?),
+            7 => Self::AskFormer,
             other => return Err(FrameError::Malformed(other)),
         })
     }
@@ -186,7 +203,7 @@ impl FromSeat {
     pub(crate) fn encode(&self) -> Bytes {
         match self {
             Self::Alone => frame(1, &(), Bytes::new()),
-            Self::State { state, hears_rest } => frame(2, &Hears { rest: *hears_rest }, state.encode()),
+            Self::State { state, hears } => frame(2, hears, state.encode()),
             Self::Applied { index, entry } => frame(3, index, entry.encode()),
             Self::Need(lack) => frame(4, lack, Bytes::new()),
             Self::Failed(why) => frame(5, why, Bytes::new()),
@@ -203,6 +220,7 @@ impl FromSeat {
                 frame(6, voters, log.into())
             }
             Self::Become(called) => frame(7, called, Bytes::new()),
+            Self::FormerGone => frame(8, &(), Bytes::new()),
         }
     }
 
@@ -212,7 +230,7 @@ impl FromSeat {
             1 => Self::Alone,
             2 => Self::State {
                 state: Box::new(State::decode(body)?),
-                hears_rest: serde_json::from_slice::<Option<Hears>>(&head)?.is_some_and(|hears| hears.rest),
+                hears: serde_json::from_slice::<Option<Hears>>(&head)?.unwrap_or_default(),
             },
             3 => Self::Applied {
                 index: serde_json::from_slice(&head)?,
@@ -232,6 +250,7 @@ impl FromSeat {
                 })
             }
             7 => Self::Become(serde_json::from_slice(&head)?),
+            8 => Self::FormerGone,
             other => return Err(FrameError::Malformed(other)),
         })
     }
@@ -313,6 +332,7 @@ mod tests {
             ToSeat::Propose(entry()),
             ToSeat::Rests(true),
             ToSeat::Over,
+            ToSeat::AskFormer,
         ] {
             let bytes = word.encode();
             assert_eq!(ToSeat::read(&mut &bytes[..]).await.unwrap(), word);
@@ -324,7 +344,7 @@ mod tests {
         };
         let state = FromSeat::State {
             state: Box::new(State::new()),
-            hears_rest: true,
+            hears: Hears::ALL,
         };
         let failed = FromSeat::Failed("no".into());
         let lack = Lack {
@@ -342,7 +362,17 @@ mod tests {
             incarnation: Incarnation(7),
         });
         let need = FromSeat::Need(lack);
-        for word in [FromSeat::Alone, state, applied, need, failed, standing, called] {
+        let gone = FromSeat::FormerGone;
+        for word in [
+            FromSeat::Alone,
+            state,
+            applied,
+            need,
+            failed,
+            standing,
+            called,
+            gone,
+        ] {
             let bytes = word.encode();
             assert_eq!(FromSeat::read(&mut &bytes[..]).await.unwrap(), word);
             assert!(FromSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());

@@ -54,7 +54,7 @@ pub(super) fn grown_of(durably: Option<Durably>) -> World {
 }
 
 /// Elected for tenure 2, with so many records in the log alone.
-fn elected(mut state: State, records: u64) -> Option<Durably> {
+pub(super) fn elected(mut state: State, records: u64) -> Option<Durably> {
     for number in 1..=records {
         let payload = Payload::Inline {
             text: Bytes::from_static(b"{}"),

@@ -1,6 +1,7 @@
 //! The core alone: inputs by hand, outputs told as short lines, and the whole state checked after each.
 
 mod asked;
+mod attempts;
 mod durable;
 mod group;
 mod growing;
@@ -370,6 +371,9 @@ fn told(output: &Output) -> String {
         },
         Output::Gpu(errand, devices) => format!("gpu: {errand:?} {}", devices.len()),
         Output::InterruptKernel { .. } => "interrupt".into(),
+        Output::AskFormer => "ask-former".into(),
+        Output::Guard(None) => "unguard".into(),
+        Output::Guard(Some(at)) => format!("guard {}", at.0 / 1_000_000),
         Output::KillKernel => "kill".into(),
         Output::StartKernel => "start".into(),
         Output::Propose(_) => "propose".into(),
