@@ -1,4 +1,6 @@
 //! `hop explain`: why a cell waits or waited, in sentences.
+//!
+//! `hopd` answers with typed items, which are worded here, and with a sentence of its own for each.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -6,7 +8,7 @@ use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::Whose;
 use hop_api::message::{
-    Explanation, KernelRow, KernelState, KernelsQuery, QueueQuery, QueueRow, Request, Response,
+    Explanation, KernelRow, KernelState, KernelsQuery, QueueQuery, QueueRow, Request, Response, Told,
 };
 use hop_words::id::{CellId, KernelId, UserName};
 use hop_words::text::plain;
@@ -72,7 +74,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let explanation = ask(kernel, args.cell.as_deref().map(CellId::from), context)?;
     match args.json.is_some() {
         true => write_json(with_head(row(&explanation)), context),
-        false => write_sentences(&explanation.sentences, "", context),
+        false => write_sentences(&sentences(&explanation), "", context),
     }
 }
 
@@ -114,7 +116,7 @@ fn all_that_wait(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> 
         let (name, user) = (plain(&waiting.name), &waiting.user);
         let id: String = waiting.kernel.as_str().chars().take(8).collect();
         writeln!(context.out, "{name} ({id}), {user}:")?;
-        write_sentences(&explanation.sentences, "  ", context)?;
+        write_sentences(&sentences(explanation), "  ", context)?;
     }
     Ok(())
 }
@@ -145,8 +147,21 @@ fn row(explanation: &Explanation) -> Value {
     json!({
         "kernel_id": explanation.kernel,
         "cell_id": explanation.cell,
-        "sentences": explanation.sentences,
+        "sentences": sentences(explanation),
+        "items": explanation.items,
     })
+}
+
+/// Words the items. An item that is new to this `hop` has `hopd`'s sentence, and so has all of a `hopd` without items.
+fn sentences(explanation: &Explanation) -> Vec<String> {
+    let (items, theirs) = (&explanation.items, &explanation.sentences);
+    if items.len() != theirs.len() {
+        return theirs.clone();
+    }
+    let worded = items.iter().map(Told::sentence).zip(theirs);
+    worded
+        .map(|(ours, theirs)| ours.unwrap_or_else(|| theirs.clone()))
+        .collect()
 }
 
 fn with_head(mut document: Value) -> Value {
@@ -165,4 +180,23 @@ fn write_sentences(sentences: &[String], indent: &str, context: &mut Context<'_>
         writeln!(context.out, "{indent}{}", plain(sentence))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_api::message::KernelItem;
+
+    #[test]
+    fn items_are_worded_here_and_unknown_ones_as_hopd_words_them() {
+        let mut told = Explanation::new("k".into(), None, vec![KernelItem::NoCell.into()]);
+        told.items.push(Told::Newer(json!({"item": "of-2030"})));
+        told.sentences = vec!["An old wording.".into(), "A new thing.".into()];
+        assert_eq!(
+            sentences(&told),
+            ["No cell of it waits or has a lease.", "A new thing."]
+        );
+        told.items.clear();
+        assert_eq!(sentences(&told), ["An old wording.", "A new thing."]);
+    }
 }

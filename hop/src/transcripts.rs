@@ -8,8 +8,9 @@ use crate::{Cli, dispatch};
 use clap::Parser;
 use hop_api::message::{
     AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, KernelRow, KernelState, KernelsQuery,
-    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response,
+    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response, Told,
 };
+use hop_words::explain::Item;
 use hop_words::id::{GpuIndex, Incarnation, JobId, LeaseId, Tenure, Term};
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
@@ -301,6 +302,11 @@ impl Hopd for Table {
                 sentences: vec![
                     "It is third in the queue.".into(),
                     "All 4 GPUs of pool main are lent.".into(),
+                ],
+                // The second is of a newer hopd.
+                items: vec![
+                    Item::Position { ahead: 2 }.into(),
+                    Told::Newer(serde_json::json!({"item": "all-lent", "pool": "main"})),
                 ],
             })),
             // An operator's own kernel is the second; the others are somebody else's.

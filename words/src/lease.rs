@@ -50,6 +50,17 @@ impl EndCause {
     }
 }
 
+/// Whether the cell on a lease was asked to park for others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ParkAsk {
+    #[default]
+    No,
+    Asked,
+    /// The cell can't park.
+    Refused,
+}
+
 /// How a cell ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -6,6 +6,7 @@
 pub mod cell;
 pub mod clock;
 pub mod error;
+pub mod explain;
 pub mod gpu;
 pub mod id;
 pub mod lease;
@@ -13,6 +14,7 @@ pub mod memory;
 pub mod need;
 pub mod net;
 pub mod process;
+pub mod reason;
 pub mod replica;
 pub mod text;
 pub mod time;

@@ -54,3 +54,14 @@ impl std::ops::Add<Span> for Timestamp {
         Self(self.0.saturating_add(span.0))
     }
 }
+
+/// A length of time as people say it: "less than a second", "40 s", "12 min", "3.5 h".
+pub fn spell(span: Span) -> String {
+    let s = span.as_secs_f64();
+    match s {
+        _ if s < 1.0 => "less than a second".to_owned(),
+        _ if s < 90.0 => format!("{s:.0} s"),
+        _ if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        _ => format!("{:.1} h", s / 3600.0),
+    }
+}

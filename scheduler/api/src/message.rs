@@ -7,10 +7,12 @@
 //! Messages of agents, of kernels and of people are in modules of their own.
 
 mod agent;
+mod explanation;
 mod query;
 mod replica;
 
 pub use agent::*;
+pub use explanation::*;
 pub use query::*;
 pub use replica::*;
 
@@ -379,11 +381,7 @@ mod tests {
                 waiting: 0,
                 problems: vec![],
             }),
-            Response::Explanation(Explanation {
-                kernel: kernel(),
-                cell: None,
-                sentences: vec![],
-            }),
+            Response::Explanation(Explanation::new(kernel(), None, vec![KernelItem::NoCell.into()])),
             Response::Kernels { rows: vec![] },
             Response::Asked {
                 kernels: vec![kernel()],

@@ -5,10 +5,10 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::PlaceKernel;
 use crate::output::Output;
-use crate::reason::{MoveRefused, RefusedBecause};
 use crate::state::{Kernel, Node, Replica};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
 use hop_words::lease::EndCause;
+use hop_words::reason::{MoveRefused, RefusedBecause};
 use hop_words::replica::MoveCause;
 use hop_words::time::{Span, Timestamp};
 

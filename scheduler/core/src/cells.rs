@@ -4,13 +4,13 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::Submit;
 use crate::output::{Output, Record, StartLease};
-use crate::reason::{Reason, RefusedBecause};
 use crate::room::Spot;
 use crate::state::{
-    Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Size, Timer, Told, Vain,
+    Band, Cell, Kernel, Lease, LeaseState, Node, Pool, Rank, Running, Size, Timer, Told, Vain,
 };
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
+use hop_words::reason::RefusedBecause;
 use hop_words::time::{Span, Timestamp};
 
 /// Pause between two looks at a waiting cell, as a part of the time that the cell has waited.
@@ -23,9 +23,6 @@ const FORESEE_LEAST: Span = Span::from_secs(5);
 /// Cells that waited before the driver's restart are asked for again within this time. Other cells were withdrawn
 /// meanwhile, and their ids may come again.
 const RETURNS_WITHIN: Span = Span::from_secs(600);
-
-/// Reason for the record if a kernel withdraws its own cell.
-const WITHDRAWN: &str = "it was interrupted while it waited, or its kernel was restarted";
 
 impl Core {
     pub(crate) fn submit(&mut self, asked: Submit, out: &mut Vec<Output>) {
@@ -385,7 +382,7 @@ impl Core {
             holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
             foreseen: std::cell::Cell::default(),
-            asked: ParkAsk::No,
+            asked: hop_words::lease::ParkAsk::No,
             state: LeaseState::Starting { cell: Box::new(c) },
         };
         self.count_held(&lease, true);
@@ -607,7 +604,6 @@ impl Core {
     ) {
         let lease = self.new_lease_id(out);
         let k = &self.work.kernels[c.kernel];
-        let reason = because.map_or_else(|| WITHDRAWN.to_owned(), ToString::to_string);
         out.push(Output::Record(Record::CellWithdrawn {
             lease,
             cell: c.id.clone(),
@@ -620,7 +616,7 @@ impl Core {
             cpus: c.cpus,
             submit: c.submitted,
             at: self.now,
-            reason,
+            reason: because.cloned(),
         }));
     }
 
@@ -676,78 +672,6 @@ impl Core {
         if !self.try_start(cell, out) {
             self.wait(cell, out);
         }
-    }
-
-    /// The reason for the cell's wait, recomputed.
-    pub(crate) fn reason(&self, cell: Idx<Cell>) -> Reason {
-        let c = &self.work.cells[cell];
-        let k = &self.work.kernels[c.kernel];
-        if let Some(m) = &k.migrating {
-            return Reason::Migrating {
-                to: self.supply.nodes[m.to].name.clone(),
-            };
-        }
-        if k.replicas.is_empty() || c.unasked.is_some() {
-            return Reason::NoReplica;
-        }
-        if let Some(over) = self.over_limit(c) {
-            return self.limit_reason(&over, c);
-        }
-        if let Some(again) = self.retry_reason(c) {
-            return again;
-        }
-        if k.able().all(|r| self.own_lease_ending(c.kernel, r.node)) {
-            return Reason::OwnLease;
-        }
-        if let Some(p) = c.reserved
-            && self.idle_needed_now(p, cell)
-        {
-            let node = self.supply.pilots[p].node;
-            return Reason::Claiming {
-                node: self.supply.nodes[node].name.clone(),
-            };
-        }
-        if let Some(p) = c.reserved
-            && self.is_asked(p)
-        {
-            let node = self.supply.nodes[self.supply.pilots[p].node].name.clone();
-            return Reason::Parking { node };
-        }
-        let reason = self.reason_on_nodes(cell);
-        if matches!(reason, Reason::NoPilot { coming: false, .. })
-            && c.limited.is_some()
-            && let Some(over) = self.over_limit_soon(cell)
-        {
-            // No pilot is asked for: the limit leaves none beside those on their way.
-            return self.limit_reason(&over, c);
-        }
-        reason
-    }
-
-    /// Reason to try the cell again after a pause, on a node where nothing else holds it up.
-    fn retry_reason(&self, c: &Cell) -> Option<Reason> {
-        let nodes = self.work.kernels[c.kernel]
-            .able()
-            .map(|r| &self.supply.nodes[r.node]);
-        let mut pilots = nodes.flat_map(|n| n.pilots.iter().map(move |p| (n, &self.supply.pilots[*p])));
-        pilots.find_map(|(node, pilot)| {
-            let until = c.avoids(pilot.job, self.now)?;
-            Some(Reason::Retrying {
-                node: node.name.clone(),
-                tries: c.failures,
-                again_in: until.since(self.now),
-                why: c.why_failed.clone(),
-            })
-        })
-    }
-
-    /// Whether what is ending already on the pilot will do for the cell.
-    fn idle_needed_now(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> bool {
-        let p = &self.supply.pilots[pilot];
-        let groups = p.groups_for(&self.work.cells[cell].need);
-        groups
-            .into_iter()
-            .any(|g| self.idle_needed(p, g, cell) == Some(0))
     }
 }
 

@@ -5,9 +5,9 @@ use crate::index::Idx;
 use crate::limits::Over;
 use crate::output::Output;
 use crate::room::free_beside;
-use crate::state::{Cell, Lease, LeaseState, Node, ParkAsk, Pilot, PilotState, Scope};
+use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Scope};
 use hop_words::id::LeaseId;
-use hop_words::lease::EndCause;
+use hop_words::lease::{EndCause, ParkAsk};
 
 /// GPUs of idle leases to be taken: from kernels that can't let go, and from all kernels.
 type IdleTaken = (u16, u16);

@@ -6,7 +6,6 @@ use crate::input::{CancelTarget, Input, Room};
 use crate::journal::{Counters, Entry, Key, TicketImage, Value};
 use crate::output::Output;
 use crate::predict::{Habit, STREAKS};
-use crate::reason::RefusedBecause;
 use crate::state::{
     Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Standing, Supply, Tally, Ticket,
     Timer, User, Work,
@@ -14,6 +13,7 @@ use crate::state::{
 use crate::usage::Usage;
 use hop_words::id::{AccountName, CellId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::EndCause;
+use hop_words::reason::RefusedBecause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -190,7 +190,7 @@ impl Core {
             CancelTarget::Kernel { kernel } => {
                 out.push(Output::CloseKernel {
                     kernel: kernel.clone(),
-                    reason: format!("cancelled by {by}"),
+                    reason: RefusedBecause::Cancelled { by: by.to_string() },
                 });
                 self.close_kernel(kernel, EndCause::Cancelled, out);
             }

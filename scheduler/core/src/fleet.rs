@@ -11,6 +11,7 @@ use crate::state::{
 };
 use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
 use hop_words::lease::EndCause;
+use hop_words::reason::{NODE_FORGOT, STILL_ENDING};
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
@@ -18,9 +19,6 @@ use std::collections::BTreeSet;
 const RETRY: Span = Span::from_secs(10);
 /// A pilot with at most so many steps left takes no new lease and is replaced.
 const ROTATE_STEPS: u32 = 64;
-
-/// Why the GPUs of a lease are blocked that nobody knows any longer.
-const STRANGER: &str = "a lease that the scheduler has given up is still being ended on it";
 
 impl Core {
     pub(crate) fn node_facts(&mut self, facts: NodeFacts, burst: Option<String>, out: &mut Vec<Output>) {
@@ -348,7 +346,7 @@ impl Core {
     pub(crate) fn estrange(&mut self, pilot: Idx<Pilot>, lease: LeaseId, devices: Vec<GpuIndex>) {
         for &index in &devices {
             if let Some(slot) = self.slot(pilot, index) {
-                slot.blocked.get_or_insert_with(|| STRANGER.to_owned());
+                slot.blocked.get_or_insert_with(|| STILL_ENDING.to_owned());
             }
         }
         self.supply.pilots[pilot].strangers.push((lease, devices));
@@ -370,7 +368,7 @@ impl Core {
         }
         for index in devices {
             if let Some(slot) = self.slot(i, index)
-                && slot.blocked.as_deref() == Some(STRANGER)
+                && slot.blocked.as_deref() == Some(STILL_ENDING)
             {
                 slot.blocked = None;
             }
@@ -419,13 +417,7 @@ impl Core {
         let live: BTreeSet<LeaseId> = live.chain(up.starting.iter().copied()).collect();
         for id in known.into_iter().filter(|l| !live.contains(l)) {
             if self.work.leases.contains_key(&id) {
-                self.lease_over(
-                    id,
-                    EndCause::StepLost,
-                    true,
-                    "its node doesn't know it any longer".into(),
-                    out,
-                );
+                self.lease_over(id, EndCause::StepLost, true, NODE_FORGOT.into(), out);
             }
         }
         for l in &up.leases {

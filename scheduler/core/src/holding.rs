@@ -8,11 +8,11 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
-use crate::reason::{RefusedBecause, Wanted};
 use crate::room::free_beside;
 use crate::state::{Cell, Holding, Kernel, Lease, LeaseState, PilotState, Timer};
 use hop_words::id::{KernelId, LeaseId};
 use hop_words::lease::EndCause;
+use hop_words::reason::{RefusedBecause, Wanted};
 use hop_words::time::Span;
 
 /// Pause before a kernel is asked once more to let go: the time of its holding on so far, within these bounds.

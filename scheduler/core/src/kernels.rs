@@ -6,12 +6,12 @@ use crate::input::{EndedCell, ReplicaUp, Standby, Submit};
 use crate::journal::{KernelImage, Key};
 use crate::output::Output;
 use crate::predict::Habit;
-use crate::reason::RefusedBecause;
 use crate::state::{Cell, FailedMoves, Kernel, LeaseState, Node, Pool, Replica, Timer};
 use crate::usage::Usage;
 use hop_words::id::{AccountName, Incarnation, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::Need;
+use hop_words::reason::{REPLICA_GONE, RefusedBecause, RevokedBecause};
 
 impl Core {
     /// The kernel, made if it is new. Who asks is who it belongs to.
@@ -104,7 +104,7 @@ impl Core {
         {
             return out.push(Output::CloseKernel {
                 kernel: up.kernel,
-                reason: "the kernel was closed".to_owned(),
+                reason: RefusedBecause::Closed,
             });
         }
         let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
@@ -314,7 +314,7 @@ impl Core {
                     kernel: up.kernel.clone(),
                     lease: *lease,
                     cause: EndCause::StepLost,
-                    reason: "the scheduler doesn't know this lease any longer".to_owned(),
+                    reason: RevokedBecause::Unknown,
                     grace: hop_words::time::Span::ZERO,
                 });
             } else {
@@ -604,7 +604,7 @@ impl Core {
                         reason: RefusedBecause::ReplicaLost,
                     });
                 } else {
-                    self.requeue(cell, "its replica is gone", out);
+                    self.requeue(cell, REPLICA_GONE, out);
                 }
             }
         }

@@ -7,7 +7,8 @@ use crate::journal::{Key, LeaseImage, Phase};
 use crate::output::{Output, Record};
 use crate::state::{Account, Cell, Kernel, Lease, LeaseState, Pilot, PilotState, Pool, Running, Timer, User};
 use hop_words::id::{CellId, GpuIndex, JobId, KernelId, LeaseId};
-use hop_words::lease::{EndCause, Outcome};
+use hop_words::lease::{EndCause, Outcome, ParkAsk};
+use hop_words::reason::{NOT_IN_TIME, NOT_TAKEN_BACK, Reason, RefusedBecause, RevokedBecause};
 use hop_words::time::{Span, Timestamp};
 
 /// Worth, in idle GPU-seconds, of a lease that still lingers: no handover, and no memory to restore.
@@ -124,8 +125,8 @@ impl Core {
         lease.state = LeaseState::Running(running);
         lease.expected.set(Timestamp(0));
         lease.foreseen.take();
-        if lease.asked == crate::state::ParkAsk::Asked {
-            lease.asked = crate::state::ParkAsk::No;
+        if lease.asked == ParkAsk::Asked {
+            lease.asked = ParkAsk::No;
         }
         let (kernel, executor, pilot) = (lease.kernel, lease.executor, lease.pilot);
         self.supply.pools[lease.pool].running += u32::from(lease.gpus);
@@ -337,10 +338,10 @@ impl Core {
     pub(crate) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut Vec<Output>) {
         if let Some(cell) = self.end_lease_keep_cell(id, cause, out) {
             let reason = match cause {
-                EndCause::Cancelled => crate::reason::RefusedBecause::Cancelled {
+                EndCause::Cancelled => RefusedBecause::Cancelled {
                     by: "an operator or the user".into(),
                 },
-                _ => crate::reason::RefusedBecause::Closed,
+                _ => RefusedBecause::Closed,
             };
             out.push(Output::Refused {
                 kernel: self.work.kernels[cell.kernel].id.clone(),
@@ -428,7 +429,7 @@ impl Core {
             kernel: self.work.kernels[kernel].id.clone(),
             lease,
             cause,
-            reason: cause.sentence().unwrap_or_default().to_owned(),
+            reason: RevokedBecause::Ended(cause),
             grace,
         });
     }
@@ -443,7 +444,7 @@ impl Core {
         }
         let pilot = self.supply.pilots[self.work.leases[&id].pilot].job;
         if let Some(mut cell) = self.end_lease_keep_cell(id, EndCause::Failed, out) {
-            let why = "its node did not start it in time";
+            let why = NOT_IN_TIME;
             self.failed_on(&mut cell, pilot, why);
             self.requeue(cell, why, out);
         }
@@ -482,7 +483,7 @@ impl Core {
                 kernel: self.work.kernels[lease.kernel].id.clone(),
                 cell: cell.id.clone(),
                 position: 1,
-                reason: crate::reason::Reason::SlurmAway,
+                reason: Reason::SlurmAway,
                 estimate: None,
             });
         }
@@ -604,10 +605,11 @@ impl Core {
             linger: lease.linger,
             wait: lease.wait,
             cells: lease.cells,
-            detail: lease.holding.as_ref().map_or_else(
-                || detail.to_owned(),
-                |held| held_on(detail, self.now.since(held.since), &held.why),
-            ),
+            detail: detail.to_owned(),
+            held_on: lease
+                .holding
+                .as_ref()
+                .map(|held| (self.now.since(held.since), held.why.clone())),
         }));
     }
 
@@ -620,11 +622,7 @@ impl Core {
             for slot in group.slots.iter_mut().filter(|s| s.lease == Some(lease.id)) {
                 slot.lease = None;
                 if !clean && slot.blocked.is_none() {
-                    let why = if detail.is_empty() {
-                        "it could not be taken back"
-                    } else {
-                        detail
-                    };
+                    let why = if detail.is_empty() { NOT_TAKEN_BACK } else { detail };
                     slot.blocked = Some(why.to_owned());
                 }
             }
@@ -734,15 +732,6 @@ impl Core {
             cells: l.cells,
         }
     }
-}
-
-/// Detail in the accounting for a lease whose kernel couldn't let go.
-fn held_on(detail: &str, span: Span, why: &str) -> String {
-    let between = if detail.is_empty() { "" } else { "; " };
-    format!(
-        "{detail}{between}its kernel held the GPU for {} after its last cell ({why})",
-        crate::reason::spell(span)
-    )
 }
 
 /// Weight of the other kernels' observations beside a kernel's own: as of so many own ones.

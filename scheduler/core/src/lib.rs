@@ -38,7 +38,6 @@ pub mod price;
 mod prospect;
 mod quantum;
 mod queue;
-pub mod reason;
 mod restore;
 mod room;
 mod scale;
@@ -46,6 +45,8 @@ mod state;
 mod succession;
 mod tally;
 mod usage;
+mod wait;
+mod why;
 
 pub use asked::{Doing, KernelView, ReplicaView};
 pub use check::Insane;

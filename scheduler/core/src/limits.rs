@@ -4,8 +4,8 @@ use crate::config::{Count, Limit, LimitOf};
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
-use crate::reason::{Reason, RefusedBecause};
 use crate::state::{Account, Cell, Kernel, Lease, Member, Members, Pool, Scope, User};
+use hop_words::reason::{Reason, RefusedBecause};
 
 /// What a limit says now.
 pub(crate) struct Over {

@@ -1,5 +1,5 @@
 //! The line before a place on a node: how many cells of its queue compete for the node's GPUs, and how long they keep
-//! them. The forecasts of waits (`explain.rs`) rest on it.
+//! them. The estimators of waits (`wait.rs`) rest on it.
 //!
 //! The run expected of each cell ahead is laid on the GPUs that are free first. A cell unable to start now goes
 //! before nobody: a limit keeps the cell out, the kernel leaves the node, or the new executor hasn't asked for the

@@ -7,10 +7,10 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::PoolOffers;
 use crate::output::Output;
-use crate::reason::RefusedBecause;
 use crate::state::{Cell, Group, Pool};
 use hop_words::id::{GpuType, PoolName};
 use hop_words::need::Need;
+use hop_words::reason::RefusedBecause;
 
 impl Core {
     /// Takes over the most that the pool could ever have. Cells with an impossible need are told.

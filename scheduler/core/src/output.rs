@@ -1,12 +1,12 @@
 //! The core's decisions. The driver carries them out in the order given.
 
 use crate::journal::Entry;
-use crate::reason::{MoveRefused, Reason, RefusedBecause, Wanted};
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
 use hop_words::lease::{EndCause, Outcome};
+use hop_words::reason::{MoveRefused, ParkBecause, Reason, RefusedBecause, RevokedBecause, Wanted};
 pub use hop_words::replica::{MoveCause, SeatPlan};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,7 @@ pub enum Output {
         kernel: KernelId,
         lease: LeaseId,
         cause: EndCause,
-        reason: String,
+        reason: RevokedBecause,
         grace: Span,
     },
     /// To a kernel unable to let go of a lease's GPUs: the fate of the GPUs.
@@ -95,10 +95,13 @@ pub enum Output {
         kernel: KernelId,
         lease: LeaseId,
         cell: CellId,
-        reason: String,
+        reason: ParkBecause,
     },
     /// To the kernel's front and replicas: the kernel was ended.
-    CloseKernel { kernel: KernelId, reason: String },
+    CloseKernel {
+        kernel: KernelId,
+        reason: RefusedBecause,
+    },
     /// To the front: where the kernel's new replica sits.
     Place { kernel: KernelId, seat: SeatPlan },
     PlaceRefused {
@@ -204,7 +207,8 @@ pub enum Record {
         cpus: u16,
         submit: Timestamp,
         at: Timestamp,
-        reason: String,
+        /// `None` means that the kernel itself withdrew the cell.
+        reason: Option<RefusedBecause>,
     },
     /// The lease is over and its device free or blocked. The last word on the lease.
     LeaseClosed {
@@ -219,6 +223,8 @@ pub enum Record {
         wait: Span,
         cells: u32,
         detail: String,
+        /// Its kernel couldn't let go of the GPUs: for how long, and why.
+        held_on: Option<(Span, String)>,
     },
 }
 

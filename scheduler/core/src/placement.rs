@@ -4,10 +4,10 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::{PlaceKernel, SeatUp};
 use crate::output::{Output, SeatPlan};
-use crate::reason::RefusedBecause;
 use crate::state::{Kernel, Node, Pilot, PilotState, Planned, Pool, Replica, Seat, Timer, User};
 use hop_words::id::{GpuType, Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
+use hop_words::reason::RefusedBecause;
 use std::collections::BTreeSet;
 
 /// Most planned seats of one kernel at a time.

@@ -6,11 +6,12 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::WaitingCell;
 use crate::output::Output;
-use crate::reason::{RefusedBecause, spell};
-use crate::state::{Cell, Kernel, Lease, LeaseState, ParkAsk, Pilot, PilotState, Replica, Timer};
+use crate::state::{Cell, Kernel, Lease, LeaseState, Pilot, PilotState, Replica, Timer};
+use hop_words::explain::Item;
 use hop_words::id::{CellId, GpuType, Incarnation, KernelId, LeaseId};
-use hop_words::lease::{EndCause, Outcome};
+use hop_words::lease::{EndCause, Outcome, ParkAsk};
 use hop_words::need::Need;
+use hop_words::reason::{ParkBecause, RefusedBecause};
 use hop_words::time::Span;
 
 /// The longest run believed of a replica's word about an otherwise unknown cell.
@@ -185,7 +186,7 @@ impl Core {
     }
 
     fn ask(&mut self, id: LeaseId, waiting: Idx<Cell>, out: &mut Vec<Output>) {
-        let asks = self.work.cells[waiting].need.gpus;
+        let gpus = self.work.cells[waiting].need.gpus;
         let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         lease.asked = ParkAsk::Asked;
         let (kernel, LeaseState::Running(r)) = (lease.kernel, &lease.state) else {
@@ -195,11 +196,10 @@ impl Core {
             kernel: self.work.kernels[kernel].id.clone(),
             lease: id,
             cell: r.cell.clone(),
-            reason: format!(
-                "it has run for {} and a cell that needs {asks} GPU{} waits",
-                spell(self.now.since(r.since)),
-                if asks == 1 { "" } else { "s" }
-            ),
+            reason: ParkBecause {
+                ran: self.now.since(r.since),
+                gpus,
+            },
         });
     }
 
@@ -299,16 +299,11 @@ impl Core {
         }
     }
 
-    /// Sentence on how long the lease's cell may run.
-    pub(crate) fn explain_quantum(&self, lease: &Lease) -> Option<String> {
-        let quantum = self.quantum(lease)?;
-        Some(match lease.asked {
-            ParkAsk::Asked => "It is asked to park: it has run for long, and others wait.".to_owned(),
-            ParkAsk::Refused => "It was asked to park for others and can't: it runs to its end.".to_owned(),
-            ParkAsk::No => format!(
-                "After {} it may be parked, if it can be, for others who wait for its GPUs.",
-                spell(quantum)
-            ),
+    /// How long the lease's cell may run. `None` means for ever, or no such cell.
+    pub(crate) fn explain_quantum(&self, lease: &Lease) -> Option<Item> {
+        Some(Item::Quantum {
+            after: self.quantum(lease)?,
+            asked: lease.asked,
         })
     }
 

@@ -7,12 +7,10 @@ use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
 use crate::late::GIVEN_UP;
 use crate::output::Output;
-use crate::state::{
-    Cell, FailedMoves, Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer,
-};
+use crate::state::{Cell, FailedMoves, Lease, LeaseState, Pilot, PilotState, Running, Ticket, Timer};
 use crate::usage::Usage;
 use hop_words::id::LeaseId;
-use hop_words::lease::EndCause;
+use hop_words::lease::{EndCause, ParkAsk};
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;

@@ -22,7 +22,7 @@ use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     Tenure, UserName,
 };
-use hop_words::lease::EndCause;
+use hop_words::lease::{EndCause, ParkAsk};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -561,7 +561,7 @@ pub(crate) struct Moving {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Told {
     pub position: u32,
-    pub kind: std::mem::Discriminant<crate::reason::Reason>,
+    pub kind: std::mem::Discriminant<hop_words::reason::Reason>,
     /// GPUs for the cell that notebooks of the user's own hold.
     pub of_own: u16,
     /// When the cell was expected to start. `None` means unknown.
@@ -673,16 +673,6 @@ pub(crate) struct Running {
     pub print: u64,
     /// The cell's run before the park.
     pub ran: Span,
-}
-
-/// Whether the cell on a lease was asked to park.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum ParkAsk {
-    #[default]
-    No,
-    Asked,
-    /// The cell can't park.
-    Refused,
 }
 
 /// Stage of a lease. A cell is in exactly one place: the queue, or the state of one lease.

@@ -5,9 +5,9 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::input::ReplicaUp;
 use crate::output::Output;
-use crate::reason::RefusedBecause;
 use crate::state::{Cell, Kernel, LeaseState, Replica, Timer};
 use hop_words::id::{Incarnation, Tenure};
+use hop_words::reason::RefusedBecause;
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 

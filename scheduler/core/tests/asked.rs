@@ -2,10 +2,10 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Config, Migrate, PoolConfig};
-use hop_core::reason::{MoveRefused, RefusedBecause};
 use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, SeatUp, Standby, Withdrawal};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
+use hop_words::reason::{MoveRefused, RefusedBecause};
 use hop_words::time::Span;
 
 /// Moves for cells that wait, and none ahead of them.

@@ -2,10 +2,10 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, Migrate, PoolConfig, Scale};
-use hop_core::reason::RefusedBecause;
 use hop_core::{CancelTarget, Input, Output, Record};
 use hop_words::id::{JobId, KernelId, LeaseId};
 use hop_words::need::Need;
+use hop_words::reason::RefusedBecause;
 use hop_words::time::Span;
 
 const LINGER: Span = Span::from_secs(2);
@@ -294,7 +294,7 @@ fn a_pilot_on_its_way_for_another_cell_is_told_as_what_the_limit_counts() {
     let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "ada", &["n1"], 1));
     let (cell, _) = w.submit(&a, Need::gpus(1));
     w.submit(&b, Need::gpus(1));
-    let said = w.core.explain(&b, None).expect("it waits").join(" ");
+    let said = w.said(&b, None).expect("it waits").join(" ");
     assert!(
         said.contains("limit GrpTRES: 0 of 1 GPUs are in use already, and 1 is on its way for another cell"),
         "{said}"

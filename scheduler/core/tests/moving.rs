@@ -225,7 +225,7 @@ fn a_due_cell_holds_no_node_to_which_its_kernel_can_not_be_moved() {
     let other = w.kernel("other", "eve", &["n1"], 1);
     w.submit(&other, Need::gpus(1));
     w.settle();
-    assert!(runs(&w, &other), "{:?}", w.core.explain(&other, None));
+    assert!(runs(&w, &other), "{:?}", w.said(&other, None));
     w.core.sanity_check().unwrap();
 }
 
@@ -331,7 +331,7 @@ fn waits_for_a_node_with_an_idle_pilot(scale: Scale, think: u64) -> u64 {
             go_on(&mut w, 0, out, 8);
         }
     }
-    panic!("it waits for a day: {:?}", w.core.explain(&cyd, None));
+    panic!("it waits for a day: {:?}", w.said(&cyd, None));
 }
 
 #[test]
@@ -386,6 +386,6 @@ fn a_short_cell_is_moved_to_a_bare_gpu_of_a_held_node() {
         for _ in 0..30 {
             go_on(&mut w, 10, Vec::new(), 2);
         }
-        assert!(runs(&w, &quick), "on {home}: {:?}", w.core.explain(&quick, None));
+        assert!(runs(&w, &quick), "on {home}: {:?}", w.said(&quick, None));
     }
 }

@@ -809,7 +809,7 @@ fn pilots_smaller_than_the_need_are_told_as_gpus_in_use() {
     let b = w.kernel("b", "bob", &["n0"], 2);
     w.submit(&b, Need::gpus(2));
     w.settle();
-    let said = w.core.explain(&b, None).expect("it waits").join(" ");
+    let said = w.said(&b, None).expect("it waits").join(" ");
     assert!(
         said.contains("it needs 2 GPUs and 1 of the 2 on n0 is in use"),
         "{said}"
@@ -817,6 +817,6 @@ fn pilots_smaller_than_the_need_are_told_as_gpus_in_use() {
     assert_eq!(w.core.waiting()[0].reason.word(), "Resources");
     let c = w.kernel("c", "ada", &["n0"], 2);
     w.submit(&c, Need::gpus(2));
-    let said = w.core.explain(&c, None).expect("it waits").join(" ");
+    let said = w.said(&c, None).expect("it waits").join(" ");
     assert!(said.contains("in use by your notebook a"), "{said}");
 }

@@ -2,11 +2,11 @@
 
 use crate::world::{World, report};
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
-use hop_core::reason::{Reason, RefusedBecause};
 use hop_core::{Core, Input, LiveLease, Output, Record, Submit};
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
+use hop_words::reason::{Reason, RefusedBecause};
 use hop_words::time::{Span, Timestamp};
 
 fn pool() -> PoolConfig {
@@ -739,7 +739,7 @@ fn a_cell_that_waits_beside_free_gpus_says_first_where_they_are_and_what_helps()
     w.submit(&a, Need::gpus(1));
     w.settle();
     w.submit(&b, Need::gpus(1));
-    let said = w.core.explain(&b, None).unwrap();
+    let said = w.said(&b, None).unwrap();
     let first = "What it needs is free on n1 and n2, but its kernel sits on n0: `hop migrate b` takes the kernel there with \
                  its variables, a restarted kernel goes there without them.";
     assert_eq!(said[0], first);
@@ -753,7 +753,7 @@ fn a_cell_that_waits_beside_free_gpus_says_first_where_they_are_and_what_helps()
         w.submit(&kernel, Need::gpus(1));
         w.settle();
     }
-    assert!(w.core.explain(&b, None).unwrap()[0].starts_with("The cell waits"));
+    assert!(w.said(&b, None).unwrap()[0].starts_with("The cell waits"));
 }
 
 #[test]
@@ -778,7 +778,7 @@ fn where_a_limit_holds_a_cell_up_free_gpus_elsewhere_are_no_news() {
         w.submit(kernel, Need::gpus(1));
         w.settle();
     }
-    let said = w.core.explain(&kernels[2], None).unwrap();
+    let said = w.said(&kernels[2], None).unwrap();
     assert!(
         said[0].starts_with("The cell waits because limit QOS normal, MaxTRESPerUser: 1 of 1"),
         "{said:?}"
@@ -799,7 +799,7 @@ fn closing_a_kernel_leaves_nothing_behind() {
     let out = w.confirm_end(job, LeaseId(1), true);
     assert_eq!(kinds(&out), ["closed", "forget", "ack"]);
     assert_eq!(w.core.kernel_count(), 0);
-    assert_eq!(w.core.explain(&k, None), None);
+    assert_eq!(w.said(&k, None), None);
 }
 
 #[test]
@@ -1417,7 +1417,7 @@ fn a_wait_is_told_once_enough_was_seen_and_again_when_it_turns_out_otherwise() {
     w.tell(Input::Tick);
     let (waiting, out) = w.submit(&b, Need::gpus(1));
     assert_eq!(told_wait(&out), Some(None), "no cell has run for 26 s before");
-    let said = w.core.explain(&b, None).unwrap();
+    let said = w.said(&b, None).unwrap();
     assert!(said.iter().any(|s| s.contains("is not known yet")), "{said:?}");
     assert_eq!(w.core.waiting()[0].estimate, None);
     w.tell(Input::CancelCell {
@@ -1501,7 +1501,7 @@ fn a_lease_waits_for_slurmctld_and_says_so() {
         });
         assert_eq!(kinds(&out), ["closed", "opened", "start", "queued", "ack"]);
     }
-    let said = w.core.explain(&k, Some(&cell)).unwrap();
+    let said = w.said(&k, Some(&cell)).unwrap();
     assert!(said[0].contains("controller does not answer"), "{said:?}");
     assert_eq!(kinds(&w.tell(away(false))), [""; 0]);
     assert_eq!(kinds(&w.pass(Span::from_secs(59))), [""; 0]);

@@ -67,7 +67,7 @@ fn order(w: &World) -> Vec<String> {
 }
 
 fn is_due(w: &World, kernel: &KernelId) -> bool {
-    let said = w.core.explain(kernel, None).expect("a cell of it waits");
+    let said = w.said(kernel, None).expect("a cell of it waits");
     said.iter().any(|s| s.starts_with("It has waited so long"))
 }
 

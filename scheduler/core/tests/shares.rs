@@ -3,10 +3,11 @@
 use crate::world::World;
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
 use hop_core::journal::Entry;
-use hop_core::reason::RefusedBecause;
 use hop_core::{Core, Input, Output};
+use hop_words::explain::Item;
 use hop_words::id::KernelId;
 use hop_words::need::Need;
+use hop_words::reason::RefusedBecause;
 use hop_words::time::{Span, Timestamp};
 
 const HOUR: f64 = 3600.0;
@@ -75,11 +76,12 @@ fn entries(out: Vec<Output>) -> Vec<Entry> {
 
 /// GPU-hours that `hop explain` names for the kernel's user.
 fn used(core: &Core, kernel: &KernelId) -> String {
-    let said = core.explain(kernel, None).unwrap_or_default().join(" ");
-    let hours = said
-        .split_once(" has used ")
-        .and_then(|(_, rest)| rest.split_once(" GPU-hours"));
-    hours.map_or(said.as_str(), |(hours, _)| hours).to_owned()
+    let items = core.explain(kernel, None).unwrap_or_default();
+    let hours = items.iter().find_map(|item| match item {
+        Item::FairShare { gpu_hours, .. } => Some(format!("{gpu_hours:.1}")),
+        _ => None,
+    });
+    hours.unwrap_or_else(|| format!("{items:?}"))
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use hop_api::message::{AcctRow, EndCause, EndedLease, Handover, LeaseEnd, Outcome, StartLease};
 use hop_core::Record;
 use hop_words::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
-use hop_words::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp, spell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 #[derive(Debug, Default)]
@@ -134,6 +134,7 @@ impl AccountingRows {
             wait,
             cells,
             detail: detail.to_owned(),
+            held_on: None,
         })
     }
 
@@ -258,11 +259,16 @@ impl AccountingRows {
             wait,
             cells,
             detail,
+            held_on,
         } = record
         else {
             return None;
         };
         let row = self.open.remove(&lease)?;
+        let detail = match held_on {
+            Some((span, why)) => held_to_its_end(&detail, span, &why),
+            None => detail,
+        };
         let parked = self.parked.remove(&lease) && cause == EndCause::Claimed;
         let withdrawn = cells == 0 && cause == EndCause::Released;
         let mut reason = match (detail.is_empty(), parked) {
@@ -312,6 +318,15 @@ impl AccountingRows {
     }
 }
 
+/// The end of a lease whose kernel couldn't let go of the GPUs.
+fn held_to_its_end(detail: &str, span: Span, why: &str) -> String {
+    let between = if detail.is_empty() { "" } else { "; " };
+    format!(
+        "{detail}{between}its kernel held the GPU for {} after its last cell ({why})",
+        spell(span)
+    )
+}
+
 /// Counts a cell in the row of its lease.
 fn count(row: &mut AcctRow, ran: Span) {
     row.run = Span(row.run.0.saturating_add(ran.0));
@@ -351,7 +366,7 @@ fn withdrawn(record: Record) -> Option<AcctRow> {
     Some(AcctRow {
         end: Some(at),
         wait: at.since(submit),
-        reason,
+        reason: reason.map_or_else(|| INTERRUPTED.to_owned(), |because| because.to_string()),
         ..asked.row("CANCELLED")
     })
 }
@@ -403,6 +418,9 @@ impl Asked {
 /// Why a lease that never started is over, where nobody says.
 const WITHDRAWN: &str = "it was withdrawn before its cell began";
 
+/// A cell that its own kernel withdrew while it waited.
+const INTERRUPTED: &str = "it was interrupted while it waited, or its kernel was restarted";
+
 /// Said of the last withdrawn cell that has a row.
 const ONE_OF_MANY: &str = " (cells withdrawn right after it have no rows: they were too many)";
 
@@ -432,6 +450,7 @@ fn state_word(cause: EndCause, cut_short: bool, served: bool) -> &'static str {
 mod tests {
     use super::*;
     use hop_words::id::GpuIndex;
+    use hop_words::reason::RefusedBecause;
 
     fn opened() -> Record {
         Record::LeaseOpened {
@@ -492,6 +511,7 @@ mod tests {
             wait: Span(50),
             cells: 1,
             detail: String::new(),
+            held_on: None,
         };
         let row = rows.enter(closed.clone()).unwrap();
         assert_eq!((row.state.as_str(), row.end), ("COMPLETED", Some(Timestamp(300))));
@@ -520,14 +540,14 @@ mod tests {
                 cpus: 2,
                 submit: at,
                 at,
-                reason: "gone".into(),
+                reason: Some(RefusedBecause::Closed),
             })
         };
         let at = |n: u64| Timestamp(1_000_000 + n * 1000);
         let written: Vec<AcctRow> = (0..5000).filter_map(|n| withdraw("mallory", at(n))).collect();
         let fewest = AT_ONCE as usize;
         assert!((fewest..fewest + 4).contains(&written.len()), "{}", written.len());
-        let told = |row: &AcctRow| row.reason != "gone";
+        let told = |row: &AcctRow| row.reason != "the kernel was closed";
         let first = written.iter().position(told);
         assert_eq!(first, Some(fewest - 1), "the last before a gap");
         assert!(
@@ -535,9 +555,12 @@ mod tests {
                 .iter()
                 .all(|row| row.reason.contains("too many"))
         );
-        assert_eq!(withdraw("bob", at(5000)).unwrap().reason, "gone");
+        assert_eq!(withdraw("bob", at(5000)).unwrap().reason, "the kernel was closed");
         let rested = at(5000) + Span(APART.0 * AT_ONCE);
-        assert_eq!(withdraw("mallory", rested).unwrap().reason, "gone");
+        assert_eq!(
+            withdraw("mallory", rested).unwrap().reason,
+            "the kernel was closed"
+        );
     }
 
     #[test]
@@ -564,10 +587,36 @@ mod tests {
             wait: Span(50),
             cells: 1,
             detail: String::new(),
+            held_on: None,
         };
         let row = rows.enter(closed).unwrap();
         assert_eq!(row.state, "PREEMPTED");
         assert!(row.reason.contains("was parked"), "{}", row.reason);
+    }
+
+    #[test]
+    fn a_lease_that_its_kernel_held_on_to_says_so() {
+        let held_on = |detail: &str| {
+            let mut rows = AccountingRows::default();
+            rows.enter(opened());
+            let closed = Record::LeaseClosed {
+                lease: LeaseId(7),
+                cause: EndCause::Claimed,
+                clean: true,
+                at: Timestamp(300),
+                held: Span(150),
+                run: Span(100),
+                linger: Span(50),
+                wait: Span(50),
+                cells: 1,
+                detail: detail.into(),
+                held_on: Some((Span::from_secs(60), "process 9 holds it".into())),
+            };
+            rows.enter(closed).unwrap().reason
+        };
+        let held = "its kernel held the GPU for 60 s after its last cell (process 9 holds it)";
+        assert_eq!(held_on(""), held);
+        assert_eq!(held_on("pid 9 was ended"), format!("pid 9 was ended; {held}"));
     }
 
     #[test]
@@ -590,6 +639,7 @@ mod tests {
                 wait: Span::ZERO,
                 cells: 0,
                 detail: "it was withdrawn".into(),
+                held_on: None,
             };
             let row = rows.enter(closed).unwrap();
             assert_eq!(
@@ -615,6 +665,7 @@ mod tests {
             wait: Span::ZERO,
             cells: 0,
             detail: "pid 9 holds it".into(),
+            held_on: None,
         };
         let row = rows.enter(closed).unwrap();
         assert_eq!(row.state, "FAILED");

@@ -1,9 +1,7 @@
 //! Views between the core's types and the wire's: people's queries, and agents' reports.
 
 use hop_api::config::{Config, Pool};
-use hop_api::message::{
-    AcctRow, AgentUp, CancelTarget, Explanation, InfoReport, NodeInfo, QueueRow, Refusal,
-};
+use hop_api::message::{AcctRow, AgentUp, CancelTarget, InfoReport, NodeInfo, QueueRow, Refusal, Told};
 use hop_core::config::PoolConfig;
 use hop_core::{Core, EndedLease, LeaseView, LiveLease, PilotUp};
 use hop_words::clock::Skew;
@@ -218,22 +216,17 @@ pub(crate) fn info(
     }
 }
 
-pub(crate) fn explain(core: &Core, kernel: KernelId, cell: Option<CellId>) -> Result<Explanation, Refusal> {
-    match core.explain(&kernel, cell.as_ref()) {
-        Some(sentences) => Ok(Explanation {
-            kernel,
-            cell,
-            sentences,
-        }),
-        None => Err(Refusal::NotFound {
-            what: match cell {
-                Some(cell) => {
-                    format!("cell {cell} that waits or runs; `hop acct` lists those that are over")
-                }
-                None => format!("waiting cell or lease of kernel {kernel}"),
-            },
-        }),
-    }
+/// What the core tells of the cell, or of the kernel's lease.
+pub(crate) fn explain(core: &Core, kernel: &KernelId, cell: Option<&CellId>) -> Result<Vec<Told>, Refusal> {
+    let items = core.explain(kernel, cell).ok_or_else(|| Refusal::NotFound {
+        what: match cell {
+            Some(cell) => {
+                format!("cell {cell} that waits or runs; `hop acct` lists those that are over")
+            }
+            None => format!("waiting cell or lease of kernel {kernel}"),
+        },
+    })?;
+    Ok(items.into_iter().map(Told::from).collect())
 }
 
 /// Whether the caller may cancel the target. `owns` says whether a kernel is the caller's.

@@ -157,14 +157,6 @@ pub struct NodeInfo {
     pub asked: Option<Timestamp>,
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Explanation {
-    pub kernel: KernelId,
-    pub cell: Option<CellId>,
-    /// Whole sentences, the most important first.
-    pub sentences: Vec<String>,
-}
-
 /// Whose kernels `hop kernels` lists.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -1045,6 +1045,14 @@ impl World {
 }
 
 impl World {
+    /// The sentences of `hop explain`.
+    pub fn said(&self, kernel: &KernelId, cell: Option<&CellId>) -> Option<Vec<String>> {
+        let items = self.core.explain(kernel, cell)?;
+        Some(items.iter().map(ToString::to_string).collect())
+    }
+}
+
+impl World {
     /// Slurm says what people have used by now; of some it says nothing.
     pub fn shares(&mut self) {
         let mut share = || Share {

@@ -7,10 +7,9 @@ use super::{JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::views;
 use hop_api::message::{
-    Event, Explanation, HibernateTarget, KernelRow, KernelState, KernelsQuery, Refusal, ReplicaRole,
-    ReplicaRow, Request, Response,
+    Event, Explanation, HibernateTarget, KernelItem, KernelRow, KernelState, KernelsQuery, Refusal,
+    ReplicaRole, ReplicaRow, Request, Response, Told,
 };
-use hop_core::reason::spell;
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
 use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
 use std::collections::HashSet;
@@ -120,72 +119,57 @@ impl Scheduler {
             None => self.about_kernel(&kernel),
             Some(_) => Vec::new(),
         };
-        let explanation = match views::explain(&self.core, kernel.clone(), cell.clone()) {
-            Ok(mut explanation) => {
-                explanation.sentences.extend(about);
-                explanation
-            }
+        let items = match views::explain(&self.core, &kernel, cell.as_ref()) {
+            Ok(items) => [items, about].concat(),
             Err(refusal) if about.is_empty() => return Err(refusal),
-            Err(_) => Explanation {
-                kernel,
-                cell,
-                sentences: [vec!["No cell of it waits or has a lease.".to_owned()], about].concat(),
-            },
+            Err(_) => [vec![KernelItem::NoCell.into()], about].concat(),
         };
+        let explanation = Explanation::new(kernel, cell, items);
         Ok(Answer::Now(Response::Explanation(explanation)))
     }
 
-    /// Its start, sleep, moves, and what speaks against them, in sentences.
-    fn about_kernel(&self, kernel: &KernelId) -> Vec<String> {
-        let mut said = Vec::new();
-        said.extend(self.about_start(kernel));
+    /// Its start, sleep, moves, and what speaks against them.
+    fn about_kernel(&self, kernel: &KernelId) -> Vec<Told> {
+        let mut items = Vec::from_iter(self.about_start(kernel));
         if self.kept.asleep(kernel).is_some() {
-            said.push("The kernel sleeps: its state is in its user's home.".to_owned());
+            items.push(KernelItem::Asleep);
         }
         if let Some((id, executor)) = self.registry.executor(kernel)
             && !executor.standbys.is_empty()
         {
-            said.push(roles(id.incarnation, executor));
+            let roles = roles(id.incarnation, executor);
+            items.push(KernelItem::Replicas { roles });
         }
         if let Some(m) = self.kept.moving(kernel) {
-            let (to, cause) = (&m.row.to, m.row.cause);
-            said.push(format!("The kernel moves to {to}: {cause}."));
+            items.push(KernelItem::Moves(m.row.clone()));
         }
         let seat = self.registry.executor(kernel).map(|(_, r)| r.seat.job);
         if let Some((job, at)) = seat.and_then(|job| Some((job, self.endings.end_of(job)?))) {
-            let minutes = at.since(self.clock.now()).0 / 60_000_000;
-            said.push(format!(
-                "Its seat (job {job}) ends in {minutes} min by Slurm's time limit."
-            ));
+            let within = at.since(self.clock.now());
+            items.push(KernelItem::SeatEnds { job, within });
         }
         if let Some(failed) = self.kept.failure(kernel) {
-            said.push(format!(
-                "Its last move, to {}, failed: {}.",
-                failed.to, failed.reason
-            ));
+            items.push(KernelItem::MoveFailed(failed.clone()));
         }
         if let Some(why) = self.kept.stayed(kernel) {
-            said.push(format!("It was asked to hibernate and did not: {why}."));
+            let why = why.clone();
+            items.push(KernelItem::StayedAwake { why });
         }
         let pool = self.core.pool_of(kernel);
         let moves = pool.and_then(|pool| self.config.pool.get(pool)?.migrate.as_ref());
         if let (Some(_), Some(why)) = (moves, self.core.kernel(kernel).and_then(|k| k.fixed)) {
-            said.push(format!("It is not moved to where GPUs are free: {why}."));
+            items.push(KernelItem::Stays { why });
         }
-        said
+        items.into_iter().map(Told::from).collect()
     }
 
-    /// A sentence on a kernel without a process, whose notebook is open. Such a kernel's first cells are with its front,
+    /// The start of a kernel without a process, whose notebook is open. Such a kernel's first cells are with its front,
     /// and `hopd` knows nothing of them. A kernel whose front is gone may be listed for a day.
-    fn about_start(&self, kernel: &KernelId) -> Option<String> {
+    fn about_start(&self, kernel: &KernelId) -> Option<KernelItem> {
         let view = self.core.kernel(kernel)?;
         let starts = view.doing == Doing::Starting && self.connections.is_heard(kernel);
-        starts.then(|| {
-            format!(
-                "The kernel has been starting for {}, and all its cells wait for that: no process of it has reported. \
-                 `squeue` shows whether the job of its seat waits, and for what.",
-                spell(self.clock.now().since(view.since))
-            )
+        starts.then(|| KernelItem::Starts {
+            time: self.clock.now().since(view.since),
         })
     }
 

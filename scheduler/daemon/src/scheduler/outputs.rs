@@ -85,7 +85,7 @@ impl Scheduler {
                 lease,
                 cell,
                 reason,
-            } => self.ask_to_park(kernel, lease, cell, reason),
+            } => self.ask_to_park(kernel, lease, cell, reason.to_string()),
             Output::Migrate {
                 kernel,
                 victim,
@@ -285,7 +285,7 @@ impl Scheduler {
                     kernel: kernel.clone(),
                     lease,
                     cause,
-                    reason,
+                    reason: reason.to_string(),
                     grace,
                     may_hold: cause.may_hold() && grace > Span::ZERO,
                 };
@@ -305,7 +305,10 @@ impl Scheduler {
                 };
                 (kernel, event)
             }
-            Output::CloseKernel { kernel, reason } => (kernel.clone(), Event::Close { kernel, reason }),
+            Output::CloseKernel { kernel, reason } => {
+                let reason = reason.to_string();
+                (kernel.clone(), Event::Close { kernel, reason })
+            }
             _ => unreachable!("the caller has chosen"),
         };
         self.connections.tell(&kernel, &event);

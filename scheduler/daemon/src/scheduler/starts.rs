@@ -3,8 +3,8 @@
 use super::{Due, Scheduler};
 use hop_api::message::{Event, QueueRow};
 use hop_core::LeaseView;
-use hop_core::reason::spell;
 use hop_words::id::LeaseId;
+use hop_words::time::spell;
 use hop_words::time::{Span, Timestamp};
 
 /// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.

@@ -316,6 +316,12 @@ async fn the_steps_of_leases_are_named_as_the_site_says() {
 }
 
 /// The rows of the accounting after a crash that left these files, once its `hopd` has started.
+/// The sentences on kernel `a`.
+fn explained(house: &House) -> String {
+    let items = house.scheduler.core.explain(&"a".into(), None).unwrap();
+    items.iter().map(|item| format!("{item} ")).collect()
+}
+
 async fn rows_of(folder: &std::path::Path) -> Vec<AcctRow> {
     let mut house = House::on(tempfile::tempdir().unwrap(), Some(folder));
     house.rows().await
@@ -650,7 +656,7 @@ async fn slurms_last_word_of_shares_is_known_after_a_restart() {
     let (ada, mut mailbox) = house.connect("ada", Role::Replica);
     assert!(done(&house.ask(ada, &mut mailbox, up("ada", "a", 1, 7, "n0"))));
     house.say(ada, submit("a", 0));
-    let explained = house.scheduler.core.explain(&"a".into(), None).unwrap().join(" ");
+    let explained = explained(&house);
     assert!(explained.contains("ada has used 2.0 GPU-hours"), "{explained}");
     // Other shares are written at once, and usage that is an hour old.
     house.scheduler.shares(Ok(said(&house, 7202.0, 2.0)));
@@ -1099,14 +1105,7 @@ async fn a_replica_that_cannot_park_or_does_not_answer_is_left_alone() {
     let mut old = Long::new(false);
     assert_eq!(old.was_asked(), 0);
     assert_eq!(old.states(), rows(&[("a", "RUNNING"), ("b", "PENDING")]));
-    let explained = |long: &Long| {
-        long.house
-            .scheduler
-            .core
-            .explain(&"a".into(), None)
-            .unwrap()
-            .join(" ")
-    };
+    let explained = |long: &Long| explained(&long.house);
     assert!(
         explained(&old).contains("can't: it runs to its end"),
         "{}",

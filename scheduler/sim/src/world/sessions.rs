@@ -5,11 +5,11 @@ use crate::cluster::Cluster;
 use crate::metrics::{CellResult, Foretold, PROGRESS, Why};
 use crate::rng::Rng;
 use crate::trace::Trace;
-use hop_core::reason::Reason;
 use hop_core::{Input, PlaceKernel, Submit, WaitingCell};
 use hop_words::id::{CellId, KernelId, LeaseId, NodeName};
 use hop_words::lease::Outcome;
 use hop_words::need::{Class, Need};
+use hop_words::reason::Reason;
 use hop_words::time::{Span, Timestamp};
 
 pub(super) struct Session {

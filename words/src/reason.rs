@@ -1,10 +1,25 @@
-//! Reasons for a cell's wait or refusal: enums for the core's decisions, and sentences for people.
+//! Reasons for a cell's wait or refusal, and for a kernel's stay: the core decides them, the wire carries them.
+//!
+//! Each one's `Display` is its wording for people. Where the scheduler finds a cause that agents else tell in words of
+//! their own, it gives one of the constants. The policy that picks a reason is `scheduler/core`.
 
-use hop_words::id::{GpuType, NodeName, PoolName};
-use hop_words::time::Span;
+use crate::id::{GpuType, NodeName, PoolName};
+use crate::lease::EndCause;
+use crate::time::{Span, spell};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
+
+/// The node did not start a lease in time.
+pub const NOT_IN_TIME: &str = "its node did not start it in time";
+/// The node reports a lease no more.
+pub const NODE_FORGOT: &str = "its node doesn't know it any longer";
+/// The process that a lease was meant for is gone.
+pub const REPLICA_GONE: &str = "its replica is gone";
+/// A GPU's take-back failed without a word of the node's.
+pub const NOT_TAKEN_BACK: &str = "it could not be taken back";
+/// A GPU under a lease that nobody knows any longer.
+pub const STILL_ENDING: &str = "a lease that the scheduler has given up is still being ended on it";
 
 /// The user's own other notebooks that hold the GPUs or cores for which a cell waits.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,7 +111,7 @@ pub enum Reason {
 
 impl Reason {
     /// The user's own other notebooks that hold the awaited GPUs or cores.
-    pub(crate) fn yours(&self) -> Option<&Yours> {
+    pub fn yours(&self) -> Option<&Yours> {
         match self {
             Self::GpusBusy { yours, .. } | Self::PilotsSmall { yours, .. } | Self::Limit { yours, .. } => {
                 Some(yours)
@@ -264,6 +279,46 @@ impl fmt::Display for Reason {
     }
 }
 
+/// Why a running cell is asked to park.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkBecause {
+    /// Run of the cell so far.
+    pub ran: Span,
+    /// GPUs of the cell that waits.
+    pub gpus: u16,
+}
+
+impl fmt::Display for ParkBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ran, gpus } = self;
+        write!(
+            f,
+            "it has run for {} and a cell that needs {gpus} GPU{} waits",
+            spell(*ran),
+            plural(*gpus)
+        )
+    }
+}
+
+/// Why a lease was taken from its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RevokedBecause {
+    /// The lease ended for its cause.
+    Ended(EndCause),
+    /// The scheduler doesn't know the lease any longer.
+    Unknown,
+}
+
+impl fmt::Display for RevokedBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ended(cause) => cause.sentence().unwrap_or_default(),
+            Self::Unknown => "the scheduler doesn't know this lease any longer",
+        })
+    }
+}
+
 /// Why a kernel must let go of GPUs that it can't let go of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -416,15 +471,4 @@ fn are(n: u32) -> &'static str {
 
 pub(crate) fn plural(n: u16) -> &'static str {
     if n == 1 { "" } else { "s" }
-}
-
-/// A length of time as people say it: "less than a second", "40 s", "12 min", "3.5 h".
-pub fn spell(span: Span) -> String {
-    let s = span.as_secs_f64();
-    match s {
-        _ if s < 1.0 => "less than a second".to_owned(),
-        _ if s < 90.0 => format!("{s:.0} s"),
-        _ if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        _ => format!("{:.1} h", s / 3600.0),
-    }
 }

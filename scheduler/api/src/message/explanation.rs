@@ -1,0 +1,252 @@
+//! The answer to [`Request::Explain`](super::Request::Explain): typed items, and their sentences for callers that know
+//! none.
+
+use super::{MoveFailure, MoveRow};
+use hop_words::explain::Item;
+use hop_words::id::{CellId, JobId, KernelId};
+use hop_words::time::{Span, spell};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    pub kernel: KernelId,
+    pub cell: Option<CellId>,
+    /// The sentence of each item, the most important first.
+    pub sentences: Vec<String>,
+    /// Empty from a `hopd` of 2026-11 and before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub items: Vec<Told>,
+}
+
+impl Explanation {
+    pub fn new(kernel: KernelId, cell: Option<CellId>, items: Vec<Told>) -> Self {
+        Self {
+            kernel,
+            cell,
+            sentences: items.iter().filter_map(Told::sentence).collect(),
+            items,
+        }
+    }
+}
+
+/// One statement of an explanation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Told {
+    /// On the cell or its lease.
+    Cell(Item),
+    /// On the kernel.
+    Kernel(KernelItem),
+    /// An item of a newer `hopd`: its sentence is at the same place among [`Explanation::sentences`].
+    Newer(serde_json::Value),
+}
+
+impl Told {
+    /// `None` means an item that only the sender can word.
+    pub fn sentence(&self) -> Option<String> {
+        match self {
+            Self::Cell(item) => Some(item.to_string()),
+            Self::Kernel(item) => Some(item.to_string()),
+            Self::Newer(_) => None,
+        }
+    }
+}
+
+impl From<Item> for Told {
+    fn from(item: Item) -> Self {
+        Self::Cell(item)
+    }
+}
+
+impl From<KernelItem> for Told {
+    fn from(item: KernelItem) -> Self {
+        Self::Kernel(item)
+    }
+}
+
+/// One statement on a kernel: its start, its sleep, its moves, and the obstacles to them. No name of an item is one of
+/// [`Item`]'s.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "item", rename_all = "kebab-case")]
+pub enum KernelItem {
+    /// No cell of the kernel waits or has a lease.
+    NoCell,
+    /// No process of the kernel has reported in this time.
+    Starts {
+        time: Span,
+    },
+    Asleep,
+    /// The part of each of the kernel's replicas, as a sentence.
+    Replicas {
+        roles: String,
+    },
+    Moves(MoveRow),
+    /// Time until Slurm's time limit of the kernel's seat.
+    SeatEnds {
+        job: JobId,
+        within: Span,
+    },
+    MoveFailed(MoveFailure),
+    /// Why the kernel did not hibernate when last asked to.
+    StayedAwake {
+        why: String,
+    },
+    /// Why policy leaves the kernel where it is.
+    Stays {
+        why: String,
+    },
+}
+
+impl fmt::Display for KernelItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoCell => f.write_str("No cell of it waits or has a lease."),
+            Self::Starts { time } => write!(
+                f,
+                "The kernel has been starting for {}, and all its cells wait for that: no process of it has reported. \
+                 `squeue` shows whether the job of its seat waits, and for what.",
+                spell(*time)
+            ),
+            Self::Asleep => f.write_str("The kernel sleeps: its state is in its user's home."),
+            Self::Replicas { roles } => f.write_str(roles),
+            Self::Moves(MoveRow { to, cause, .. }) => write!(f, "The kernel moves to {to}: {cause}."),
+            Self::SeatEnds { job, within } => {
+                let minutes = within.0 / 60_000_000;
+                write!(
+                    f,
+                    "Its seat (job {job}) ends in {minutes} min by Slurm's time limit."
+                )
+            }
+            Self::MoveFailed(MoveFailure { to, reason, .. }) => {
+                write!(f, "Its last move, to {to}, failed: {reason}.")
+            }
+            Self::StayedAwake { why } => write!(f, "It was asked to hibernate and did not: {why}."),
+            Self::Stays { why } => write!(f, "It is not moved to where GPUs are free: {why}."),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_words::explain::LeasePhase;
+    use hop_words::id::LeaseId;
+    use hop_words::lease::ParkAsk;
+    use hop_words::reason::{Reason, Yours};
+    use hop_words::replica::MoveCause;
+    use hop_words::time::Timestamp;
+
+    fn every_item() -> Vec<Told> {
+        let minute = Span::from_secs(60);
+        let why = || "it holds a socket".to_owned();
+        let of_cell = [
+            Item::FreeElsewhere {
+                kernel: "k".into(),
+                here: "n0".into(),
+                on: vec!["n1".into()],
+                more: 2,
+            },
+            Item::Waits(Reason::NoReplica),
+            Item::Waits(Reason::GpusBusy {
+                node: "n0".into(),
+                gpus: 1,
+                fitting: 2,
+                yours: Yours::default(),
+            }),
+            Item::Position { ahead: 1 },
+            Item::Expected { within: Some(minute) },
+            Item::Expected { within: None },
+            Item::Parked { ran: minute },
+            Item::Waited { time: minute },
+            Item::Due,
+            Item::FairShare {
+                user: "ada".into(),
+                gpu_hours: 1.5,
+            },
+            Item::Lease {
+                lease: LeaseId(1),
+                gpus: 1,
+                cpus: 2,
+                node: "n0".into(),
+                phase: LeasePhase::Delayed,
+                time: minute,
+            },
+            Item::Holds {
+                lease: LeaseId(1),
+                gpus: 1,
+                cpus: 2,
+                node: "n0".into(),
+                time: minute,
+                why: why(),
+                lingers: true,
+            },
+            Item::Quantum {
+                after: minute,
+                asked: ParkAsk::No,
+            },
+        ];
+        let of_kernel = [
+            KernelItem::NoCell,
+            KernelItem::Starts { time: minute },
+            KernelItem::Asleep,
+            KernelItem::Replicas { roles: why() },
+            KernelItem::Moves(MoveRow {
+                to: "n1".into(),
+                cause: MoveCause::Drain,
+                since: Timestamp(1),
+            }),
+            KernelItem::SeatEnds {
+                job: JobId(7),
+                within: minute,
+            },
+            KernelItem::MoveFailed(MoveFailure {
+                to: "n1".into(),
+                reason: why(),
+                at: Timestamp(1),
+            }),
+            KernelItem::StayedAwake { why: why() },
+            KernelItem::Stays { why: why() },
+        ];
+        let of_cell = of_cell.into_iter().map(Told::from);
+        of_cell.chain(of_kernel.into_iter().map(Told::from)).collect()
+    }
+
+    #[test]
+    fn every_item_is_read_as_it_was_written() {
+        for told in every_item() {
+            let text = serde_json::to_string(&told).unwrap();
+            assert_eq!(serde_json::from_str::<Told>(&text).unwrap(), told, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_item_of_a_newer_hopd_spoils_no_answer() {
+        let text = r#"{"kernel": "k", "cell": null, "sentences": ["A.", "B.", "C.", "D."], "items": [
+            {"item": "due"}, {"item": "of-2030", "x": 1}, {"item": "waits", "reason": "of-2030"}, 7]}"#;
+        let read: Explanation = serde_json::from_str(text).unwrap();
+        let [
+            Told::Cell(Item::Due),
+            Told::Newer(newer),
+            Told::Newer(_),
+            Told::Newer(_),
+        ] = &read.items[..]
+        else {
+            panic!("{read:?}")
+        };
+        assert_eq!(newer["x"], 1, "kept for JSON");
+    }
+
+    #[test]
+    fn an_older_hopd_sends_sentences_alone() {
+        let text = r#"{"kernel": "k", "cell": null, "sentences": ["A."]}"#;
+        let read: Explanation = serde_json::from_str(text).unwrap();
+        assert_eq!((read.sentences.len(), read.items.len()), (1, 0));
+    }
+
+    #[test]
+    fn each_item_has_its_sentence() {
+        let told = Explanation::new("k".into(), None, every_item());
+        assert_eq!(told.sentences.len(), told.items.len());
+    }
+}
