@@ -155,7 +155,7 @@ impl Core {
         if holder.is_some() && looked.nobody_to == holder {
             return None;
         }
-        let cores = self.lending(node).map(Pilot::cpus_free).max().unwrap_or(0);
+        let cores = self.supply.lending(node).map(Pilot::cpus_free).max().unwrap_or(0);
         let wanted = |shape: &Shape| self.has_room_for(node, shape);
         let first = self.first_elsewhere(node, cores, &wanted, looked);
         if let Some((pool, cell)) = holder

@@ -289,7 +289,7 @@ impl Core {
             need: c.need.clone(),
             class: c.class,
             submitted: c.submitted,
-            position: self.position_by(i, |node| ahead(node).0),
+            position: self.work.position_by(i, |node| ahead(node).0),
             reason: self.reason(i),
             estimate: self.foreseen_wait_by(i, |node| ahead(node).1),
             parked: c.parked.map(|(_, ran)| ran),

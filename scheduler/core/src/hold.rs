@@ -15,8 +15,7 @@ use crate::index::{Idx, Places};
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
 use crate::state::{
-    Band, Cell, Group, Hold, Kernel, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank, Shape, Size,
-    Timer,
+    Band, Cell, Group, Hold, Kernel, Lease, LeaseState, Node, Pilot, Pool, Rank, Shape, Size, Timer,
 };
 use hop_words::time::Span;
 use std::collections::BTreeSet;
@@ -111,7 +110,7 @@ impl Core {
     /// no further cell backfills there: the holder waits only for the cells already running.
     fn backfill_is_in_the_way(&self, holder: &Cell, node: Idx<Node>) -> bool {
         let mut rooms = self.rooms(node, holder);
-        for (at, p) in self.lending(node).enumerate() {
+        for (at, p) in self.supply.lending(node).enumerate() {
             let leases = p.leases.iter().map(|id| &self.work.leases[id]);
             leases.filter(|l| l.backfills).for_each(|l| rooms.end(at, l));
         }
@@ -187,13 +186,6 @@ impl Core {
         (self.work.cells[holder].rank < self.work.cells[cell].rank).then_some(holder)
     }
 
-    /// The node's pilots that lend.
-    pub(crate) fn lending(&self, node: Idx<Node>) -> impl Iterator<Item = &Pilot> {
-        let pilots = self.supply.nodes[node].pilots.iter();
-        let pilots = pilots.map(|p| &self.supply.pilots[*p]);
-        pilots.filter(|p| p.state == PilotState::Up)
-    }
-
     /// The GPUs and cores that are free on the node for the due cell.
     fn rooms<'a>(&'a self, node: Idx<Node>, due: &'a Cell) -> Rooms<'a> {
         let mut rooms = Rooms {
@@ -201,7 +193,7 @@ impl Core {
             pilots: Vec::new(),
             bare: self.bare_gpus(node),
         };
-        for p in self.lending(node) {
+        for p in self.supply.lending(node) {
             let room = Room {
                 gpus: p.fitting(&due.need).map(Group::free).sum(),
                 cpus: p.cpus_free(),
@@ -237,7 +229,7 @@ impl Core {
     pub(crate) fn node_free_in(&self, node: Idx<Node>, due: &Cell) -> Option<Span> {
         let mut rooms = self.rooms(node, due);
         let mut ends = Vec::new();
-        for (at, p) in self.lending(node).enumerate() {
+        for (at, p) in self.supply.lending(node).enumerate() {
             let leases = p.leases.iter().map(|id| &self.work.leases[id]);
             ends.extend(leases.map(|l| (self.remaining(l), at, l)));
         }
@@ -283,7 +275,7 @@ impl Core {
     /// Whether GPUs of the node would do, free or not.
     fn has_fitting(&self, node: Idx<Node>, shape: &Shape) -> bool {
         let n = &self.supply.nodes[node];
-        let mut groups = self.lending(node).flat_map(|p| &p.groups);
+        let mut groups = self.supply.lending(node).flat_map(|p| &p.groups);
         shape.takes(&n.gpu_type, n.gpu_mem_mib) || groups.any(|g| shape.fits(g))
     }
 
@@ -407,7 +399,7 @@ impl Core {
     /// [`Self::node_free_in`] knows a time.
     pub(crate) fn has_ever(&self, node: Idx<Node>, due: &Cell) -> bool {
         let mut bare = 0u16;
-        for p in self.lending(node) {
+        for p in self.supply.lending(node) {
             let gpus = p.fitting(&due.need).map(|g| g.used + g.free()).sum();
             if (Room { gpus, cpus: p.cpus }).is_enough(due) {
                 return true;

@@ -301,7 +301,7 @@ impl Core {
             used: over.used,
             limit: over.limit,
             coming: over.coming,
-            yours: self.yours(c, leases.filter(in_scope)),
+            yours: self.work.yours(c, leases.filter(in_scope)),
         }
     }
 

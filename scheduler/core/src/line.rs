@@ -8,7 +8,7 @@
 use crate::core::Core;
 use crate::foretell::{Basis, UNKNOWN};
 use crate::index::Idx;
-use crate::state::{Account, Cell, Group, Node, Pilot, PilotState, Pool, Rank, Scope, User};
+use crate::state::{Account, Cell, Group, Node, Pilot, Pool, Rank, Scope, User};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use std::collections::BTreeMap;
@@ -96,7 +96,7 @@ impl<'a> Line<'a> {
     pub(crate) fn new(core: &'a Core, node: Idx<Node>, pool: Idx<Pool>, basis: Basis) -> Self {
         let mut line = Self::counted(core, node);
         line.basis = Some(basis);
-        for pilot in core.lending_of(node, pool) {
+        for pilot in core.supply.lending_of(node, pool) {
             line.cores += u64::from(pilot.cpus);
             line.add_gpus(pilot, basis);
         }
@@ -219,13 +219,6 @@ impl Core {
     /// How many cells go before the place on the node.
     pub(crate) fn ahead_on(&self, node: Idx<Node>, place: Place) -> u64 {
         Line::counted(self, node).up_to(place).cells()
-    }
-
-    /// The pool's pilots on the node that lend.
-    pub(crate) fn lending_of(&self, node: Idx<Node>, pool: Idx<Pool>) -> impl Iterator<Item = &Pilot> {
-        let pilots = self.supply.nodes[node].pilots.iter();
-        let pilots = pilots.map(|&p| &self.supply.pilots[p]);
-        pilots.filter(move |p| p.state == PilotState::Up && p.pool == pool)
     }
 
     /// Expected run of a waiting cell.

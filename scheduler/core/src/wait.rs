@@ -7,23 +7,15 @@ use crate::core::Core;
 use crate::foretell::{Basis, UNKNOWN, UNSEEN};
 use crate::index::Idx;
 use crate::line::Place;
-use crate::state::{Cell, Lease, LeaseState, Node, Pilot, Pool, Rank};
+use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank, Supply, Work};
 use hop_words::need::Need;
 use hop_words::time::Span;
 
 impl Core {
     /// Place from 1 among the cells for the same GPUs, on the node with the smallest number.
     pub(crate) fn position(&self, cell: Idx<Cell>) -> u32 {
-        self.position_by(cell, |node| self.ahead_on(node, self.place(cell)))
-    }
-
-    pub(crate) fn position_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> u32 {
-        let nodes = self.work.kernels[self.work.cells[cell].kernel].able();
-        1 + nodes.map(|r| ahead(r.node) as u32).min().unwrap_or(0)
-    }
-
-    fn place(&self, cell: Idx<Cell>) -> Place {
-        (self.work.cells[cell].rank, cell)
+        let place = self.work.place(cell);
+        self.work.position_by(cell, |node| self.ahead_on(node, place))
     }
 
     /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when its booting pilot is up,
@@ -36,7 +28,7 @@ impl Core {
     fn line_of(&self, cell: Idx<Cell>, basis: Basis) -> impl Fn(Idx<Node>) -> Span {
         let c = &self.work.cells[cell];
         let pool = self.work.kernels[c.kernel].pool;
-        let line = move |node| self.line_before((c.rank, cell), node, pool, basis);
+        let line = move |node| self.line_before(self.work.place(cell), node, pool, basis);
         move |node| line(node).lets_through_in(&c.need)
     }
 
@@ -87,10 +79,10 @@ impl Core {
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        let up = self.lending_of(node, pool);
+        let up = self.supply.lending_of(node, pool);
         let spans = up.filter_map(|pilot| self.free_for(pilot, basis, need, cpus));
         let free = spans.min()?.max(line);
-        match self.held_before(node, rank, need, cpus) {
+        match held_before(&self.supply, &self.work, node, rank, need, cpus) {
             // The holder gets the next free GPUs and cores on the node first.
             Some(holder) => {
                 let first = self.node_free_in(node, holder)?;
@@ -98,14 +90,6 @@ impl Core {
             }
             None => Some(free),
         }
-    }
-
-    /// The due cell of better rank with a hold on the node, if the hold delays a cell of this need.
-    fn held_before(&self, node: Idx<Node>, rank: Rank, need: &Need, cpus: u16) -> Option<&Cell> {
-        let holder = &self.work.cells[self.supply.nodes[node].held_for?];
-        let both = holder.cpus.saturating_add(cpus);
-        let beside = || need.gpus == 0 && self.lending(node).any(|p| p.cpus_free() >= both);
-        (holder.rank < rank && !beside()).then_some(holder)
     }
 
     /// Expected time until the lease ends.
@@ -188,24 +172,54 @@ impl Core {
     }
 
     fn free_for(&self, p: &Pilot, basis: Basis, need: &Need, cores: u16) -> Option<Span> {
+        let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+        let ends = leases.map(|l| (self.lease_left(l, basis), l)).collect();
+        p.free_in(ends, need, cores)
+    }
+}
+
+impl Work {
+    /// The cell's place in the queue.
+    fn place(&self, cell: Idx<Cell>) -> Place {
+        (self.cells[cell].rank, cell)
+    }
+
+    /// The cell's position, given the number of cells `ahead` on each node.
+    pub(crate) fn position_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> u32 {
+        let nodes = self.kernels[self.cells[cell].kernel].able();
+        1 + nodes.map(|r| ahead(r.node) as u32).min().unwrap_or(0)
+    }
+}
+
+impl Supply {
+    /// The node's pilots that lend.
+    pub(crate) fn lending(&self, node: Idx<Node>) -> impl Iterator<Item = &Pilot> {
+        let pilots = self.nodes[node].pilots.iter().map(|&p| &self.pilots[p]);
+        pilots.filter(|p| p.state == PilotState::Up)
+    }
+
+    /// The pool's pilots on the node that lend.
+    pub(crate) fn lending_of(&self, node: Idx<Node>, pool: Idx<Pool>) -> impl Iterator<Item = &Pilot> {
+        self.lending(node).filter(move |p| p.pool == pool)
+    }
+}
+
+impl Pilot {
+    /// Time until the pilot has room for the need, given the time until the end of each of its leases. `None` means
+    /// never.
+    fn free_in(&self, mut ends: Vec<(Span, &Lease)>, need: &Need, cores: u16) -> Option<Span> {
         let groups: Vec<Option<usize>> = if need.gpus == 0 {
             vec![None]
         } else {
-            (0..p.groups.len())
-                .filter(|&g| p.groups[g].fits(need))
+            (0..self.groups.len())
+                .filter(|&g| self.groups[g].fits(need))
                 .map(Some)
                 .collect()
         };
-        let mut ends: Vec<(Span, &Lease)> = p
-            .leases
-            .iter()
-            .map(|id| &self.work.leases[id])
-            .map(|l| (self.lease_left(l, basis), l))
-            .collect();
         ends.sort_by_key(|(span, l)| (*span, l.id));
         let first = |group: Option<usize>| {
-            let mut gpus = group.map_or(0, |g| p.groups[g].free());
-            let mut cpus = p.cpus_free();
+            let mut gpus = group.map_or(0, |g| self.groups[g].free());
+            let mut cpus = self.cpus_free();
             let enough = |gpus: u16, cpus: u16| gpus >= need.gpus && cpus >= cores;
             if enough(gpus, cpus) {
                 return Some(Span::ZERO);
@@ -221,4 +235,19 @@ impl Core {
         };
         groups.into_iter().filter_map(first).min()
     }
+}
+
+/// The due cell of better rank with a hold on the node, if the hold delays a cell of this need.
+fn held_before<'a>(
+    supply: &Supply,
+    work: &'a Work,
+    node: Idx<Node>,
+    rank: Rank,
+    need: &Need,
+    cpus: u16,
+) -> Option<&'a Cell> {
+    let holder = &work.cells[supply.nodes[node].held_for?];
+    let both = holder.cpus.saturating_add(cpus);
+    let beside = || need.gpus == 0 && supply.lending(node).any(|p| p.cpus_free() >= both);
+    (holder.rank < rank && !beside()).then_some(holder)
 }

@@ -5,7 +5,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Cell, Kernel, Lease, Pilot, PilotState, Ticket};
+use crate::state::{Cell, Kernel, Lease, Pilot, PilotState, Ticket, Work};
 use hop_words::id::NodeName;
 use hop_words::reason::{Reason, Yours};
 
@@ -155,7 +155,9 @@ impl Core {
                 node,
                 gpus: c.need.gpus,
                 fitting: fitting.iter().map(|g| g.slots.len() as u16).sum(),
-                yours: self.yours(c, pilot.leases.iter().map(|l| &self.work.leases[l])),
+                yours: self
+                    .work
+                    .yours(c, pilot.leases.iter().map(|l| &self.work.leases[l])),
             };
         }
         if pilot.cpus_free() < c.cpus {
@@ -170,7 +172,7 @@ impl Core {
 
     /// The node's pilots are as large as what others asked for.
     fn reason_of_small_pilots(&self, pilot: &Pilot, node: NodeName, c: &Cell) -> Reason {
-        let here = || self.lending_of(pilot.node, pilot.pool);
+        let here = || self.supply.lending_of(pilot.node, pilot.pool);
         let leases = here().flat_map(|p| &p.leases);
         Reason::PilotsSmall {
             node,
@@ -179,16 +181,18 @@ impl Core {
             of: self.supply.nodes[pilot.node]
                 .gpus
                 .max(here().map(Pilot::gpus).sum()),
-            yours: self.yours(c, leases.map(|l| &self.work.leases[l])),
+            yours: self.work.yours(c, leases.map(|l| &self.work.leases[l])),
         }
     }
+}
 
+impl Work {
     /// Notebooks of the cell's user with GPUs by these leases, without the cell's own notebook.
     pub(crate) fn yours<'a>(&'a self, c: &Cell, leases: impl Iterator<Item = &'a Lease>) -> Yours {
-        let user = self.work.kernels[c.kernel].user;
+        let user = self.kernels[c.kernel].user;
         let mut yours = Yours::default();
         for lease in leases.filter(|l| l.user == user && l.kernel != c.kernel && l.gpus > 0) {
-            let kernel = &self.work.kernels[lease.kernel];
+            let kernel = &self.kernels[lease.kernel];
             let named = match kernel.name.as_str() {
                 "" => kernel.id.to_string(),
                 name => name.to_owned(),
