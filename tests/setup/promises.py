@@ -185,7 +185,7 @@ def exists(what: Named) -> bool:
     if "::" in name:
         return all(f"\n{part}\n" in definitions() or part in stems() for part in name.split("::"))
     if what.spec and "_" not in name:
-        return somewhere(name, f"tests/browser/specs/{what.spec}.ts")
+        return somewhere(name, f"tests/browser/*/{what.spec}.ts")
     if PERCENTILE.search(name):
         cases = (name, PERCENTILE.sub("", name))
         return any(somewhere(f'"{case}', "bench/*.py", "bench/*.rs", "bench/*/run") for case in cases)
