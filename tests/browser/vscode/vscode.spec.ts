@@ -43,17 +43,25 @@ test.afterEach(() => Code.end(site));
 
 test.afterAll(() => (KEEP ? undefined : site.down()));
 
-/** Nothing of the user's kernels runs, or lies in their home. */
-function nothingIsLeft(): void {
-  const steps = () => site.as("root", "squeue", "-h", "-s", "-u", "alice", "-o", "%j");
-  const folders = () =>
-    site.as("alice", "find", ".local/share/gresshopper", "-path", "*/kernels/*", "-o", "-path", "*/states/*");
-  site.poll("nothing is left", 90, () => !steps().includes("kernel-") && !site.fronts().length && !folders());
+/** Files of the user's kernels. A server's notebooks leave their variables there. */
+function files(): string {
+  return site.as("alice", "find", ".local/share/gresshopper", "-path", "*/kernels/*", "-o", "-path", "*/states/*");
+}
+
+/** No kernel of the user's runs, and there are these files. */
+async function nothingIsLeft(but: string): Promise<void> {
+  await expect(() => {
+    expect(site.fronts()).toEqual([]);
+    expect(site.as("root", "squeue", "-h", "-s", "-u", "alice", "-o", "%j")).not.toContain("kernel-");
+    expect(files()).toBe(but);
+  }).toPass({ timeout: 90_000 });
 }
 
 test("a kernelspec of this host", async ({ browser }) => {
   const spec = ["hop", "kernelspec", "install", "--user", "--name", "mine", "--display-name", "GPU on demand"];
   site.as("alice", ...spec, "--python", PYTHON);
+  site.as("alice", "mkdir", "-p", ".local/share/gresshopper");
+  const before = files();
   const code = await Code.open(site, browser, "alice", {
     "first.ipynb": notebook("1+1", LENT, SLEEPS, HOLDS),
     "second.ipynb": notebook("x = 41", "%%gpu 1\nprint(x + 1)"),
@@ -81,8 +89,8 @@ test("a kernelspec of this host", async ({ browser }) => {
   await code.page.screenshot({ path: "results/vscode.png", clip: { x: 0, y: 0, width: 1280, height: 360 } });
   expect(await code.reads(/^42$/m)).not.toMatch(/Waiting/);
 
-  await code.page.close({ runBeforeUnload: true });
-  nothingIsLeft();
+  await code.page.close();
+  await nothingIsLeft(before);
 });
 
 test("an existing server by its URL", async ({ browser }) => {
