@@ -482,6 +482,8 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
     let all = [
         "kernels",
         "kernels -t asleep,waiting -P -o kernelid,name,nodes,replicas,executor,captured",
+        "kernels -t waiting -P -o kernelid,node,nodes,leader,behind,lagging,cpus,mem",
+        "kernels -t waiting --json -o leader,behind,lagging,cpus",
         "kernels --json -o kernelid,state,time,mem,reason",
         "migrate lecture.ipynb --to n3",
         "migrate old.ipynb",

@@ -117,7 +117,7 @@ impl Core {
         if *standing == now {
             return;
         }
-        let voters = (standing.voters != now.voters).then(|| now.voters.len());
+        let voters = (standing.voters != now.voters).then_some(now.voters.len());
         *standing = now;
         if let Some(count) = voters {
             self.note(Note::Members { count });
