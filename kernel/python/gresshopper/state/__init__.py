@@ -6,7 +6,7 @@
   `event_loop`, `limits`, `interrupts`, `incoming` requests, `draining` of messages, and the `switch_interval`.
 - What changed: `capture` makes deltas of `variables` (the changed ones), `units` (the known groups), `grouping` (the search
   for groups), `buffers` (content of large memory) and `process` (all settings outside of variables).
-- Objects as bytes: `pickling`, by `rules`, `stdlib_rules`, and `adapters` of libraries; `recipes` makes them again.
+- Objects as bytes: `pickling`, by `rules` and `adapters` of libraries and of the standard library; `recipes` makes them again.
 - What is kept: `recorder` makes `records` of deltas, in the `form` on disk and the `store` of content.
 - Saves: `saving`, with `planning` of what cells make again, `redo` and `rerun` of cells, and their `effects`.
 - Restores: `recovery`, with `restore` of the variables, `deferred` reading, `lost` placeholders, `notices` of losses, and

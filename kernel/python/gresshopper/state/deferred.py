@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from . import effects, gc_pause, names, restore, settings
+from . import adapters, effects, gc_pause, names, restore, settings
 from .lost import Lost, Pending, is_read
 from .namespace import DISPLAYED, SHOWN, Namespace
 
@@ -28,14 +28,17 @@ def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, l
     """Groups of a state with deferrable variables, and these variables: those of `large` groups, and `shown`
     values."""
     entries = list(snapshot.units.values())
-    if any(kind.startswith("ipywidgets.") for entry in entries for kind in entry.said["types"]):
+    # The libraries may not be loaded yet.
+    running = tuple(adapters.entries("events", adapters.known()))
+    unnamed = (*_UNNAMED, *adapters.entries("unnamed", adapters.known()))
+    if any(kind.startswith(running) for entry in entries for kind in entry.said["types"]):
         return {}  # a widget's events run code of the notebook beside the cells
     found = {}
     for entry in entries:
         said = entry.said
         if said["gone"] or said.get("redo") or any(m.startswith("c:") for m in said["m"]):
             continue
-        if any(kind.startswith(_UNNAMED) for kind in said["types"]):
+        if any(kind.startswith(unnamed) for kind in said["types"]):
             continue
         names = entry.names if large and _size(said) >= LARGE else _shown(entry) if shown else []
         if names:
@@ -43,8 +46,8 @@ def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, l
     return found
 
 
-#: Beginnings of the names of types whose objects are reached without a variable: through pyplot, and an own module.
-_UNNAMED = ("matplotlib.figure.", "gresshopper.state.singles.")
+#: Beginnings of the names of types whose objects are reached without a variable: through an own module.
+_UNNAMED = ("gresshopper.state.singles.",)
 
 
 def _shown(entry: restore.Entry) -> list[str]:

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from . import form, pickling, process, restore
+from . import adapters, form, pickling, process, restore
 from .lost import Lost
 from .session import reason
 from .store import Store, StoreError
@@ -45,26 +45,15 @@ def _write(name: str, value: Any, target: Path) -> str:
         return f"not exported: {value!r}"
     try:
         kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
-        if kind == "numpy.ndarray" and not value.dtype.hasobject:
-            import numpy as np
-
-            np.save(target / f"{file}.npy", value, allow_pickle=False)
-            return f"{file}.npy"
-        if kind == "pandas.DataFrame":
-            return _frame(file, value, target)
+        for adapter in adapters.loaded():
+            write = adapter.exports.get(kind)
+            done = None if write is None else write(value, target / file)
+            if done is not None:
+                return done.name
         (target / f"{file}.pkl").write_bytes(pickle.dumps(value))
         return f"{file}.pkl"
     except Exception as e:  # whatever a library's own writing code raises
         return f"not exported: {reason(e)}"
-
-
-def _frame(file: str, frame: Any, target: Path) -> str:
-    try:
-        frame.to_parquet(target / f"{file}.parquet")
-        return f"{file}.parquet"
-    except (ImportError, ValueError, TypeError):
-        frame.to_pickle(target / f"{file}.pkl")
-        return f"{file}.pkl"
 
 
 def main() -> int:

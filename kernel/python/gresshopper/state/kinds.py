@@ -92,10 +92,6 @@ _BOUND = (
     ("_queue.SimpleQueue", "it can't be read without emptying it"),
     ("_thread._local", "values of threads belong to this process"),
     ("_csv.", "a reader's place can't be saved"),
-    ("numba.core.ccallback", "what numba compiled belongs to this process"),
-    ("numba.stencils", "what numba compiled belongs to this process"),
-    ("numba.experimental.jitclass", "what numba compiled belongs to this process"),
-    ("zmq.", "a connection belongs to this process"),
     ("weakref.finalize", "a finaliser belongs to this process"),
 )
 
@@ -110,7 +106,9 @@ def bound_kind(t: type) -> str | None:
         kind = f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
         why = CANT.get(kind)
         if why is None:
-            why = next((reason for prefix, reason in _BOUND if kind.startswith(prefix)), None)
+            why = next(
+                (reason for prefix, reason in (*_BOUND, *adapters.entries("bound")) if kind.startswith(prefix)), None
+            )
         _bound_cache[t] = why
     return _bound_cache[t]
 

@@ -14,10 +14,10 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-from . import settings
+from . import adapters, settings
 from .session import MAIN, NotHereError
 
-#: Libraries whose tables are left out: the kernel's own, and those that other sections read.
+#: Libraries whose tables are left out: the engine's own, and those that other sections read.
 _OTHERS = frozenset(
     {
         "builtins",
@@ -35,27 +35,30 @@ _OTHERS = frozenset(
         "warnings",
         "linecache",
         "csv",
-        "IPython",
-        "ipykernel",
-        "ipywidgets",
-        "comm",
-        "traitlets",
         "gresshopper",
         "cloudpickle",
-        "debugpy",
-        "pydevd",
-        "_pydevd_bundle",
-        "_pydev_bundle",
-        "zmq",
-        "tornado",
-        "jupyter_client",
-        "jupyter_core",
-        "jedi",
-        "parso",
     }
 )
-#: Libraries whose functions stand in other libraries from the kernel's start on, or from their own import.
-_KERNELS = _OTHERS | {"matplotlib_inline", "decorator", "_pytest", "pytest", "typing_extensions"}
+
+
+class _LeftOut:
+    """Libraries that aren't looked into, as the adapters of loaded libraries name them."""
+
+    #: Their tables are left out.
+    tables: frozenset[str] = _OTHERS
+    #: Their functions stand in other libraries from the kernel's start on, or from their own import.
+    functions: frozenset[str] = _OTHERS
+    #: Beginnings of the names of modules whose objects in classes come back.
+    accessors: tuple[str, ...] = ("builtins",)
+
+    @classmethod
+    def see(cls) -> None:
+        """Take what is loaded now."""
+        cls.tables = _OTHERS.union(adapters.entries("of_kernel"))
+        cls.functions = cls.tables.union(adapters.entries("lends"))
+        cls.accessors = ("builtins", *adapters.entries("accessors"))
+
+
 _STANDARD: frozenset[str] = getattr(sys, "stdlib_module_names", frozenset())
 _TABLES = (dict, list, set)
 #: Entries of a large table, and those of its end.
@@ -117,6 +120,7 @@ _Entry = tuple[Any, ...]
 
 def look(scope: dict[str, Any]) -> dict[str, Any]:
     """The sections `patched`, `lent functions` and `library tables`, by one pass over all modules and their classes."""
+    _LeftOut.see()
     found = _Found([], {}, [], set())
     seen: set[int] = set()
     members_of = type.__dict__["__dict__"].__get__
@@ -146,7 +150,7 @@ def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: 
         return before
     scan = _Scan([], [], [], [])
     root = str(home).partition(".")[0]
-    borrows = root in _STANDARD if known is _modules else root not in _KERNELS
+    borrows = root in _STANDARD if known is _modules else root not in _LeftOut.functions
     for attr, value in list(members.items()):
         kind = type(value)
         if kind is types.FunctionType:
@@ -155,11 +159,11 @@ def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: 
             elif borrows and (lender := _lender(value, root)):
                 scan.lent.append((attr, lender))
         elif issubclass(kind, _TABLES):
-            if root not in _OTHERS and attr[:2] != "__":
+            if root not in _LeftOut.tables and attr[:2] != "__":
                 scan.tables.append((attr, value))
         elif known is _modules and issubclass(kind, type) and value.__module__ != MAIN:
             scan.classes.append((attr, value))
-        elif known is _classes and root not in _KERNELS and _wraps(value):
+        elif known is _classes and root not in _LeftOut.functions and _wraps(value):
             scan.mine.append(attr)
     known[key] = before = (mark, scan.classes, scan if scan.mine or scan.lent or scan.tables else None)
     return before
@@ -167,9 +171,9 @@ def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: 
 
 def _wraps(value: Any) -> bool:
     """Whether a library's object, put into one of its classes, holds a function or class of the notebook: an accessor.
-    Those of pandas come back."""
+    Accessors that come back with their library aren't told."""
     kind = type(value)
-    if kind.__dictoffset__ == 0 or issubclass(kind, type) or kind.__module__.startswith(("builtins", "pandas.")):
+    if kind.__dictoffset__ == 0 or issubclass(kind, type) or kind.__module__.startswith(_LeftOut.accessors):
         return False
     return any(map(settings.of_notebook, list(object.__getattribute__(value, "__dict__").values())))
 
@@ -180,7 +184,7 @@ def _lender(function: types.FunctionType, root: str) -> str:
     if not isinstance(home, str):
         return ""
     lender = home.partition(".")[0]
-    if lender == root or lender in _STANDARD or lender in _KERNELS or lender not in sys.modules:
+    if lender == root or lender in _STANDARD or lender in _LeftOut.functions or lender not in sys.modules:
         return ""
     return f"{home}.{function.__qualname__}"
 

@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterable
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from . import adapters
 from .session import own_module
@@ -158,8 +158,9 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
         return value.func, value.args, value.keywords
     if issubclass(type(value), functools._lru_cache_wrapper):
         return (value.__wrapped__,)
-    if type(value).__module__.startswith("numba.") and hasattr(value, "py_func"):
-        return (value.py_func,)  # pickled with a number of its own
+    for prefix, attr in _of_libraries().wraps:
+        if type(value).__module__.startswith(prefix) and hasattr(value, attr):
+            return (getattr(value, attr),)
     return None
 
 
@@ -226,7 +227,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, out: _Short, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffers.append)
         self.fast = True  # which strings are one object differs from process to process
-        self._ways, self._singles = _of_libraries()
+        self._ways, self._singles, _ = _of_libraries()
         self._known: dict[type, Callable[[Any], Any] | None] = {}
         self._names: dict[tuple[Any, ...], tuple[str, ...] | None] = {}
 
@@ -304,18 +305,28 @@ def _has_no_cache(kind: Any) -> bool:
 #: The flag of types that are made at run time, and modules whose others are written without a dictionary.
 _HEAP, _WITHOUT = 1 << 9, frozenset({"array", "datetime", "decimal"})
 
-_Ways = tuple["list[tuple[Any, Callable[[Any], Any]]]", "dict[int, tuple[Any, tuple[str, str]]]"]
-_ways: tuple[int, _Ways] = (-1, ([], {}))
+
+class _Ways(NamedTuple):
+    """How objects of libraries count, objects that a library has once for the process, by their ids, and types that wrap
+    a function."""
+
+    marks: list[tuple[Any, Callable[[Any], Any]]]
+    held: dict[int, tuple[Any, tuple[str, str]]]
+    wraps: list[tuple[str, str]]
+
+
+_ways: tuple[int, _Ways] = (-1, _Ways([], {}, []))
 
 
 def _of_libraries() -> _Ways:
-    """How objects of libraries count, and the objects that a library has once for the process, by their ids."""
+    """What the loaded libraries' adapters say."""
     global _ways  # noqa: PLW0603 - libraries are loaded once for the process
     if _ways[0] != len(sys.modules):
         known = list(adapters.loaded())
         places = [("random", "_inst"), *(place for adapter in known for place in adapter.singles)]
         held = {id(value): (value, place) for place in places if (value := _at(*place)) is not None}
-        _ways = len(sys.modules), ([way for adapter in known for way in adapter.marks()], held)
+        marks = [way for adapter in known for way in adapter.marks()]
+        _ways = len(sys.modules), _Ways(marks, held, list(adapters.entries("wraps", known)))
     return _ways[1]
 
 

@@ -49,23 +49,7 @@ def address(obj: Any) -> int:
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(raw))
 
 
-_array_data_known: bool | None = None
-
-
-def array_data(array: Any) -> int:
-    """Start of a numpy array's memory. It is read from the array's C structure, if a probe confirms the layout:
-    asking numpy takes ten times as long.
-    """
-    global _array_data_known  # noqa: PLW0603 - all arrays of a process are laid out alike
-    if _array_data_known is None:
-        import numpy as np
-
-        probes = (np.arange(3), np.zeros((2, 2))[1:])
-        _array_data_known = all(_second_word(a) == int(a.__array_interface__["data"][0]) for a in probes)
-    return _second_word(array) if _array_data_known else int(array.__array_interface__["data"][0])
-
-
-def _second_word(obj: Any) -> int:
+def second_word(obj: Any) -> int:
     """The word behind an object's count of references and type."""
     return ctypes.c_size_t.from_address(id(obj) + 2 * _WORD).value
 

@@ -381,7 +381,7 @@ class Aside:
     def set(self, sections: dict[str, bytes]) -> str | None:
         """Set the settings that were read before a cell. Returns the reason if they can't be set."""
         known = _sections(adapters.known())
-        for name in (name for name in known if name in AGAIN and name in sections):
+        for name in (name for name in known if known[name].again and name in sections):
             try:
                 if not _is_of_values(sections[name]):
                     if self._kept.get(name) != sections[name]:
@@ -405,7 +405,8 @@ class Aside:
     def _others(self) -> list[str]:
         now = read()
         # The next cell finds its own context variables; `paths` tells of modules that were loaded meanwhile, too.
-        return sorted(k for k in now.keys() & self._kept.keys() - _UNTOLD if self._kept[k] != now[k])
+        told = (k for k in now.keys() & self._kept.keys() if not is_drawn(k) and k not in ("contextvars", "paths"))
+        return sorted(k for k in told if self._kept[k] != now[k])
 
     def back(self) -> None:
         """Set what was put aside and holds nothing of the notebook's."""
@@ -414,7 +415,7 @@ class Aside:
         for name in {*self._environ, *os.environ}:
             _set_variable(name, self._environ.get(name))
         time.tzset()
-        apply({k: v for k, v in self._kept.items() if k in AGAIN and _is_of_values(v)}, lambda _: None)
+        apply({k: v for k, v in self._kept.items() if runs_again(k) and _is_of_values(v)}, lambda _: None)
 
 
 def _handlers() -> dict[Any, tuple[list[Any], list[Any]]]:
@@ -426,29 +427,16 @@ def _is_of_values(saved: bytes) -> bool:
     return settings.__name__.encode() not in saved and Unwritten.__name__.encode() not in saved
 
 
-#: Sections from which cells draw.
-_DRAWN = ("random", "numpy", "torch")
-_UNTOLD = {*_DRAWN, "contextvars", "paths"}
-#: Sections with which cells run again.
-AGAIN = frozenset(
-    {
-        "paths",
-        "environ",
-        "python",
-        "logging",
-        "interpreter",
-        "logs",
-        "csv",
-        "calendar",
-        "xml.etree.ElementTree",
-        "codecs",
-        "decimal",
-        *_DRAWN,
-        "pandas._config.config",
-        "matplotlib",
-        "sklearn._config",
-    }
-)
+def is_drawn(name: str) -> bool:
+    """Whether cells draw random numbers from a section of a loaded library."""
+    section = _sections(adapters.loaded()).get(name)
+    return section is not None and section.draws
+
+
+def runs_again(name: str) -> bool:
+    """Whether cells run again with a section of a loaded library."""
+    section = _sections(adapters.loaded()).get(name)
+    return section is not None and section.again
 
 
 def for_cells(sections: dict[str, bytes]) -> None:
@@ -555,20 +543,24 @@ def _elsewhere() -> Any:
 
 #: Sections of the interpreter and the standard library, in the order in which they are set.
 _OWN: dict[str, Section] = {
-    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths),
-    "environ": Section(_environ, _set_environ),
-    "python": Section(lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python),
-    "logging": Section(loggers.levels, loggers.set_levels, soon=True),
+    "paths": Section(
+        lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths, again=True
+    ),
+    "environ": Section(_environ, _set_environ, again=True),
+    "python": Section(
+        lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python, again=True
+    ),
+    "logging": Section(loggers.levels, loggers.set_levels, soon=True, again=True),
     "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True),
-    "interpreter": Section(_interpreter, _set_interpreter),
+    "interpreter": Section(_interpreter, _set_interpreter, again=True),
     # A cell may have set `warnings.showwarning` afterwards, which comes next.
-    "logs": Section(standard.logs, standard.set_logs),
+    "logs": Section(standard.logs, standard.set_logs, again=True),
     "assigned": Section(settings.assigned, _set_assigned, soon=True),
     "registered": Section(settings.registered, settings.set_registered, soon=True),
-    "csv": Section(settings.dialects, settings.set_dialects, soon=True),
-    "calendar": Section(standard.first_weekday, standard.set_first_weekday),
-    "xml.etree.ElementTree": Section(standard.prefixes, standard.set_prefixes),
-    "codecs": Section(standard.coding, standard.set_coding, know=standard.find_codecs),
+    "csv": Section(settings.dialects, settings.set_dialects, soon=True, again=True),
+    "calendar": Section(standard.first_weekday, standard.set_first_weekday, again=True),
+    "xml.etree.ElementTree": Section(standard.prefixes, standard.set_prefixes, again=True),
+    "codecs": Section(standard.coding, standard.set_coding, know=standard.find_codecs, again=True),
     "last": Section(settings.last, _set_last, soon=True),
     "hung in": Section(_hung_in, _set_hung_in, soon=True),
     "patched": Section(_elsewhere, libraries.set_patched, soon=True),
@@ -577,7 +569,11 @@ _OWN: dict[str, Section] = {
     "types of files": Section(_elsewhere, standard.set_types_of_files, soon=True),
     "own modules": Section(_elsewhere, user_modules.set_, soon=True),
     "decimal": Section(
-        functools.partial(contexts.read, "decimal", _decimal), _set_decimal, soon=True, in_context=_set_decimal
+        functools.partial(contexts.read, "decimal", _decimal),
+        _set_decimal,
+        soon=True,
+        in_context=_set_decimal,
+        again=True,
     ),
     "contextvars": Section(
         functools.partial(contexts.read, "contextvars", context_variables.read),
@@ -585,7 +581,7 @@ _OWN: dict[str, Section] = {
         soon=True,
         in_context=context_variables.set_in_context,
     ),
-    "random": Section(_random, _set_random, soon=True),
+    "random": Section(_random, _set_random, soon=True, again=True, draws=True),
 }
 #: Those of them that are no module's.
 _ALWAYS = frozenset(name for name, section in _OWN.items() if section.read is not _elsewhere) - {

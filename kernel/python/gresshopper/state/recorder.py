@@ -157,7 +157,7 @@ class Recorder:
 
     def note(self, delta: capture.Delta, cell: dict[str, Any] | None = None) -> None:
         """Remember what a capture found."""
-        drawn = {k: v for k, v in delta.process.items() if k in process.AGAIN}
+        drawn = {k: v for k, v in delta.process.items() if process.runs_again(k)}
         if cell is None and not delta.changed and not delta.removed and not drawn:
             return
         units = [

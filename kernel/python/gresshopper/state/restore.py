@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
-from . import form, gc_pause, pickling, process, recipes, settings
+from . import adapters, form, gc_pause, pickling, process, recipes, settings
 from .lost import Lost, LostError
 from .session import MAIN, reason
 from .store import Store, StoreError
@@ -164,16 +164,6 @@ def _packages() -> dict[str, str]:
     return packages
 
 
-#: Modules whose package has another name.
-_DISTRIBUTIONS = {
-    "sklearn": "scikit-learn",
-    "PIL": "pillow",
-    "dateutil": "python-dateutil",
-    "zmq": "pyzmq",
-    "yaml": "PyYAML",
-    "bs4": "beautifulsoup4",
-    "mpl_toolkits": "matplotlib",
-}
 _known: dict[str, str | None] = {}
 
 
@@ -185,7 +175,7 @@ def _installed(name: str) -> str | None:
 
 
 def _by_metadata(name: str) -> str | None:
-    for candidate in (name, _DISTRIBUTIONS.get(name, name)):
+    for candidate in (name, adapters.distribution(name)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(candidate)
     return None

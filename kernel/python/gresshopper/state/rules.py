@@ -29,9 +29,8 @@ from . import (
     settings,
     shapes,
     singles,
-    stdlib_rules,
 )
-from .adapters import Adapter, Rule
+from .adapters import Adapter, Rule, _stdlib
 from .kinds import bound_kind
 from .lost import Lost, Pending, parts, value_of
 from .session import ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
@@ -149,7 +148,7 @@ class Rules(Writing):
                 if reduced is not NotImplemented:
                     return reduced
         if issubclass(t, BaseException):
-            return stdlib_rules.exception(self, obj)
+            return _stdlib.exception(self, obj)
         named = _by_name.get(t.__name__)
         if named is not None and t.__module__.startswith(named[0]):
             return named[1](self, obj)
@@ -681,7 +680,7 @@ def _annotations(f: types.FunctionType) -> Any:
 _BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
 
 _RULES: dict[type, Rule] = {
-    **stdlib_rules.TYPES,
+    **_stdlib.TYPES,
     Lost: Rules._lost,
     Pending: Rules._pending,
     Order: Rules._order,
@@ -724,19 +723,16 @@ def library_rules() -> list[tuple[Any, Rule]]:
     _modules_seen = len(sys.modules)
     _singletons(loaded)
     found = tuple(name for adapter in loaded for name in adapter.modules if name in sys.modules)
-    found += tuple(name for name in stdlib_rules.MODULES if name in sys.modules)
     if _library_cache[0] == found and found:
         return _library_cache[1]
-    rules: list[tuple[Any, Rule]] = [(threading.Thread, stdlib_rules.thread)]
+    rules: list[tuple[Any, Rule]] = [(threading.Thread, _stdlib.thread)]
     for out in (sys.stdout, sys.stderr, *STREAMS.values()):
         if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and saved as any other object
-            _RULES.setdefault(type(out), stdlib_rules.file)
+            _RULES.setdefault(type(out), _stdlib.file)
     for adapter in loaded:
         _RULES.update(adapter.exact())
         rules += adapter.bases()
         _by_name.update({name: (f"{adapter.modules[0]}.", rule) for name, rule in adapter.by_name.items()})
-    _RULES.update(stdlib_rules.exact_of_loaded())
-    rules += stdlib_rules.bases_of_loaded()
     _library_cache = (found, rules)
     return rules
 

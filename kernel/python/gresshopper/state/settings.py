@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import shipped
+from . import adapters, shipped
 from .lost import Lost, LostError
 from .session import MAIN, importable, reason
 from .shipped import cloudpickle
@@ -37,8 +37,6 @@ _ELSEWHERE = frozenset(
         ("sys", "last_value"),
         ("sys", "last_traceback"),
         ("os", "environ"),
-        ("matplotlib", "rcParams"),
-        ("matplotlib.pyplot", "rcParams"),
         ("warnings", "filters"),
         ("logging", "level"),
         ("logging", "handlers"),
@@ -200,7 +198,7 @@ def see(stored: Iterable[str]) -> None:
         for part in middle:
             base = held_by(base).get(part)
         where = _where(base)
-        if where is not None and (where[0], attr) not in _ELSEWHERE:
+        if where is not None and (where[0], attr) not in _ELSEWHERE.union(adapters.entries("elsewhere")):
             _places.add((*where, attr))
 
 

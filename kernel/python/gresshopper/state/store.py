@@ -167,7 +167,7 @@ class Store:
         at = native.lib.hop_map(self._raw, bytes.fromhex("".join(names)), len(names), nbytes)
         if not at:
             return None
-        return _Mapped(at, nbytes).array()
+        return _Mapped(at, nbytes)
 
     def pack(self) -> None:
         """Compress the content stored since the last call, if that saves space. A failure leaves it as it is."""
@@ -180,16 +180,11 @@ class Store:
 
 
 class _Mapped:
-    """Memory mapped by the library; unmapped with the last array over it."""
+    """Memory mapped by the library, as numpy takes it; unmapped with the last array over it."""
 
     def __init__(self, at: int, nbytes: int) -> None:
         self.at, self.nbytes = at, nbytes
         self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (at, False)}
-
-    def array(self) -> Any:
-        import numpy as np
-
-        return np.asarray(self)
 
     def __del__(self) -> None:
         if native is not None:  # the process may be at its end

@@ -14,28 +14,16 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from . import adapters
 from .session import own_module
 
 #: Modules whose threads touch nothing but their own: progress bars, queues' feeders, executors' managers, the kernel's.
 _HARMLESS = (
-    "IPython",
     "asyncio",
     "concurrent.futures.process",
-    "debugpy",
-    "distributed",
     "gresshopper",
-    "ipykernel",
-    "joblib.externals.loky",
-    "jupyter",
     "multiprocessing.queues",
     "multiprocessing.resource",
-    "pydevd",
-    "_pydevd",
-    "torch._inductor",
-    "torch.utils.data",
-    "tornado",
-    "tqdm",
-    "zmq",
 )
 
 
@@ -45,17 +33,18 @@ def of_user(known: Collection[threading.Thread]) -> list[threading.Thread]:
     if not candidates:
         return []
     frames = sys._current_frames()
-    return [t for t in candidates if not _is_harmless(t) and not _waits(t, frames.get(t.ident or 0))]
+    harmless = (*_HARMLESS, *adapters.entries("threads"))
+    return [t for t in candidates if not _is_harmless(t, harmless) and not _waits(t, frames.get(t.ident or 0))]
 
 
-def _is_harmless(thread: threading.Thread) -> bool:
+def _is_harmless(thread: threading.Thread, harmless: tuple[str, ...]) -> bool:
     if thread.name.startswith(("gresshopper", "IPython")) or thread is threading.main_thread():
         return True
     kind = type(thread)
-    if kind is not threading.Thread and kind.__module__.startswith(_HARMLESS):
+    if kind is not threading.Thread and kind.__module__.startswith(harmless):
         return True
     target = getattr(thread, "_target", None)
-    return str(getattr(target, "__module__", None) or "").startswith(_HARMLESS)
+    return str(getattr(target, "__module__", None) or "").startswith(harmless)
 
 
 def _waits(thread: threading.Thread, frame: Any) -> bool:

@@ -7,10 +7,10 @@ import contextlib
 import gc
 import pickle
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import names, native
+from . import adapters, names, native
 from .kinds import a_kind, harmless, kind_of
 from .lost import Lost
 from .session import Away, Buffer, Gone, Session
@@ -60,15 +60,11 @@ class Roots:
         return iter(sorted(found, key=lambda one: one[0] - one[1])) if len(found) > 1 else iter(found)
 
 
-#: Attributes that hold what an object of a library works on, unknown to the collector of cycles, by the types' names.
-_WORKS_ON = {"numpy.flatiter": "base", "numpy.nditer": "operands", "numpy.broadcast": "iters"}
-
-
-def _referents(obj: Any) -> list[Any]:
+def _referents(obj: Any, works_on: Mapping[str, str]) -> list[Any]:
     """The objects that an object holds, and the owners of bound built-in methods: a `csv.writer` holds `buf.write`."""
     found = gc.get_referents(obj)
     found += [r.__self__ for r in found if type(r) is types.BuiltinFunctionType]
-    attr = _WORKS_ON.get(kind_of(obj))
+    attr = works_on.get(kind_of(obj))
     if attr is not None:
         with contextlib.suppress(Exception):  # an iterator that was closed
             held = getattr(obj, attr)
@@ -133,12 +129,13 @@ class Writing:
     def link_referents(self, obj: Any) -> None:
         """Unwritable objects still share their parts with other variables: these are rebuilt together."""
         passed_over = harmless()
+        works_on = {kind: attr for adapter in adapters.loaded() for kind, attr in adapter.works_on.items()}
         level = [obj]
         for _ in range(3):  # a generator, its frame, its variables
             level = [
                 r
                 for o in level
-                for r in _referents(o)
+                for r in _referents(o, works_on)
                 if type(r) not in passed_over
                 and not isinstance(r, type)
                 and r is not self.session.namespace

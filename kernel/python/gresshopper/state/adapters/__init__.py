@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable
 
 #: How an object is written: given the dump and the object, returns what `__reduce_ex__` would, or NotImplemented.
@@ -33,6 +34,10 @@ class Section:
     in_context: Callable[[Any], None] | None = None
     #: The keys of that part.
     modes: tuple[str, ...] = ()
+    #: Cells run again with it.
+    again: bool = False
+    #: Cells draw random numbers from it.
+    draws: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,31 @@ class Adapter:
     sections: dict[str, Section] = field(default_factory=dict)
     #: How objects count in a mark, if not as they are pickled: each as `__reduce_ex__` would say it.
     marks: Callable[[], list[tuple[Any, Callable[[Any], Any]]]] = list
+    #: How an exported value is written, by the root of its type's module and the type's name: given the value and a path
+    #: without suffix, returns the file. None means that it is pickled.
+    exports: dict[str, Callable[[Any, Path], Path | None]] = field(default_factory=dict)
+    #: Kinds of objects bound to this process: beginnings of the types' names, and reasons.
+    bound: tuple[tuple[str, str], ...] = ()
+    #: Beginnings of the names of types that wrap a function, and the attribute that holds it. It counts in a mark.
+    wraps: tuple[tuple[str, str], ...] = ()
+    #: Attributes of modules that are sections of their own.
+    elsewhere: tuple[tuple[str, str], ...] = ()
+    #: Beginnings of the names of modules whose threads touch no object of the user's.
+    threads: tuple[str, ...] = ()
+    #: Attributes that hold what an object works on, unknown to the collector of cycles, by the types' names.
+    works_on: dict[str, str] = field(default_factory=dict)
+    #: Beginnings of the names of types whose events run code of the notebook beside the cells.
+    events: tuple[str, ...] = ()
+    #: Beginnings of the names of types whose objects are reached without a variable.
+    unnamed: tuple[str, ...] = ()
+    #: Packages of modules, where the package has another name.
+    distributions: dict[str, str] = field(default_factory=dict)
+    #: Roots of modules that are the kernel's own. Neither their tables nor their functions are the notebook's doing.
+    of_kernel: tuple[str, ...] = ()
+    #: Roots of modules whose functions stand in other libraries from these libraries' import on.
+    lends: tuple[str, ...] = ()
+    #: Beginnings of the names of modules whose objects in classes come back with the library: accessors.
+    accessors: tuple[str, ...] = ()
 
 
 #: The adapters, and the modules of which one has to be loaded for the adapter to matter. Where two would take an
@@ -69,7 +99,9 @@ _KNOWN = {
     "_widgets": ("ipywidgets", "traitlets"),
     "_devices": ("cupy", "jax"),
     "_numba": ("numba",),
-    "_pillow": ("PIL.ImageFile",),
+    "_pillow": ("PIL",),
+    "_others": ("bs4", "decorator", "distributed", "joblib", "pytest", "tqdm", "typing_extensions", "yaml", "zmq"),
+    "_stdlib": ("sys",),
 }
 _imported: dict[str, Adapter] = {}
 
@@ -91,3 +123,17 @@ def loaded() -> Iterator[Adapter]:
 def known() -> Iterator[Adapter]:
     """All adapters."""
     return map(_adapter, _KNOWN)
+
+
+def entries(part: str, of: Iterable[Adapter] | None = None) -> Iterator[Any]:
+    """Entries of one field of the adapters, by default of loaded libraries."""
+    for adapter in loaded() if of is None else of:
+        yield from getattr(adapter, part)
+
+
+def distribution(module: str) -> str:
+    """The package of a module. A module that isn't loaded is looked for in all adapters."""
+    for adapter in loaded() if module in sys.modules else known():
+        if module in adapter.distributions:
+            return adapter.distributions[module]
+    return module

@@ -427,6 +427,25 @@ def _bases() -> list[tuple[Any, Rule]]:
 ADAPTER = Adapter(
     modules=("IPython",),
     bases=_bases,
+    threads=("IPython", "debugpy", "ipykernel", "jupyter", "pydevd", "_pydevd", "tornado"),
+    distributions={"dateutil": "python-dateutil"},
+    of_kernel=(
+        "IPython",
+        "comm",
+        "debugpy",
+        "ipykernel",
+        "jedi",
+        "jupyter_client",
+        "jupyter_core",
+        "parso",
+        "pydevd",
+        "_pydev_bundle",
+        "_pydevd_bundle",
+        "tornado",
+        "traitlets",
+        "zmq",
+    ),
+    lends=("decorator", "matplotlib_inline", "typing_extensions"),
     sections={
         "IPython": Section(ipython, set_ipython),
         # A separate section: a cell's re-run needs the future flags, and nothing else of the shell's.

@@ -430,8 +430,13 @@ ADAPTER = Adapter(
     ),
     # Not each version of matplotlib names its type.
     by_name={"BufferRegion": _region},
+    elsewhere=(("matplotlib", "rcParams"), ("matplotlib.pyplot", "rcParams")),
+    # Through pyplot.
+    unnamed=("matplotlib.figure.",),
+    distributions={"mpl_toolkits": "matplotlib"},
+    lends=("matplotlib_inline",),
     sections={
-        "matplotlib": Section(_matplotlib, _set_matplotlib, know=_know),
+        "matplotlib": Section(_matplotlib, _set_matplotlib, know=_know, again=True),
         "matplotlib.cm": Section(colormaps, set_colormaps),
         "matplotlib_inline.config": Section(inline, set_inline),
         # After all others: figures are made current once their library is set.

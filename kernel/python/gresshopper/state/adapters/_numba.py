@@ -61,4 +61,16 @@ def _bases() -> list[tuple[Any, Rule]]:
     return rules
 
 
-ADAPTER = Adapter(modules=("numba.core.dispatcher", "numba.typed"), bases=_bases)
+_COMPILED = "what numba compiled belongs to this process"
+
+ADAPTER = Adapter(
+    modules=("numba.core.dispatcher", "numba.typed"),
+    bases=_bases,
+    bound=(
+        ("numba.core.ccallback", _COMPILED),
+        ("numba.stencils", _COMPILED),
+        ("numba.experimental.jitclass", _COMPILED),
+    ),
+    # What is compiled is pickled with a number of its own.
+    wraps=(("numba.", "py_func"),),
+)

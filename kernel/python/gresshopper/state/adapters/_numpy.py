@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from .. import contexts, native, recipes
@@ -289,7 +290,8 @@ def np_root(
     import numpy as np
 
     source = recipes.current()
-    mapped = source.mapped(index)
+    held = source.mapped(index)
+    mapped = None if held is None else np.asarray(held)
     c_order = strides == _c_strides(shape, dtype.itemsize)
     f_order = not c_order and strides == _c_strides(shape[::-1], dtype.itemsize)[::-1]
     if mapped is not None:
@@ -625,11 +627,21 @@ def _harmless() -> set[type]:
     return found
 
 
+def _export_array(array: Any, target: Path) -> Path | None:
+    if array.dtype.hasobject:
+        return None
+    file = target.with_name(f"{target.name}.npy")
+    sys.modules["numpy"].save(file, array, allow_pickle=False)
+    return file
+
+
 ADAPTER = Adapter(
     modules=("numpy", "numpy.ma", "numpy.random", "numpy.lib.npyio"),
     exact=_exact,
     bases=_bases,
     harmless=_harmless,
+    exports={"numpy.ndarray": _export_array},
+    works_on={"numpy.flatiter": "base", "numpy.nditer": "operands", "numpy.broadcast": "iters"},
     singles=(("numpy.random.mtrand", "_rand"), ("numpy.random.mtrand", "_rand._bit_generator")),
     sections={
         "numpy": Section(
@@ -638,6 +650,8 @@ ADAPTER = Adapter(
             soon=True,
             in_context=_set_numpy_modes,
             modes=_MODES,
+            again=True,
+            draws=True,
         )
     },
 )

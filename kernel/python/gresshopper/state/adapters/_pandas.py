@@ -7,6 +7,7 @@ import copyreg
 import functools
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 from .. import recipes
@@ -266,13 +267,26 @@ def _harmless() -> set[type]:
     return found
 
 
+def _export_frame(frame: Any, target: Path) -> Path:
+    file = target.with_name(f"{target.name}.parquet")
+    try:
+        frame.to_parquet(file)
+    except (ImportError, ValueError, TypeError):
+        file = target.with_name(f"{target.name}.pkl")
+        frame.to_pickle(file)
+    return file
+
+
 ADAPTER = Adapter(
     modules=("pandas",),
     exact=_exact,
     bases=_bases,
     harmless=_harmless,
+    exports={"pandas.DataFrame": _export_frame},
+    distributions={"dateutil": "python-dateutil"},
+    accessors=("pandas.",),
     sections={
-        "pandas._config.config": Section(_pandas, _set_pandas, know=_defaults_of_pandas),
+        "pandas._config.config": Section(_pandas, _set_pandas, know=_defaults_of_pandas, again=True),
         "pandas.core.accessor": Section(accessors, set_accessors),
     },
 )

@@ -21,4 +21,4 @@ def _bases() -> list[tuple[Any, Rule]]:
     return [] if file is None else [(file.ImageFile, _of_file)]
 
 
-ADAPTER = Adapter(modules=("PIL.ImageFile",), bases=_bases)
+ADAPTER = Adapter(modules=("PIL.ImageFile",), bases=_bases, distributions={"PIL": "pillow"})

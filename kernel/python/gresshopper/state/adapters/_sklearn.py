@@ -19,4 +19,8 @@ def set_sklearn(state: dict[str, Any]) -> None:
     library.set_config(**{k: v for k, v in state.items() if k in known and known[k] != v})
 
 
-ADAPTER = Adapter(modules=("sklearn",), sections={"sklearn._config": Section(sklearn, set_sklearn)})
+ADAPTER = Adapter(
+    modules=("sklearn",),
+    sections={"sklearn._config": Section(sklearn, set_sklearn, again=True)},
+    distributions={"sklearn": "scikit-learn"},
+)

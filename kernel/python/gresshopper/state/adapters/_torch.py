@@ -430,5 +430,6 @@ ADAPTER = Adapter(
     bases=_bases,
     harmless=_harmless,
     marks=_marks,
-    sections={"torch": Section(_torch, _set_torch, soon=True)},
+    sections={"torch": Section(_torch, _set_torch, soon=True, again=True, draws=True)},
+    threads=("torch._inductor", "torch.utils.data"),
 )

@@ -171,4 +171,9 @@ def _bases() -> list[tuple[Any, Rule]]:
     return rules
 
 
-ADAPTER = Adapter(modules=("traitlets", "ipywidgets"), bases=_bases)
+ADAPTER = Adapter(
+    modules=("traitlets", "ipywidgets"),
+    bases=_bases,
+    events=("ipywidgets.",),
+    of_kernel=("comm", "ipywidgets", "traitlets"),
+)

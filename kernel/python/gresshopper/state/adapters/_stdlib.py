@@ -21,19 +21,17 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from . import contexts, iterators, native, places, recipes
-from .adapters import Rule
-from .kinds import CANT, a_kind, kind_of
-from .session import MAIN, importable
-from .shipped import cloudpickle
-from .streams import STREAMS
-from .user_modules import of_notebook
-from .writing import Writing
+from .. import contexts, iterators, native, places, recipes
+from ..kinds import CANT, a_kind, kind_of
+from ..session import MAIN, importable
+from ..shipped import cloudpickle
+from ..streams import STREAMS
+from ..user_modules import of_notebook
+from ..writing import Writing
+from . import Adapter, Rule
 
 #: Most bytes that are kept of a file that was removed while open, and the bytes that are read in a second.
 KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
-#: Modules that have rules once they are loaded.
-MODULES = ("concurrent.futures", "argparse", "decimal")
 
 
 def _decimals(writing: Writing, made: Any) -> Any:
@@ -351,13 +349,13 @@ for _kind in ("ParamSpec", "TypeVarTuple"):  # since Python 3.10 and 3.11
         TYPES[getattr(typing, _kind)] = _type_parameter
 
 
-def exact_of_loaded() -> dict[type, Rule]:
+def _exact() -> dict[type, Rule]:
     """Rules by exact type, of the modules that are loaded."""
     decimals: Any = sys.modules.get("decimal")
     return {decimals.Context: _decimals} if decimals is not None and hasattr(decimals, "Context") else {}
 
 
-def bases_of_loaded() -> list[tuple[Any, Rule]]:
+def _bases() -> list[tuple[Any, Rule]]:
     """Rules by `isinstance`, of the modules that are loaded."""
     found: list[tuple[Any, Rule]] = []
     futures: Any = sys.modules.get("concurrent.futures")
@@ -367,3 +365,6 @@ def bases_of_loaded() -> list[tuple[Any, Rule]]:
     if arguments is not None and hasattr(arguments, "SUPPRESS"):
         found.append(((arguments.Action, arguments._ActionsContainer), _argparse))
     return found
+
+
+ADAPTER = Adapter(modules=("concurrent.futures", "argparse", "decimal"), exact=_exact, bases=_bases)
