@@ -83,9 +83,9 @@ class Front:
         self._saved = False
         self._was_up = False
         self._was_dismissed = False
-        # The front records here which outputs pages may lack; the next front reads the records.
-        self._heirs = os.memfd_create("hop-front")
-        start["heirs"] = f"/proc/{os.getpid()}/fd/{self._heirs}"
+        # A front records here which outputs pages may lack, and what was delivered; the next front reads the records.
+        self._memory = {name: os.memfd_create(f"hop-front-{name}") for name in ("heirs", "delivered")}
+        start.update({name: f"/proc/{os.getpid()}/fd/{fd}" for name, fd in self._memory.items()})
         self._process = self._spawn(resume=False)
         # A thread, not a task: clients without an event loop are to keep their kernel, too.
         threading.Thread(target=self._watch, name="hop-front-watch", daemon=True).start()
@@ -273,7 +273,8 @@ class Front:
         return dead, came_up
 
     def _finish(self, code: int) -> None:
-        os.close(self._heirs)
+        for fd in self._memory.values():
+            os.close(fd)
         if self._returncode is None:
             self._returncode = code
         self._launched.set()

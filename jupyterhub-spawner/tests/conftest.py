@@ -144,6 +144,53 @@ class SmallDisk:
         subprocess.run(["umount", "-l", str(self._folder)], check=True)
 
 
+class HangingDisk:
+    """A file system that hangs for a while: each write to it waits in the kernel, and no signal ends the wait."""
+
+    def __init__(self, folder: Path, image: Path) -> None:
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+        with open(image, "wb") as file:
+            file.truncate(300 << 20)
+        made = ["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(folder)]
+        try:
+            for command in made:
+                subprocess.run(command, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no file system on a loop device can be had here: {error}")
+
+    def hang(self, seconds: float) -> subprocess.Popen[bytes]:
+        """Freezes it. The process that thaws it runs already, and outlives a killed test."""
+        thaw = f"sleep {seconds}; exec fsfreeze -u '{self._folder}'"
+        nothing = subprocess.DEVNULL
+        thawing = subprocess.Popen(
+            ["sh", "-c", thaw], start_new_session=True, stdin=nothing, stdout=nothing, stderr=nothing
+        )
+        subprocess.run(["fsfreeze", "-f", str(self._folder)], check=True)
+        return thawing
+
+    def umount(self) -> None:
+        subprocess.run(["fsfreeze", "-u", str(self._folder)], check=False, capture_output=True)
+        subprocess.run(["umount", "-l", str(self._folder)], check=True)
+
+
+@pytest.fixture
+def hanging_home(home: Path) -> Iterator[HangingDisk]:
+    """The disk of the home."""
+    disk = HangingDisk(home / "data", home / "image")
+    yield disk
+    disk.umount()
+
+
+@pytest.fixture
+def hanging_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDisk]:
+    """The disk of the store alone."""
+    disk = HangingDisk(home / "other", home / "image")
+    monkeypatch.setenv("GRESSHOPPER_STORE", str(home / "other" / "store"))
+    yield disk
+    disk.umount()
+
+
 @pytest.fixture
 def disk(home: Path) -> Iterator[SmallDisk]:
     """The disk of the home."""

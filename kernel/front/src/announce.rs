@@ -4,14 +4,16 @@
 use crate::owner::Start;
 use anyhow::{Context, Result};
 use hop_api::config::Config;
-use hop_protocol::file::FrontFile;
+use hop_protocol::file::{FileError, FrontFile};
 use hop_protocol::message::VERSION;
 use hop_protocol::tls::KernelKeys;
 use hop_words::error::chain;
 use hop_words::net::{listen, route_to};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 /// Pause between two tries to write.
@@ -73,6 +75,22 @@ fn port_of(before: &FrontFile) -> Option<u16> {
     port.parse().ok()
 }
 
+/// Held by a thread that writes `front.json`: the file is read, changed and written as a whole.
+static WRITES: Mutex<()> = Mutex::new(());
+
+/// Waits for the right to write `front.json`. The caller's thread is one that may wait for the home.
+pub(crate) fn writes() -> MutexGuard<'static, ()> {
+    WRITES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Changes the file. The caller's thread is one that may wait for the home.
+pub(crate) fn change(dir: &Path, change: impl FnOnce(&mut FrontFile)) -> Result<(), FileError> {
+    let _writes = writes();
+    let mut file = FrontFile::read(dir)?;
+    change(&mut file);
+    file.write(dir)
+}
+
 /// Writes down where replicas find a front in takeover. In a home without room this is tried again for as long as it
 /// takes: the kernel's replica waits for the front.
 pub(crate) fn write(file: FrontFile, dir: PathBuf) {
@@ -84,13 +102,24 @@ pub(crate) fn write(file: FrontFile, dir: PathBuf) {
     tokio::spawn(async move {
         loop {
             sleep(TRY_AGAIN).await;
-            // The start of a replica writes the same file.
-            let written = FrontFile::read(&dir).is_ok_and(|there| there.epoch >= file.epoch);
-            if written || !FrontFile::is_in(&dir) || file.write(&dir).is_ok() {
+            let (file, dir) = (file.clone(), dir.clone());
+            // A panic has been reported.
+            if spawn_blocking(move || is_written(&file, &dir))
+                .await
+                .unwrap_or(true)
+            {
                 return;
             }
         }
     });
+}
+
+/// Tries again to write the file. Returns whether nothing is left to write.
+fn is_written(file: &FrontFile, dir: &Path) -> bool {
+    let _writes = writes();
+    // The start of a replica writes the same file.
+    let written = FrontFile::read(dir).is_ok_and(|there| there.epoch >= file.epoch);
+    written || !FrontFile::is_in(dir) || file.write(dir).is_ok()
 }
 
 /// Names of this host for compute nodes, the likeliest first. A wrong name costs a replica a try: the listener under

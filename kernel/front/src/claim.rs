@@ -170,23 +170,58 @@ impl Owned {
         Named::read(&self.folder).and_then(|named| named.beside)
     }
 
-    /// Notes for which notebook the kernel runs.
-    ///
-    /// # Errors
-    /// The file system's.
-    pub fn name(&self, kernel: &KernelId, notebook: &Notebook, beside: Option<&KernelId>) -> io::Result<()> {
+    /// Notes for which notebook the kernel runs. The caller writes the note.
+    #[must_use]
+    pub fn name(&self, kernel: &KernelId, notebook: &Notebook, beside: Option<&KernelId>) -> Noted {
         let named = Named {
             kernel: kernel.clone(),
             notebook: notebook.clone(),
             beside: beside.cloned(),
         };
-        named.write(&self.folder)
+        Noted {
+            folder: self.folder.clone(),
+            named,
+        }
     }
 
-    /// Tells the notebook's next opening to wait for the end of this front.
-    pub fn parts(&mut self) {
+    /// Tells the notebook's next opening to wait for the end of this front. The caller writes the word.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn parts(&self) -> io::Result<Parting> {
+        self.lock.try_clone().map(Parting)
+    }
+}
+
+/// The kernel's notebook, not yet written beside the state.
+#[derive(Debug)]
+pub struct Noted {
+    folder: PathBuf,
+    named: Named,
+}
+
+impl Noted {
+    /// # Errors
+    /// The file system's.
+    pub fn write(&self) -> io::Result<()> {
+        self.named.write(&self.folder)
+    }
+
+    pub(crate) fn write_or_warn(&self) {
+        if let Err(error) = self.write() {
+            tracing::warn!(%error, "the notebook's name can't be noted, so its kernel won't be found again");
+        }
+    }
+}
+
+/// The word that the lock's holder ends, not yet written.
+#[derive(Debug)]
+pub struct Parting(File);
+
+impl Parting {
+    pub(crate) fn write(mut self) {
         // Without the lock the next opening begins a kernel of its own.
-        let _ = self.lock.set_len(0).and_then(|()| self.lock.write_all(PARTING));
+        let _ = self.0.set_len(0).and_then(|()| self.0.write_all(PARTING));
     }
 }
 
@@ -445,7 +480,7 @@ mod tests {
     fn saved(states: &Path, kernel: &str, path: &str) {
         let folder = states.join(kernel);
         let owned = Owned::take(&folder).unwrap().unwrap();
-        owned.name(&kernel.into(), &notebook(path), None).unwrap();
+        owned.name(&kernel.into(), &notebook(path), None).write().unwrap();
         states::open(&folder, &settled()).unwrap();
     }
 
@@ -480,7 +515,7 @@ mod tests {
     fn a_kernel_without_a_state_is_none() {
         let tmp = tempfile::tempdir().unwrap();
         let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
-        owned.name(&"k1".into(), &notebook("x"), None).unwrap();
+        owned.name(&"k1".into(), &notebook("x"), None).write().unwrap();
         drop(owned);
         assert!(matches!(
             seek(tmp.path(), &notebook("x"), |_| false),
@@ -580,7 +615,7 @@ mod tests {
     fn a_kernel_whose_front_is_gone_is_found_before_anything_is_saved() {
         let tmp = tempfile::tempdir().unwrap();
         let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
-        owned.name(&"k1".into(), &notebook("x"), None).unwrap();
+        owned.name(&"k1".into(), &notebook("x"), None).write().unwrap();
         let left = |kernel: &KernelId| kernel.as_str() == "k1";
         assert!(matches!(seek(tmp.path(), &notebook("x"), left), Found::InUse(_)));
         drop(owned);
@@ -594,7 +629,7 @@ mod tests {
         saved(tmp.path(), "k1", "x");
         std::thread::sleep(POLL);
         let owned = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
-        owned.name(&"k2".into(), &notebook("x"), None).unwrap();
+        owned.name(&"k2".into(), &notebook("x"), None).write().unwrap();
         drop(owned);
         let left = |kernel: &KernelId| kernel.as_str() == "k2";
         let found = seek(tmp.path(), &notebook("x"), left);
@@ -605,8 +640,8 @@ mod tests {
     fn a_front_that_parts_is_waited_for() {
         let tmp = tempfile::tempdir().unwrap();
         saved(tmp.path(), "k1", "x");
-        let mut owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
-        owned.parts();
+        let owned = Owned::take(&tmp.path().join("k1")).unwrap().unwrap();
+        owned.parts().unwrap().write();
         let found = std::thread::scope(|scope| {
             let waits = scope.spawn(|| seek(tmp.path(), &notebook("x"), |_| false));
             std::thread::sleep(POLL * 2);
@@ -627,6 +662,7 @@ mod tests {
         let owned = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
         owned
             .name(&"k2".into(), &notebook("x"), Some(&"k1".into()))
+            .write()
             .unwrap();
         drop(owned);
         assert_eq!(taken(tmp.path(), "new"), "k1");
@@ -703,10 +739,10 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         saved(tmp.path(), "k1", "x");
         let folder = tmp.path().join("k1");
-        let Ok(Some(mut owned)) = Owned::attempt(&folder, || false, no_locks) else {
+        let Ok(Some(owned)) = Owned::attempt(&folder, || false, no_locks) else {
             panic!("nobody has it");
         };
-        owned.parts();
+        owned.parts().unwrap().write();
         let front = tmp.path().join("front");
         std::fs::write(&front, "").unwrap();
         let found = std::thread::scope(|scope| {

@@ -1,20 +1,22 @@
-//! Record of deliveries to clients, in a file that outlives a killed front. The next front asks the replica for the
-//! rest: no client misses a message, and none sees a message twice. The file needn't outlive the host, so no sync is
-//! needed.
+//! Record of deliveries to clients. The next front asks the replica for the rest: no client misses a message, and none
+//! sees a message twice. The record of a killed front is in its owner's memory ([`Memory`]). A file in the kernel's
+//! folder has the record for a front of another owner. The file needn't outlive the host, so no sync is needed; it is
+//! written aside ([`crate::home`]).
 
+use crate::memory::Memory;
 use hop_protocol::retain::Taken;
 use hop_words::id::Incarnation;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const NAME: &str = "delivered";
 
 #[derive(Debug)]
-pub struct Delivered {
-    file: File,
+pub(crate) struct Delivered {
+    /// `None` means that the owner has named no memory.
+    memory: Option<Memory>,
     incarnation: Incarnation,
     taken: Taken,
     /// Taken, and not yet done.
@@ -22,29 +24,52 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Begins for a replica; with `resume`, at the earlier front's position.
-    pub fn open(dir: &Path, incarnation: Incarnation, resume: bool) -> io::Result<Self> {
+    /// Opens the owner's memory, and the file for the record. With `resume`, an earlier front's record is taken up.
+    ///
+    /// # Errors
+    /// The kernel's folder can't be written.
+    pub(crate) fn open(
+        memory: Option<&Path>,
+        dir: &Path,
+        incarnation: Incarnation,
+        resume: bool,
+    ) -> io::Result<(Self, File)> {
         let path = dir.join(NAME);
-        let taken = if resume {
-            read(&path, incarnation).unwrap_or_default()
-        } else {
-            Taken::default()
-        };
+        let opened = memory.map(|memory| Memory::open(memory, resume)).transpose();
+        let opened = opened.unwrap_or_else(|error| {
+            tracing::warn!(%error, "what was delivered is recorded in the home alone");
+            None
+        });
+        let (memory, record) = opened.unzip();
+        let taken = record
+            .and_then(|record| decode(&record, incarnation))
+            // The front before had another owner.
+            .or_else(|| decode(&std::fs::read(&path).ok().filter(|_| resume)?, incarnation));
         let file = File::options()
             .create(true)
             .truncate(!resume)
             .write(true)
             .open(&path)?;
-        Ok(Self {
-            file,
+        let mut delivered = Self {
+            memory,
             incarnation,
-            taken,
+            taken: taken.unwrap_or_default(),
             in_hand: BTreeSet::new(),
-        })
+        };
+        delivered.record();
+        Ok((delivered, file))
+    }
+
+    /// Begins for another replica. Returns the record for the file.
+    pub(crate) fn begin(&mut self, incarnation: Incarnation) -> Vec<u8> {
+        self.incarnation = incarnation;
+        self.taken = Taken::default();
+        self.in_hand.clear();
+        self.record()
     }
 
     /// Whether this item is new. It is in hand from now on.
-    pub fn take(&mut self, seq: u64) -> bool {
+    pub(crate) fn take(&mut self, seq: u64) -> bool {
         let new = self.taken.take(seq);
         if new {
             self.in_hand.insert(seq);
@@ -52,11 +77,19 @@ impl Delivered {
         new
     }
 
-    /// Nothing is left to do with these.
-    pub fn done(&mut self, seqs: &[u64]) {
+    /// Nothing is left to do with these. Returns the record for the file.
+    pub(crate) fn done(&mut self, seqs: &[u64]) -> Vec<u8> {
         for seq in seqs {
             self.in_hand.remove(seq);
         }
+        self.record()
+    }
+
+    pub(crate) fn taken(&self) -> &Taken {
+        &self.taken
+    }
+
+    fn record(&mut self) -> Vec<u8> {
         let again: Vec<u64> = self.in_hand.iter().copied().chain(self.taken.again()).collect();
         let head = [
             u64::from(self.incarnation.0),
@@ -64,18 +97,17 @@ impl Delivered {
             again.len() as u64,
         ];
         let bytes: Vec<u8> = head.iter().chain(&again).flat_map(|n| n.to_le_bytes()).collect();
-        if let Err(error) = self.file.write_all_at(&bytes, 0) {
+        let written = self.memory.as_mut().map(|memory| memory.replace(&bytes));
+        if let Some(Err(error)) = written {
             tracing::warn!(%error, "can't note what was delivered: a new front may deliver it again");
+            self.memory = None;
         }
-    }
-
-    pub fn taken(&self) -> &Taken {
-        &self.taken
+        bytes
     }
 }
 
-fn read(path: &Path, incarnation: Incarnation) -> Option<Taken> {
-    let bytes = std::fs::read(path).ok()?;
+/// The record of this replica's items. The bytes behind it are of longer, earlier records.
+fn decode(bytes: &[u8], incarnation: Incarnation) -> Option<Taken> {
     let words: Vec<u64> = bytes
         .chunks_exact(8)
         .map(|c| u64::from_le_bytes(c.try_into().expect("eight bytes")))
@@ -90,34 +122,71 @@ fn read(path: &Path, incarnation: Incarnation) -> Option<Taken> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
-    #[test]
-    fn a_successor_begins_where_the_killed_one_stopped() {
+    const ME: Incarnation = Incarnation(3);
+
+    /// The record is in the owner's memory, and in the home where the latter is written.
+    fn goes_on(memory: Option<&Path>, home: bool) {
         let dir = tempfile::tempdir().unwrap();
-        let me = Incarnation(3);
-        let mut first = Delivered::open(dir.path(), me, false).unwrap();
+        let open = |of, resume| Delivered::open(memory, dir.path(), of, resume).unwrap();
+        let write = |file: &File, record: Vec<u8>| {
+            if home {
+                file.write_all_at(&record, 0).unwrap();
+            }
+        };
+        let (mut first, file) = open(ME, false);
         for seq in 1..=5 {
             assert!(first.take(seq));
         }
-        first.done(&[1, 2, 4]);
+        write(&file, first.done(&[1, 2, 4]));
         first.take(6);
         drop(first);
-        let mut second = Delivered::open(dir.path(), me, true).unwrap();
+        let (mut second, file) = open(ME, true);
         let news: Vec<u64> = (1..=7).filter(|seq| second.take(*seq)).collect();
         assert_eq!(news, [3, 5, 6, 7]);
-        second.done(&[3, 5, 6, 7]);
+        write(&file, second.done(&[3, 5, 6, 7]));
         drop(second);
+        assert_eq!(open(ME, true).0.taken(), &Taken::resume(7, []));
+        let (mut third, file) = open(ME, true);
+        write(&file, third.begin(Incarnation(4)));
+        assert_eq!(third.taken(), &Taken::default());
+        third.take(1);
+        write(&file, third.done(&[1]));
         assert_eq!(
-            Delivered::open(dir.path(), me, true).unwrap().taken(),
-            &Taken::resume(7, [])
+            open(Incarnation(4), true).0.taken(),
+            &Taken::resume(1, []),
+            "the replica that came later"
         );
-        assert_eq!(
-            Delivered::open(dir.path(), Incarnation(4), true).unwrap().taken(),
-            &Taken::default()
-        );
-        assert_eq!(
-            Delivered::open(dir.path(), me, false).unwrap().taken(),
-            &Taken::default()
-        );
+        assert_eq!(open(Incarnation(5), true).0.taken(), &Taken::default());
+        assert_eq!(open(Incarnation(5), false).0.taken(), &Taken::default());
+    }
+
+    #[test]
+    fn a_successor_begins_where_the_killed_one_stopped() {
+        goes_on(None, true);
+    }
+
+    #[test]
+    fn a_successor_of_the_same_owner_needs_no_home() {
+        let tmp = tempfile::tempdir().unwrap();
+        let memory = tmp.path().join("memory");
+        File::create(&memory).unwrap();
+        goes_on(Some(&memory), false);
+    }
+
+    #[test]
+    fn a_successor_of_another_owner_reads_the_home() {
+        let dir = tempfile::tempdir().unwrap();
+        let memory = |name| {
+            let path = dir.path().join(name);
+            File::create(&path).unwrap();
+            path
+        };
+        let (mut first, file) = Delivered::open(Some(&memory("first")), dir.path(), ME, false).unwrap();
+        first.take(1);
+        file.write_all_at(&first.done(&[1]), 0).unwrap();
+        let next = Delivered::open(Some(&memory("next")), dir.path(), ME, true).unwrap();
+        assert_eq!(next.0.taken(), &Taken::resume(1, []));
     }
 }

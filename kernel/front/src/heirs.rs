@@ -1,25 +1,13 @@
-//! Records of outputs that a kernel's pages may lack, in memory that outlives a killed front. The front's owner holds
-//! the memory, and names the memory to the next front. The records lie behind each other. The first eight bytes
-//! hold the place of the first record: a single small write exchanges all records.
+//! Records of outputs that a kernel's pages may lack, in memory that outlives a killed front ([`Memory`]). The records
+//! lie behind each other.
 
 use crate::core::Records;
-use rustix::fs::{FallocateFlags, fallocate};
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use crate::memory::Memory;
 use std::path::Path;
-
-const HEAD: u64 = 8;
 
 /// The memory, if the owner has named one.
 #[derive(Debug)]
 pub(crate) struct Heirs(Option<Memory>);
-
-#[derive(Debug)]
-struct Memory {
-    file: File,
-    end: u64,
-}
 
 impl Heirs {
     /// Opens the owner's memory. With `resume`, an earlier front's records are returned as well. `None` means that the
@@ -46,43 +34,10 @@ impl Heirs {
     }
 }
 
-impl Memory {
-    fn open(path: &Path, resume: bool) -> io::Result<(Self, Vec<u8>)> {
-        let mut file = File::options().read(true).write(true).open(path)?;
-        let mut records = Vec::new();
-        let mut head = [0; HEAD as usize];
-        if !resume {
-            file.set_len(0)?;
-        } else if file.read_exact_at(&mut head, 0).is_ok() {
-            file.seek(SeekFrom::Start(u64::from_le_bytes(head)))?;
-            file.read_to_end(&mut records)?;
-        }
-        let end = file.metadata()?.len().max(HEAD);
-        Ok((Self { file, end }, records))
-    }
-
-    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.end)?;
-        self.end += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn replace(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let begin = self.end;
-        self.add(bytes)?;
-        self.file.write_all_at(&begin.to_le_bytes(), 0)?;
-        // Gives back the memory of the earlier ones.
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if begin > HEAD {
-            fallocate(&self.file, hole, HEAD, begin - HEAD)?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
     #[test]

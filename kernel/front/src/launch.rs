@@ -1,6 +1,7 @@
 //! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of this process (`local`) or a
 //! step in a seat of the user's, on the node named by `hopd`. All of Slurm is asked under the user's own identity.
 
+use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
 use crate::owner::Start;
 use anyhow::{Context, Result, bail};
@@ -362,12 +363,12 @@ pub async fn follow(order: Order, incarnation: Incarnation, tenure: Tenure) -> R
             .as_ref()
             .context("a kernel without a log has no group")?;
         let state = states::read(&states::folder(&states.kernel, tenure, 0))?;
-        let mut file = FrontFile::read(&order.dir)?;
-        file.incarnation = incarnation;
-        if let Some(folder) = &mut file.state {
-            folder.tenure = tenure;
-        }
-        file.write(&order.dir)?;
+        announce::change(&order.dir, |file| {
+            file.incarnation = incarnation;
+            if let Some(folder) = &mut file.state {
+                folder.tenure = tenure;
+            }
+        })?;
         Ok(state)
     });
     Ok(Started {
@@ -463,6 +464,7 @@ fn open_tenure(
         }
         None => None,
     };
+    let _writes = announce::writes();
     file.write(&order.dir)?;
     Ok(state)
 }

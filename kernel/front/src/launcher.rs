@@ -206,6 +206,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
         beside: None,
         // No other front follows.
         heirs: None,
+        delivered: None,
     })
 }
 

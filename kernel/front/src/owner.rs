@@ -59,6 +59,10 @@ pub struct Start {
     /// pages lack are lost with the front.
     #[serde(default)]
     pub heirs: Option<PathBuf>,
+    /// The owner's memory for the record of deliveries, which outlives a killed front. Without the memory the record is
+    /// in the user's home alone.
+    #[serde(default)]
+    pub delivered: Option<PathBuf>,
 }
 
 /// A notebook, as the next opening names it again.

@@ -8,6 +8,7 @@ use crate::claim::{self, Found, Owned, Saved};
 use crate::core::{Asked, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
+use crate::home::{Home, Places};
 use crate::info;
 use crate::launch::{self, Order, Origin, Started, States, Submissions};
 use crate::life::{Act, Input, Life};
@@ -15,7 +16,7 @@ use crate::listen::{ReplicaConnection, accept_replicas};
 use crate::moves;
 use crate::moving::{Moving, Preparation};
 use crate::orphans;
-use crate::owner::{Notebook, Said, Start, Wish, say};
+use crate::owner::{Said, Start, Wish, say};
 use crate::rekey::Rekey;
 use crate::sockets::{Sockets, bind, is_of_widget};
 use crate::termination::{self, Keeps, Outcome, Removal, Termination};
@@ -83,6 +84,7 @@ struct Main {
     sockets: Sockets,
     delivered: Delivered,
     heirs: Heirs,
+    home: Home,
     /// The replica permitted to connect. `None` means that a replica is being started.
     expected: Option<Incarnation>,
     /// Frames of the replica, with the number of its connection.
@@ -178,6 +180,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         clients,
         replicas,
         delivered,
+        home,
     } = open(&mut start).await?;
     let states = states(&start);
     let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
@@ -197,6 +200,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         sockets,
         delivered,
         heirs,
+        home,
         hello: None,
         met: false,
         process: None,
@@ -263,6 +267,7 @@ struct Opened {
     clients: mpsc::Receiver<(Option<Channel>, Event)>,
     replicas: mpsc::Receiver<ReplicaConnection>,
     delivered: Delivered,
+    home: Home,
 }
 
 /// Opens the clients' sockets and the replica's port. Writes the replica's port down, and tells the owner the clients'
@@ -283,8 +288,13 @@ async fn open(start: &mut Start) -> Result<Opened> {
     let (replicas_tx, replicas) = mpsc::channel(16);
     tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
     hop_protocol::file::make_private(&dir).with_context(|| launch::unwritable(&dir))?;
-    let delivered =
-        Delivered::open(&dir, file.incarnation, start.resume).with_context(|| launch::unwritable(&dir))?;
+    let memory = start.delivered.as_deref();
+    let (delivered, record) = Delivered::open(memory, &dir, file.incarnation, start.resume)
+        .with_context(|| launch::unwritable(&dir))?;
+    let home = Home::start(Places {
+        dir: dir.clone(),
+        delivered: record,
+    });
     let kernel = start.kernel.clone();
     let beside = start.beside.clone();
     say(&Said::Launched {
@@ -299,6 +309,7 @@ async fn open(start: &mut Start) -> Result<Opened> {
         clients,
         replicas,
         delivered,
+        home,
     })
 }
 
@@ -417,7 +428,9 @@ fn claimed(mut start: Start) -> Claimed {
     let lockless = match (&owned, &notebook) {
         (Some(owned), Some(notebook)) => {
             start.beside = start.beside.or_else(|| owned.beside());
-            note_notebook(owned, &start, notebook);
+            owned
+                .name(&start.kernel, notebook, start.beside.as_ref())
+                .write_or_warn();
             owned.lockless().map(without_locks)
         }
         _ => None,
@@ -428,12 +441,6 @@ fn claimed(mut start: Start) -> Claimed {
         left,
         is_whole,
         sentences: sentence.into_iter().chain(lockless).collect(),
-    }
-}
-
-fn note_notebook(owned: &Owned, start: &Start, notebook: &Notebook) {
-    if let Err(error) = owned.name(&start.kernel, notebook, start.beside.as_ref()) {
-        tracing::warn!(%error, "the notebook's name can't be noted, so its kernel won't be found again");
     }
 }
 
@@ -567,10 +574,12 @@ impl Main {
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
-    async fn clean_up(&mut self, removal: Removal) {
+    async fn clean_up(mut self, removal: Removal) {
         if removal == Removal::Kernel && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
+        // Nothing may be written into a folder that is removed.
+        self.home.end();
         let state = self.states.as_ref().map(|s| s.kernel.as_path());
         let news = self.front.parted().map(|news| news.whole(self.is_whole));
         claim::clear_away(removal, &self.dir, state, news);
@@ -713,11 +722,10 @@ impl Main {
         let Some(content) = self.front.take_learnt() else {
             return;
         };
-        let Some(place) = info::Place::of(&self.start.launch) else {
-            return;
-        };
+        let launch = self.start.launch.clone();
         spawn_blocking(move || {
-            if let Err(error) = place.write(content) {
+            let written = info::Place::of(&launch).map(|place| place.write(content));
+            if let Some(Err(error)) = written {
                 tracing::warn!(%error, "what the kernel said of itself can't be kept");
             }
         });
@@ -838,10 +846,8 @@ impl Main {
         }
         (self.met, self.hello, self.expected) = (false, None, Some(incarnation));
         self.front.begins_with(incarnation);
-        match Delivered::open(&self.dir, incarnation, false) {
-            Ok(delivered) => self.delivered = delivered,
-            Err(error) => tracing::warn!(%error, "can't note what is delivered"),
-        }
+        let record = self.delivered.begin(incarnation);
+        self.home.tell(|news| news.delivered = Some(record));
         self.live(Input::Started { tenure });
         if let Some((hello, answer)) = self.moving.take_asking(incarnation) {
             // The replica may have lost its connection, and then connects again.
@@ -1097,7 +1103,8 @@ impl Main {
         // front.
         self.record();
         if !done.is_empty() {
-            self.delivered.done(&done);
+            let record = self.delivered.done(&done);
+            self.home.tell(|news| news.delivered = Some(record));
             self.acks.append(&mut done);
             if self.acks.len() > 64 {
                 self.send_acks();
@@ -1156,8 +1163,8 @@ impl Main {
     fn save(&mut self, reason: String) {
         tracing::info!(reason, "the kernel is saved, and its front ends");
         self.front.part();
-        if let Some(owned) = &mut self.owned {
-            owned.parts();
+        if let Some(Ok(parting)) = self.owned.as_ref().map(Owned::parts) {
+            self.home.tell(|news| news.parting = Some(parting));
         }
         self.sockets.send(Item::Note(Note::Sleep { reason }));
     }
@@ -1197,7 +1204,8 @@ impl Main {
             notebook.path = path;
         }
         if let (Some(owned), Some(notebook)) = (&self.owned, &self.start.notebook) {
-            note_notebook(owned, &self.start, notebook);
+            let noted = owned.name(&self.start.kernel, notebook, self.start.beside.as_ref());
+            self.home.tell(|news| news.notebook = Some(noted));
         }
     }
 
@@ -1213,13 +1221,7 @@ impl Main {
             return;
         };
         known.clone_from(&name);
-        let written = FrontFile::read(&self.dir).and_then(|mut file| {
-            file.launch.name.clone_from(&name);
-            file.write(&self.dir)
-        });
-        if let Err(error) = written {
-            tracing::warn!(error = chain(&error), "the notebook's name can't be written");
-        }
+        self.home.tell(|news| news.name = Some(name.clone()));
         self.sockets.send(Item::Note(Note::Renamed { name }));
     }
 

@@ -9,10 +9,11 @@ use hop_protocol::tls::front_name;
 use hop_words::error::{chain, system_words};
 use hop_words::id::{Incarnation, Tenure};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
@@ -89,7 +90,7 @@ pub async fn dial(dir: PathBuf, me: Incarnation, standing: Standing, events: mps
             Err(Failure::Final(reason)) => break Gone::Superseded(reason),
             Err(Failure::Again(reason)) => {
                 tracing::debug!(reason, "no front");
-                if alone_since.elapsed() > WITHOUT_FRONT && !is_awaited(&dir, standing) {
+                if alone_since.elapsed() > WITHOUT_FRONT && !is_awaited(&dir, standing).await {
                     let reason = format!("its front was gone for {} s", WITHOUT_FRONT.as_secs());
                     break Gone::Alone(reason);
                 }
@@ -108,10 +109,22 @@ enum Failure {
 
 /// Whether the front lives all the same, but stands still or is cut off. The cells for this front then run on, until
 /// the front comes back or has another replica.
-fn is_awaited(dir: &std::path::Path, standing: Standing) -> bool {
-    let state = FrontFile::read(dir).ok().and_then(|file| file.state);
-    matches!(standing, Standing::Executes(_))
-        && state.is_some_and(|s| states::has_owner(&s.kernel).unwrap_or(false))
+async fn is_awaited(dir: &Path, standing: Standing) -> bool {
+    if !matches!(standing, Standing::Executes(_)) {
+        return false;
+    }
+    let dir = dir.to_owned();
+    let look = move || {
+        let state = FrontFile::read(&dir).ok().and_then(|file| file.state);
+        state.is_some_and(|s| states::has_owner(&s.kernel).unwrap_or(false))
+    };
+    spawn_blocking(look).await.unwrap_or(false)
+}
+
+/// Reads `front.json` in a thread: a home that hangs holds up the caller alone.
+pub(crate) async fn read_front_file(dir: &Path) -> anyhow::Result<FrontFile> {
+    let dir = dir.to_owned();
+    Ok(spawn_blocking(move || FrontFile::read(&dir)).await??)
 }
 
 /// Whether another replica came after this one. A kernel's group may return to an earlier incarnation, so tenures
@@ -126,12 +139,13 @@ fn is_followed(file: &FrontFile, me: Incarnation, standing: Standing) -> bool {
 
 /// A connection to the front of now. `last` is the host by which a front was last reached.
 async fn reach(
-    dir: &std::path::Path,
+    dir: &Path,
     me: Incarnation,
     standing: Standing,
     last: &mut Option<String>,
 ) -> Result<Link<TlsStream<TcpStream>>, Failure> {
-    let file = FrontFile::read(dir).map_err(|e| Failure::Again(chain(&e)))?;
+    let file = read_front_file(dir).await;
+    let file = file.map_err(|e| Failure::Again(chain(&*e)))?;
     if is_followed(&file, me, standing) {
         return Err(Failure::Final("a newer replica has taken its place".into()));
     }

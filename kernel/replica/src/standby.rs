@@ -262,7 +262,7 @@ async fn heard_from(agent: &mut Option<mpsc::Receiver<Parcel>>) -> Option<Parcel
 async fn file_for(dir: &Path, me: Incarnation) -> Result<FrontFile> {
     let since = Instant::now();
     loop {
-        let file = FrontFile::read(dir)?;
+        let file = dial::read_front_file(dir).await?;
         if file.incarnation == me {
             return Ok(file);
         }

@@ -103,7 +103,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
                 }
             }
             Comes::Elected(office, to_executor) => {
-                file = FrontFile::read(&dir)?;
+                file = dial::read_front_file(&dir).await?;
                 (elected, restored, words) = (Some(office.state), Some(office.restored), to_executor);
             }
         }

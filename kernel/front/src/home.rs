@@ -1,0 +1,189 @@
+//! Writes to the user's home, in a thread of their own: a home that hangs never holds up a message. Of each thing to
+//! write, only the newest is kept.
+
+use crate::announce;
+use crate::claim::{Noted, Parting};
+use hop_words::error::chain;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+/// The pause between two writes. A file system over the network has few of them, however many messages pass.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What is to be written. `None` means that nothing of it has changed.
+#[derive(Debug, Default)]
+pub(crate) struct News {
+    /// The record of [`crate::delivered`].
+    pub(crate) delivered: Option<Vec<u8>>,
+    /// The notebook that the next opening names.
+    pub(crate) notebook: Option<Noted>,
+    /// The notebook's name, for the replicas that follow.
+    pub(crate) name: Option<String>,
+    /// The next opening is to wait for this front's end.
+    pub(crate) parting: Option<Parting>,
+}
+
+impl News {
+    fn is_empty(&self) -> bool {
+        let Self {
+            delivered,
+            notebook,
+            name,
+            parting,
+        } = self;
+        delivered.is_none() && notebook.is_none() && name.is_none() && parting.is_none()
+    }
+}
+
+/// The places of what is written.
+#[derive(Debug)]
+pub(crate) struct Places {
+    /// The kernel's folder.
+    pub(crate) dir: PathBuf,
+    pub(crate) delivered: File,
+}
+
+impl Places {
+    fn write(&mut self, news: News) {
+        if let Some(record) = news.delivered
+            && let Err(error) = self.delivered.write_all_at(&record, 0)
+        {
+            tracing::warn!(%error, "can't note what was delivered: a new front may deliver it again");
+        }
+        if let Some(notebook) = news.notebook {
+            notebook.write_or_warn();
+        }
+        if let Some(name) = news.name
+            && let Err(error) = announce::change(&self.dir, |file| file.launch.name.clone_from(&name))
+        {
+            tracing::warn!(error = chain(&error), "the notebook's name can't be written");
+        }
+        if let Some(parting) = news.parting {
+            parting.write();
+        }
+    }
+}
+
+/// The thread's other end.
+#[derive(Debug)]
+pub(crate) struct Home {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    desk: Mutex<Desk>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    news: News,
+    /// The thread waits for news.
+    idle: bool,
+    over: bool,
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for news. `None` means that no more come.
+    fn next(&self) -> Option<News> {
+        let mut desk = self.desk();
+        while desk.news.is_empty() {
+            if desk.over {
+                return None;
+            }
+            desk.idle = true;
+            desk = self.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+            desk.idle = false;
+        }
+        Some(std::mem::take(&mut desk.news))
+    }
+
+    fn is_over(&self) -> bool {
+        self.desk().over
+    }
+}
+
+impl Home {
+    pub(crate) fn start(mut places: Places) -> Self {
+        Self::with(move |news| places.write(news))
+    }
+
+    fn with(mut write: impl FnMut(News) + Send + 'static) -> Self {
+        let shared = Arc::new(Shared::default());
+        let thread = spawn({
+            let shared = shared.clone();
+            move || {
+                while let Some(news) = shared.next() {
+                    write(news);
+                    if !shared.is_over() {
+                        sleep(PAUSE);
+                    }
+                }
+            }
+        });
+        Self { shared, thread }
+    }
+
+    /// Never waits for the home.
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut News)) {
+        let mut desk = self.shared.desk();
+        change(&mut desk.news);
+        if desk.idle {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Waits until all is written.
+    pub(crate) fn end(self) {
+        self.shared.desk().over = true;
+        self.shared.changed.notify_one();
+        // A panic has been reported by the thread.
+        let _ = self.thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_home_that_hangs_holds_nobody_up_and_gets_the_newest() {
+        let (begun, begins) = channel();
+        let (thaw, thawed) = channel();
+        let home = Home::with(move |news| {
+            begun.send(news.delivered.unwrap()).unwrap();
+            thawed.recv().unwrap();
+        });
+        let put = |n: u8| home.tell(|news| news.delivered = Some(vec![n]));
+        put(1);
+        assert_eq!(begins.recv().unwrap(), [1]);
+        (2..=9).for_each(put);
+        thaw.send(()).unwrap();
+        thaw.send(()).unwrap();
+        home.end();
+        assert_eq!(begins.try_iter().collect::<Vec<_>>(), [[9]]);
+    }
+
+    #[test]
+    fn all_that_was_told_is_written_before_the_end() {
+        let (wrote, written) = channel();
+        let home = Home::with(move |news| wrote.send((news.delivered, news.name)).unwrap());
+        home.tell(|news| news.delivered = Some(vec![1]));
+        home.tell(|news| news.name = Some("b.ipynb".into()));
+        home.end();
+        let all: Vec<_> = written.iter().collect();
+        assert!(all.iter().any(|(delivered, _)| delivered.is_some()), "{all:?}");
+        assert!(all.iter().any(|(_, name)| name.is_some()), "{all:?}");
+    }
+}
