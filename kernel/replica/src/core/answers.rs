@@ -54,7 +54,7 @@ impl Core {
     fn hides_a_wait(&self, message: &Message) -> bool {
         let told = self.lease.wait().is_some_and(|wait| wait.told);
         let seeker = self.lease.seeker().filter(|_| told).map(|s| &s.header);
-        let Some(waiting) = seeker.or(self.told_attempt_wait()) else {
+        let Some(waiting) = seeker.or_else(|| self.told_attempt_wait()) else {
             return false;
         };
         let Ok(envelope) = Envelope::parse(message) else {

@@ -68,7 +68,7 @@ pub(super) struct Attempts {
     shown: Shown,
     pub(super) waiting: Option<Waiting>,
     /// The time told to the shell, at which the system ends the process.
-    guarded: Option<Timestamp>,
+    pub(super) guarded: Option<Timestamp>,
     /// The process is being ended for lack of a proof.
     ending: bool,
 }

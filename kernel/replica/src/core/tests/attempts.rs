@@ -7,7 +7,8 @@ use super::group::{elected, grown};
 use hop_log::Entry;
 use hop_words::id::{Incarnation, Tenure};
 use hop_words::replica::Replicas;
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const RUNS: &str = "kernel: execute_request a";
@@ -245,4 +246,61 @@ fn a_deposed_executor_is_guarded_no_more() {
     let kill = out.iter().position(|line| line == "kill");
     let unguard = out.iter().position(|line| line == "unguard");
     assert!(kill.is_some() && kill < unguard, "{out:?}");
+}
+
+const STEP: Span = Span::from_millis(100);
+
+/// The end of the former process, by its own decision or by the system's. Nothing reaches its supervisor any more, which
+/// may stand still.
+fn ends_at(world: &mut World, stands_still: bool) -> Timestamp {
+    let guarded = world.core.attempts.guarded.expect("the cell runs");
+    while !stands_still && world.now < guarded {
+        if kills(&world.after(STEP)) > 0 {
+            return world.now;
+        }
+    }
+    guarded
+}
+
+/// How long after its election the next executor begins the cell. The log takes its entries at once.
+fn begins_after() -> Span {
+    let mut world = handed_on();
+    let elected = world.now;
+    let mut out = world.run_with("a", &retried(), Value::Null);
+    while !out.contains(&RUNS.into()) {
+        assert!(
+            world.now.since(elected) < Span::from_secs(11),
+            "it waits for ever"
+        );
+        out = world.commit();
+        out.extend(world.after(STEP));
+    }
+    world.now.since(elected)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn attempts_never_meet(
+        heard in proptest::collection::vec((0u64..1500, any::<bool>()), 0..20),
+        silent in 0u64..15_000,
+        stands_still in any::<bool>(),
+    ) {
+        let mut former = running();
+        let mut out = Vec::new();
+        let mut last = former.now;
+        for (ms, commits) in heard {
+            out.extend(former.after(Span::from_millis(ms)));
+            if commits {
+                out.extend(former.commit());
+                last = former.now;
+            }
+        }
+        // No election comes before an entry that the executor has heard.
+        let elected = last + Span::from_millis(silent);
+        if kills(&out) == 0 {
+            let ended = ends_at(&mut former, stands_still);
+            prop_assert!(ended <= elected + begins_after());
+        }
+    }
 }
