@@ -26,6 +26,22 @@ def kernel() -> Iterator[Kernel]:
     kernel.close()
 
 
+DIGESTS = "import hashlib; print(*(hashlib.sha256(m).hexdigest() for m in (a, big)))"
+
+
+def saved(store: Path) -> None:
+    """Waits until nothing more is stored."""
+
+    def chunks() -> int:
+        return sum(1 for path in store.rglob("*") if path.is_file())
+
+    last, since = chunks(), time.monotonic()
+    while time.monotonic() - since < 3:
+        time.sleep(0.1)
+        if chunks() != last:
+            last, since = chunks(), time.monotonic()
+
+
 def timed(kernel: Kernel, code: str) -> tuple[float, tuple[str, str]]:
     began = time.monotonic()
     said = outputs(kernel, code)
@@ -76,3 +92,31 @@ def test_a_front_that_is_killed_while_the_home_hangs_is_followed(hanging_home: H
     listen(5)
     assert "".join(texts).split() == ["0", "1", "2", "3", "4", "5"]
     assert max(seen.values()) == 1, [(id, n) for id, n in seen.items() if n > 1]
+
+
+def test_a_store_that_hangs_holds_a_cell_up_once_and_for_a_moment(
+    hanging_store: HangingDisk, kernel: Kernel, home: Path
+) -> None:
+    outputs(kernel, "import os; a = bytearray(os.urandom(20_000_000))")
+    time.sleep(2)
+    thawing = hanging_store.hang(HANGS)
+    told = []
+    cells = ["big = bytearray(os.urandom(20_000_000))", "a[:3] = b'abc'", "x = 3", "big[:3] = b'def'; y = 4"]
+    took = []
+    for code in cells:
+        seconds, (_, said) = timed(kernel, code)
+        took.append(seconds)
+        told.append(said)
+        time.sleep(0.5)
+    assert thawing.poll() is None, "it hung to the last cell"
+    assert all(seconds < SOON for seconds in took), took
+    assert sum(seconds > 1 for seconds in took) <= 1, took
+    seconds, (digests, said) = timed(kernel, DIGESTS)
+    assert thawing.poll() is None and seconds < SOON
+    thawing.wait()
+    # The store answers, and has all by itself: the memory as it is now.
+    saved(home / "other")
+    os.kill(kernel.pids()["kernel"], signal.SIGKILL)
+    assert kernel.text(DIGESTS) == digests
+    assert kernel.value("x, y") == "3 4"
+    assert "".join([*told, said]).count("doesn't answer") == 1

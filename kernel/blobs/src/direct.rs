@@ -13,6 +13,9 @@ use std::path::Path;
 /// Largest alignment that a device's memory needs.
 const PAGE: usize = 4096;
 
+/// Bytes of one write. A slow device is seen to move on.
+const STEP: usize = 1024 * 1024;
+
 /// Memory for one chunk, aligned.
 #[derive(Debug)]
 pub struct Buffer {
@@ -34,15 +37,21 @@ impl Buffer {
         &self.raw[self.start..self.start + CHUNK_BYTES]
     }
 
-    fn chunk_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn chunk_mut(&mut self) -> &mut [u8] {
         &mut self.raw[self.start..self.start + CHUNK_BYTES]
     }
 
-    /// Writes a whole chunk to a new file, on disk on return. `None` if the file system can't; the file may exist then.
+    /// Writes a whole chunk, as filled in by `fill`, to a new file, on disk on return. Each answer of the file system is
+    /// a `step`. `None` if the file system can't; the file may exist then.
     ///
     /// # Errors
-    /// The I/O error of a file system that does.
-    pub fn write(&mut self, path: &Path, content: &[u8]) -> io::Result<Option<()>> {
+    /// The I/O error of a file system that does, and of `fill`.
+    pub fn write(
+        &mut self,
+        path: &Path,
+        fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
+        step: impl Fn(),
+    ) -> io::Result<Option<()>> {
         let Some(mut file) = unless_unknown(
             OpenOptions::new()
                 .write(true)
@@ -56,9 +65,15 @@ impl Buffer {
         };
         // A hint for a single extent; a full disk shows when the file is written.
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, CHUNK_BYTES as u64);
-        self.chunk_mut().copy_from_slice(content);
+        step();
+        fill(self.chunk_mut())?;
+        let written = self.chunk().chunks(STEP).try_for_each(|part| {
+            let written = file.write_all(part);
+            step();
+            written
+        });
         // The content is past the page cache; the device's own cache and the file's extents are not on disk yet.
-        unless_unknown(file.write_all(self.chunk()).and_then(|()| file.sync_data()))
+        unless_unknown(written.and_then(|()| file.sync_data()))
     }
 
     /// Reads a file of a whole chunk into this buffer. `None` means that the file system doesn't support such reads.
@@ -106,7 +121,11 @@ mod tests {
         let content: Vec<u8> = (0..CHUNK_BYTES).map(|i| (i * 7 / 3) as u8).collect();
         let mut buffer = Buffer::default();
         assert_eq!(buffer.chunk().as_ptr().align_offset(PAGE), 0);
-        if buffer.write(&path, &content).unwrap().is_none() {
+        let fill = |chunk: &mut [u8]| {
+            chunk.copy_from_slice(&content);
+            Ok(())
+        };
+        if buffer.write(&path, fill, || {}).unwrap().is_none() {
             eprintln!("skipped: this file system always uses its cache");
             return;
         }

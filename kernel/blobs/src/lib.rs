@@ -7,6 +7,7 @@
 
 pub mod direct;
 pub mod local;
+mod patient;
 
 use std::fmt;
 use std::io;
@@ -95,6 +96,8 @@ pub enum PutError {
         #[source]
         source: io::Error,
     },
+    #[error("{path} doesn't answer")]
+    Hangs { path: PathBuf },
 }
 
 /// Why a chunk can't be read.

@@ -4,15 +4,17 @@
 //! and tools.
 
 use crate::direct::Buffer;
+use crate::patient::{self, Gate, Hangs, Loan, Steps};
 use crate::{CHUNK_BYTES, ChunkId, GetError, PutError, Raw};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 /// Compressing must save at least this share of a chunk.
@@ -35,11 +37,110 @@ thread_local! {
     static BUFFER: RefCell<Buffer> = RefCell::default();
 }
 
+/// Bytes of lent memory that are copied at once, few enough for a thread's stack and a processor's cache.
+const PIECE: usize = 64 * 1024;
+
 /// Chunks of one user below a directory (`chunks/` of the store).
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Local {
     root: PathBuf,
-    fresh: Mutex<Vec<ChunkId>>,
+    fresh: Arc<Mutex<Vec<ChunkId>>>,
+    gate: Arc<Gate>,
+}
+
+/// Content to be written.
+#[derive(Debug, Clone, Copy)]
+enum Content<'a> {
+    Own(&'a [u8]),
+    /// A part of lent memory. Nothing of it is read while the file system is asked for something.
+    Lent(&'a Loan, usize, usize),
+}
+
+impl Content<'_> {
+    fn len(self) -> usize {
+        match self {
+            Self::Own(bytes) => bytes.len(),
+            Self::Lent(_, _, len) => len,
+        }
+    }
+
+    /// # Errors
+    /// The memory was taken back.
+    fn read<T>(self, part: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+        match self {
+            Self::Own(bytes) => Ok(read(&bytes[part])),
+            Self::Lent(loan, at, _) => loan
+                .read(at + part.start..at + part.end, read)
+                .ok_or_else(|| io::Error::other("its memory was taken back")),
+        }
+    }
+
+    fn all<T>(self, read: impl FnOnce(&[u8]) -> T) -> io::Result<T> {
+        self.read(0..self.len(), read)
+    }
+
+    fn write_to(self, file: &mut File, steps: &Steps) -> io::Result<()> {
+        if let Self::Own(bytes) = self {
+            return file.write_all(bytes);
+        }
+        let mut buffer = [0; PIECE];
+        for at in (0..self.len()).step_by(PIECE) {
+            let part = at..self.len().min(at + PIECE);
+            let piece = &mut buffer[..part.len()];
+            self.read(part, |bytes| piece.copy_from_slice(bytes))?;
+            file.write_all(piece)?;
+            steps.step();
+        }
+        Ok(())
+    }
+}
+
+/// Memory on its way into chunks, on several threads.
+#[derive(Debug)]
+struct Put {
+    local: Local,
+    loan: Arc<Loan>,
+    len: usize,
+    /// The numbers of the chunks to store.
+    pick: Vec<usize>,
+    ids: Mutex<Vec<ChunkId>>,
+    wrote: AtomicU64,
+    /// Equal chunks may come up on two threads at once: the first writes.
+    taken: Mutex<HashSet<ChunkId>>,
+    shelves: Mutex<HashSet<PathBuf>>,
+}
+
+impl Put {
+    /// Has the names in a folder on disk at the end, or at once where no other chunk may come into it.
+    fn synced_later(&self, shelf: &Path) -> Result<(), PutError> {
+        if self.pick.len() == 1 {
+            return sync_folder(shelf);
+        }
+        let mut shelves = self.shelves.lock().expect("no holder of this lock panics");
+        shelves.insert(shelf.to_owned());
+        Ok(())
+    }
+
+    fn put(&self, i: usize, steps: &Steps) -> Result<(), PutError> {
+        let begin = self.pick[i] * CHUNK_BYTES;
+        let content = Content::Lent(&self.loan, begin, CHUNK_BYTES.min(self.len - begin));
+        let id = content.all(ChunkId::of).map_err(|_| self.local.hung())?;
+        self.ids.lock().expect("no holder of this lock panics")[self.pick[i]] = id;
+        if self
+            .taken
+            .lock()
+            .expect("no holder of this lock panics")
+            .insert(id)
+        {
+            let direct = self.pick.len() >= MANY;
+            let bytes = self.local.put_as(id, content, direct, steps)?;
+            if bytes > 0 {
+                self.synced_later(shelf_of(&self.local.path(id)))?;
+            }
+            self.wrote.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 /// What a collection of garbage did.
@@ -64,10 +165,16 @@ impl Local {
                 path: root.to_owned(),
                 source,
             })?;
-        Ok(Self {
+        Ok(Self::at(root))
+    }
+
+    /// The chunks below `root`, which is made with the first chunk if need be.
+    pub fn at(root: &Path) -> Self {
+        Self {
             root: root.to_owned(),
-            fresh: Mutex::new(Vec::new()),
-        })
+            fresh: Arc::default(),
+            gate: Arc::default(),
+        }
     }
 
     /// Path of an uncompressed chunk.
@@ -97,7 +204,7 @@ impl Local {
     /// [`PutError`]: other chunks are as they were.
     pub fn put(&self, content: &[u8]) -> Result<(ChunkId, u64), PutError> {
         let id = ChunkId::of(content);
-        let wrote = self.put_as(id, content, false)?;
+        let wrote = self.put_as(id, Content::Own(content), false, &Steps::default())?;
         if wrote > 0 {
             sync_folder(shelf_of(&self.path(id)))?;
         }
@@ -105,19 +212,28 @@ impl Local {
     }
 
     /// As [`Self::put`], but the chunk's name isn't on disk before [`sync_folder`].
-    fn put_as(&self, id: ChunkId, content: &[u8], direct: bool) -> Result<u64, PutError> {
+    fn put_as(
+        &self,
+        id: ChunkId,
+        content: Content<'_>,
+        direct: bool,
+        steps: &Steps,
+    ) -> Result<u64, PutError> {
         if self.keeps(id, content.len()) {
             return Ok(0);
         }
-        let share = sampled(content);
-        if content.len() > 2 * SAMPLE
-            && share < AT_ONCE
-            && let Some(small) = compressed(content, 1)
-        {
-            self.write(&self.packed_path(id), &small, false)?;
+        steps.step();
+        let looked = content.all(|bytes| {
+            let share = sampled(bytes);
+            let small = (bytes.len() > 2 * SAMPLE && share < AT_ONCE).then(|| compressed(bytes, 1));
+            (share, small.flatten())
+        });
+        let (share, small) = looked.map_err(|_| self.hung())?;
+        if let Some(small) = small {
+            self.write(&self.packed_path(id), Content::Own(&small), false, steps)?;
             return Ok(small.len() as u64);
         }
-        self.write(&self.path(id), content, direct)?;
+        self.write(&self.path(id), content, direct, steps)?;
         if share < PAYS {
             self.fresh.lock().expect("no holder of this lock panics").push(id);
         }
@@ -143,7 +259,7 @@ impl Local {
 
     /// Writes a chunk. The chunk gets its name once its content is on disk. Some file systems tell only then that there
     /// is no room. After a loss of power, no chunk is there by name alone.
-    fn write(&self, path: &Path, content: &[u8], direct: bool) -> Result<(), PutError> {
+    fn write(&self, path: &Path, content: Content<'_>, direct: bool, steps: &Steps) -> Result<(), PutError> {
         let failed = |source| PutError::Write {
             path: path.to_owned(),
             source,
@@ -156,7 +272,9 @@ impl Local {
         ));
         let fill = || {
             if direct && content.len() == CHUNK_BYTES {
-                if let Some(()) = BUFFER.with_borrow_mut(|buffer| buffer.write(&temp, content))? {
+                let fill = |chunk: &mut [u8]| content.all(|bytes| chunk.copy_from_slice(bytes));
+                let step = || steps.step();
+                if let Some(()) = BUFFER.with_borrow_mut(|buffer| buffer.write(&temp, fill, step))? {
                     return Ok(());
                 }
                 // The file may have been made before the failure.
@@ -167,7 +285,8 @@ impl Local {
                 .create_new(true)
                 .mode(0o600)
                 .open(&temp)?;
-            file.write_all(content)?;
+            steps.step();
+            content.write_to(&mut file, steps)?;
             file.sync_data()
         };
         let filled = match fill() {
@@ -182,6 +301,7 @@ impl Local {
             }
             other => other,
         };
+        steps.step();
         let done = filled.and_then(|()| fs::rename(&temp, path));
         if done.is_err() {
             // The caller hears of the first error.
@@ -194,42 +314,93 @@ impl Local {
     /// there; the other names are zero. Returns the names and how many bytes were written.
     ///
     /// # Errors
-    /// The first [`PutError`]; chunks stored before the error stay and are garbage.
+    /// The first [`PutError`]; chunks stored before the error stay and are garbage. [`PutError::Hangs`] after a second
+    /// without an answer of the file system, and at once until it has answered a probe. The content is the caller's
+    /// alone again.
     pub fn put_all(&self, content: &[u8], wanted: Option<&[u8]>) -> Result<(Vec<ChunkId>, u64), PutError> {
-        let chunks: Vec<&[u8]> = content.chunks(CHUNK_BYTES).collect();
-        let pick: Vec<usize> = (0..chunks.len())
-            .filter(|&i| wanted.is_none_or(|w| w.get(i).is_some_and(|&b| b != 0)))
-            .collect();
-        let ids = Mutex::new(vec![ChunkId([0; 32]); chunks.len()]);
-        let wrote = AtomicU64::new(0);
-        // Equal chunks may come up on two threads at once: the first writes.
-        let taken = Mutex::new(HashSet::new());
-        let shelves = Mutex::new(HashSet::new());
-        let direct = pick.len() >= MANY;
-        waiting(pick.len(), |i| {
-            let at = pick[i];
-            let id = ChunkId::of(chunks[at]);
-            ids.lock().expect("no holder of this lock panics")[at] = id;
-            if taken.lock().expect("no holder of this lock panics").insert(id) {
-                let bytes = self.put_as(id, chunks[at], direct)?;
-                if bytes > 0 {
-                    let shelf = shelf_of(&self.path(id)).to_owned();
-                    shelves
-                        .lock()
-                        .expect("no holder of this lock panics")
-                        .insert(shelf);
-                }
-                wrote.fetch_add(bytes, Ordering::Relaxed);
+        patient::lend(content, |loan| self.put_lent(loan, content.len(), wanted))
+    }
+
+    fn put_lent(
+        &self,
+        loan: &Arc<Loan>,
+        len: usize,
+        wanted: Option<&[u8]>,
+    ) -> Result<(Vec<ChunkId>, u64), PutError> {
+        let count = len.div_ceil(CHUNK_BYTES);
+        let put = Arc::new(Put {
+            local: self.clone(),
+            loan: Arc::clone(loan),
+            len,
+            pick: (0..count)
+                .filter(|&i| wanted.is_none_or(|w| w.get(i).is_some_and(|&b| b != 0)))
+                .collect(),
+            ids: Mutex::new(vec![ChunkId([0; 32]); count]),
+            wrote: AtomicU64::new(0),
+            taken: Mutex::default(),
+            shelves: Mutex::default(),
+        });
+        let work = Arc::clone(&put);
+        self.patiently(waiters(), put.pick.len(), move |i, steps| work.put(i, steps))?;
+        let shelves = std::mem::take(&mut *put.shelves.lock().expect("no holder of this lock panics"));
+        let shelves: Vec<PathBuf> = shelves.into_iter().collect();
+        self.patiently(waiters(), shelves.len(), move |i, _| sync_folder(&shelves[i]))?;
+        let ids = std::mem::take(&mut *put.ids.lock().expect("no holder of this lock panics"));
+        Ok((ids, put.wrote.load(Ordering::Relaxed)))
+    }
+
+    /// Whether all of these chunks exist; they then count as used now, safe from collections.
+    ///
+    /// # Errors
+    /// [`PutError::Hangs`], as [`Self::put_all`].
+    pub fn keeps_all(&self, ids: Vec<ChunkId>) -> Result<bool, PutError> {
+        let kept = Arc::new(AtomicBool::new(true));
+        let (local, all) = (self.clone(), Arc::clone(&kept));
+        // One thread: a name costs the file system less than another thread.
+        self.patiently(1, ids.len(), move |i, _| {
+            if !local.touch(ids[i]) {
+                all.store(false, Ordering::Relaxed);
             }
             Ok(())
         })?;
-        let shelves = shelves.into_inner().expect("no holder of this lock panics");
-        let shelves: Vec<PathBuf> = shelves.into_iter().collect();
-        waiting(shelves.len(), |i| sync_folder(&shelves[i]))?;
-        Ok((
-            ids.into_inner().expect("no holder of this lock panics"),
-            wrote.into_inner(),
-        ))
+        Ok(kept.load(Ordering::Relaxed))
+    }
+
+    /// Whether the file system was found hanging, and has not answered since.
+    pub fn hangs(&self) -> bool {
+        self.gate.is_closed()
+    }
+
+    fn hung(&self) -> PutError {
+        PutError::Hangs {
+            path: self.root.clone(),
+        }
+    }
+
+    /// Runs work that the file system may hold up, as [`patient::run`].
+    fn patiently(
+        &self,
+        threads: usize,
+        count: usize,
+        work: impl Fn(usize, &Steps) -> Result<(), PutError> + Send + Sync + 'static,
+    ) -> Result<(), PutError> {
+        match patient::run(&self.gate, threads, count, work) {
+            Ok(done) => done,
+            Err(Hangs) => {
+                let local = self.clone();
+                self.gate.close_until(move || local.probe());
+                Err(self.hung())
+            }
+        }
+    }
+
+    /// Writes something that nobody else stores. An error is an answer as well: the next writer hears of it.
+    fn probe(&self) {
+        let content = format!("probe of {} at {:?}", std::process::id(), SystemTime::now());
+        if let Ok((id, _)) = self.put(content.as_bytes()) {
+            // A file left behind is garbage.
+            let _ = fs::remove_file(self.path(id));
+        }
     }
 
     /// A chunk as it lies, to be carried elsewhere. It isn't proven yet.
@@ -258,7 +429,7 @@ impl Local {
         } else {
             self.path(id)
         };
-        self.write(&path, &raw.bytes, false)?;
+        self.write(&path, Content::Own(&raw.bytes), false, &Steps::default())?;
         sync_folder(shelf_of(&path))
     }
 
@@ -385,7 +556,12 @@ impl Local {
         let Some(packed) = packed(&content) else {
             return Ok(0);
         };
-        self.write(&self.packed_path(id), &packed, false)?;
+        self.write(
+            &self.packed_path(id),
+            Content::Own(&packed),
+            false,
+            &Steps::default(),
+        )?;
         sync_folder(shelf_of(&path))?;
         // Later readers without the plain file find the packed file.
         let _ = fs::remove_file(&path);
@@ -556,7 +732,12 @@ pub fn parallel<E: Send>(count: usize, work: impl Fn(usize) -> Result<(), E> + S
 
 /// As [`parallel`], for work that waits for a device half of the time.
 fn waiting<E: Send>(count: usize, work: impl Fn(usize) -> Result<(), E> + Sync) -> Result<(), E> {
-    on_threads((2 * cores()).clamp(4, 16), count, work)
+    on_threads(waiters(), count, work)
+}
+
+/// The number of threads for work that waits for a device half of the time.
+fn waiters() -> usize {
+    (2 * cores()).clamp(4, 16)
 }
 
 fn on_threads<E: Send>(

@@ -11,7 +11,7 @@ pub mod track;
 pub mod walk;
 
 use hop_blobs::local::{Local, parallel};
-use hop_blobs::{CHUNK_BYTES, ChunkId};
+use hop_blobs::{CHUNK_BYTES, ChunkId, PutError};
 use hop_words::memory::MemoryPaths;
 use logs::How;
 use std::cell::RefCell;
@@ -24,15 +24,26 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Version of this interface; `native.ABI` must be the same.
-pub const ABI: u32 = 6;
+pub const ABI: u32 = 7;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
+/// Returned where the store doesn't answer ([`PutError::Hangs`]).
+const HANGS: i64 = -2;
+
 fn failed(e: &dyn Error) -> i64 {
     LAST.with_borrow_mut(|last| *last = hop_words::error::chain(e));
     -1
+}
+
+fn not_put(e: &PutError) -> i64 {
+    let result = failed(e);
+    match e {
+        PutError::Hangs { .. } => HANGS,
+        _ => result,
+    }
 }
 
 fn guarded(work: impl FnOnce() -> i64) -> i64 {
@@ -65,9 +76,11 @@ unsafe fn bytes_mut<'a>(at: *mut u8, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(at, len) }
 }
 
+/// Asks nothing of the file system, which may hang.
+///
 /// # Safety
 /// `dir` must be a string that ends in zero.
-unsafe fn local(dir: *const c_char) -> Result<Arc<Local>, hop_blobs::PutError> {
+unsafe fn local(dir: *const c_char) -> Arc<Local> {
     static OPEN: OnceLock<Mutex<HashMap<PathBuf, Arc<Local>>>> = OnceLock::new();
     // SAFETY: by this function's contract.
     let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(dir) }.to_bytes())).to_owned();
@@ -75,12 +88,8 @@ unsafe fn local(dir: *const c_char) -> Result<Arc<Local>, hop_blobs::PutError> {
         .get_or_init(Mutex::default)
         .lock()
         .expect("no holder of this lock panics");
-    if let Some(found) = open.get(&path) {
-        return Ok(Arc::clone(found));
-    }
-    let made = Arc::new(Local::open(&path)?);
-    open.insert(path, Arc::clone(&made));
-    Ok(made)
+    let made = |path: &PathBuf| Arc::new(Local::at(path));
+    Arc::clone(open.entry(path).or_insert_with_key(made))
 }
 
 /// The version of this interface.
@@ -144,7 +153,7 @@ pub unsafe extern "C" fn hop_tags(at: *const u8, len: usize, chunk: usize, out: 
 }
 
 /// Stores memory in chunks (those marked in `wanted`, or all when it is null), names to `names`, 32 bytes each.
-/// Returns how many bytes were written.
+/// Returns how many bytes were written, or -2 where the store doesn't answer. Nothing reads the memory afterwards.
 ///
 /// # Safety
 /// `dir` must be a string; `at` must point to `len` readable bytes, `wanted` to a byte and `names` to 32 bytes for
@@ -168,7 +177,7 @@ pub unsafe extern "C" fn hop_put(
         // SAFETY: as above.
         let wanted = (!wanted.is_null()).then(|| unsafe { bytes(wanted, count) });
         // SAFETY: as above.
-        let put = unsafe { local(dir) }.and_then(|local| local.put_all(content, wanted));
+        let put = unsafe { local(dir) }.put_all(content, wanted);
         match put {
             Ok((ids, wrote)) => {
                 for (name, id) in names.chunks_mut(32).zip(ids) {
@@ -176,9 +185,34 @@ pub unsafe extern "C" fn hop_put(
                 }
                 i64::try_from(wrote).unwrap_or(i64::MAX)
             }
-            Err(e) => failed(&e),
+            Err(e) => not_put(&e),
         }
     })
+}
+
+/// Whether `count` chunks exist: 1 or 0. Existing ones then count as used now.
+///
+/// # Safety
+/// `dir` must be a string; `names` must point to 32 bytes for each chunk.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hop_keep(dir: *const c_char, names: *const u8, count: usize) -> i64 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let (local, names) = unsafe { (local(dir), bytes(names, 32 * count)) };
+        local
+            .keeps_all(ids(names))
+            .map_or_else(|e| not_put(&e), i64::from)
+    })
+}
+
+/// Whether the store was found hanging, and has not answered since: 1 or 0.
+///
+/// # Safety
+/// `dir` must be a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hop_hangs(dir: *const c_char) -> i64 {
+    // SAFETY: by this function's contract.
+    guarded(|| i64::from(unsafe { local(dir) }.hangs()))
 }
 
 fn ids(raw: &[u8]) -> Vec<ChunkId> {
@@ -203,11 +237,7 @@ pub unsafe extern "C" fn hop_get(
         // SAFETY: by this function's contract.
         let (names, into) = unsafe { (bytes(names, 32 * count), bytes_mut(at, len)) };
         // SAFETY: as above.
-        let local = match unsafe { local(dir) } {
-            Ok(local) => local,
-            Err(e) => return failed(&e),
-        };
-        local
+        unsafe { local(dir) }
             .get_all(&ids(names), into)
             .map_or_else(|e| failed(&e), |()| 0)
     })
@@ -225,10 +255,8 @@ pub unsafe extern "C" fn hop_map(dir: *const c_char, names: *const u8, count: us
         // SAFETY: by this function's contract.
         let names = unsafe { bytes(names, 32 * count) };
         // SAFETY: as above.
-        match unsafe { local(dir) }
-            .map_err(std::io::Error::other)
-            .and_then(|l| track::map(&l, &ids(names), len))
-        {
+        let local = unsafe { local(dir) };
+        match track::map(&local, &ids(names), len) {
             Ok(mapped) => {
                 at = mapped;
                 0
@@ -257,9 +285,7 @@ pub unsafe extern "C" fn hop_unmap(at: *mut u8, len: usize) -> i64 {
 pub unsafe extern "C" fn hop_sync(dir: *const c_char) -> i64 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        unsafe { local(dir) }
-            .and_then(|l| l.sync())
-            .map_or_else(|e| failed(&e), |()| 0)
+        unsafe { local(dir) }.sync().map_or_else(|e| failed(&e), |()| 0)
     })
 }
 
@@ -272,7 +298,7 @@ pub unsafe extern "C" fn hop_pack(dir: *const c_char) -> i64 {
     guarded(|| {
         // SAFETY: by this function's contract.
         unsafe { local(dir) }
-            .and_then(|l| l.pack_fresh())
+            .pack_fresh()
             .map_or_else(|e| failed(&e), |saved| i64::try_from(saved).unwrap_or(i64::MAX))
     })
 }

@@ -126,7 +126,7 @@ class Memories:
 
     def keep(self, buffer: Buffer, blob: Blob) -> Blob:
         """Store content so far only told apart, and content lost by the store."""
-        if not blob.deferred and self.store.holds(blob.chunks):
+        if not blob.deferred and self.store.keeps(blob.chunks):
             return blob
         memory = self._known.get((buffer.address, buffer.nbytes))
         if buffer.items is not None:

@@ -11,7 +11,7 @@ from .form import FormError
 from .pace import Pace
 from .records import Outcome
 from .session import Away, Interrupted, NoRoom
-from .store import StoreError
+from .store import StoreError, StoreHangs
 
 #: Number of the last failures that are remembered.
 REMEMBERED = 100
@@ -34,7 +34,10 @@ class Failures:
         text = f"{type(e).__name__}: {e}"
         again = text in self.texts
         self.texts = [*self.texts, text][-REMEMBERED:]
-        self._pace.fails(time.perf_counter())
+        if isinstance(e, StoreHangs):
+            self._pace.waits_for_store(time.perf_counter())
+        else:
+            self._pace.fails(time.perf_counter())
         _log.debug("%s", traceback.format_exc())
         if again or not isinstance(e, (StoreError, FormError, NoRoom)):
             return
@@ -61,6 +64,11 @@ class Failures:
         """The outcome of a capture that raised this error."""
         self.tell(e)
         return self._failed(self.texts[-1])
+
+    def store_hangs(self) -> Outcome:
+        """The outcome of a capture that isn't begun, since the store still hangs."""
+        self._pace.waits_for_store(time.perf_counter())
+        return self._failed(self.texts[-1] if self.texts else "the store doesn't answer")
 
     def whole(self) -> Outcome:
         """The outcome of a capture that didn't fail."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 #: This module's version of the C interface.
-ABI = 6
+ABI = 7
 #: Message where the library is needed and missing.
 MISSING = "the library libhop_tracker.so isn't there, or is another version's: it belongs into lib/ of Gresshopper's installation"
 CHUNK = 4 * 1024 * 1024
@@ -105,6 +105,8 @@ def _declare(lib: Any, held: Any) -> None:
         ("hop_room", [], i),
         ("hop_tags", [p, n, n, p], i),
         ("hop_put", [ctypes.c_char_p, p, n, n, p, p], i),
+        ("hop_keep", [ctypes.c_char_p, p, n], i),
+        ("hop_hangs", [ctypes.c_char_p], i),
         ("hop_get", [ctypes.c_char_p, p, n, p, n], i),
         ("hop_map", [ctypes.c_char_p, p, n, n], p),
         ("hop_unmap", [p, n], i),

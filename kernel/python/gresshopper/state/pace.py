@@ -21,6 +21,8 @@ REST, AUDITS = 1.0, 20
 RESTS = 60.0
 #: Seconds after a capture that failed until it is tried again in think time; twice as many each time, up to FAILED_MOST.
 FAILED, FAILED_MOST = 4.0, 300.0
+#: Seconds between two looks at a store that hangs.
+HANGS = 1.0
 #: Seconds after a capture without room until the next attempt.
 CROWDED = 60.0
 
@@ -180,6 +182,10 @@ class Pace:
         doubled = FAILED * 2 ** min(self._failures, 10)
         self._failures += 1
         self._idle_from = now + min(doubled, FAILED_MOST)
+
+    def waits_for_store(self, now: float) -> None:
+        """The store hangs: the next capture waits until the store answers."""
+        self._idle_from = now + HANGS
 
     def finds_no_room(self, now: float) -> None:
         """A capture found no room: none is tried for a while."""

@@ -90,6 +90,11 @@ class Recorder:
             self._keep(delta, [], (), "audit", started)
         return delta
 
+    @property
+    def store_hangs(self) -> bool:
+        """Whether the store hangs, so that no capture of large values can be whole."""
+        return self._capture.store.hangs
+
     def is_beside(self) -> bool:
         """Whether something runs beside the cells, or did at the last record."""
         return self._writer.is_beside()

@@ -40,6 +40,14 @@ class StoreError(RuntimeError):
     """The store can't take or give a chunk; says which and why."""
 
 
+class StoreHangs(StoreError):
+    """The store doesn't answer, like a home over a network whose server is away."""
+
+
+#: The library's answer for such a store.
+_HANGS = -2
+
+
 class Store:
     """One user's chunks under one directory."""
 
@@ -87,11 +95,17 @@ class Store:
     def put(
         self, at: int, nbytes: int, dirty: bytearray | None = None, old: Sequence[str] | None = None
     ) -> list[str]:
-        """Store memory in chunks; with `dirty` only the chunks marked there, the others keep their `old` name."""
+        """Store memory in chunks; with `dirty` only the chunks marked there, the others keep their `old` name.
+
+        # Errors
+        `StoreError`; `StoreHangs` after a second without an answer, and at once until the store answers again.
+        """
         count = -(-nbytes // CHUNK)
         names = ctypes.create_string_buffer(32 * count)
         mask: Any = (ctypes.c_char * count).from_buffer(dirty) if dirty is not None else None
         wrote = native.lib.hop_put(self._raw, at, nbytes, CHUNK, mask, names)
+        if wrote == _HANGS:
+            raise self._hung()
         if wrote < 0:
             raise StoreError(f"{nbytes} bytes can't be stored in {self.root}: {native.error()}")
         self.written += wrote
@@ -125,6 +139,25 @@ class Store:
         self.path(names[0]).unlink(missing_ok=True)
         self.written -= CHUNK
         return CHUNK / max(written - started, 1e-6), CHUNK / max(read - written, 1e-6)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the store was found hanging, and has not answered since."""
+        return bool(native.lib.hop_hangs(self._raw))
+
+    def _hung(self) -> StoreHangs:
+        return StoreHangs(f"the store {self.root} doesn't answer; it is tried again, and you may go on")
+
+    def keeps(self, names: Sequence[str]) -> bool:
+        """As `holds`, within the time of `put`.
+
+        # Errors
+        `StoreHangs`, as `put`.
+        """
+        kept = native.lib.hop_keep(self._raw, bytes.fromhex("".join(names)), len(names))
+        if kept == _HANGS:
+            raise self._hung()
+        return bool(kept > 0)
 
     def holds(self, names: Sequence[str]) -> bool:
         """Whether all of these chunks exist; existing chunks then count as used now, safe from garbage collection."""

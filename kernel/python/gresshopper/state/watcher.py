@@ -239,6 +239,8 @@ class Watcher:
             return Outcome("whole")
         if patience is not None and self.pace.is_crowded(time.perf_counter()):
             return Outcome("failed", self.failures.texts[-1])
+        if self._recorder.store_hangs:
+            return self.failures.store_hangs()
         waiting, self._waiting = self._waiting, []
         try:
             with limits.bound(self._session, patience):

@@ -91,6 +91,15 @@ def test_without_room_nothing_is_tried_for_a_while(now: float, crowded: bool) ->
     assert found.retry(now) == max(pace.CROWDED - now, pace.THINK)
 
 
+def test_a_store_that_hangs_is_looked_at_each_second_however_long_it_hangs() -> None:
+    found = Pace(0.0)
+    for second in range(100):
+        found.waits_for_store(float(second))
+        assert found.retry(float(second)) == pace.HANGS
+        assert found.after_reply(second + 0.5) == 0.0
+    assert found.after_reply(100.0) > 0.0  # the next cell's capture follows its reply again
+
+
 @pytest.mark.parametrize(
     ("planned", "asked", "due"),
     [
