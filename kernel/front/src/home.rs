@@ -72,7 +72,8 @@ impl Places {
 #[derive(Debug)]
 pub(crate) struct Home {
     shared: Arc<Shared>,
-    thread: JoinHandle<()>,
+    /// `None` means that nothing is written any more.
+    thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -131,7 +132,10 @@ impl Home {
                 }
             }
         });
-        Self { shared, thread }
+        Self {
+            shared,
+            thread: Some(thread),
+        }
     }
 
     /// Never waits for the home.
@@ -144,11 +148,13 @@ impl Home {
     }
 
     /// Waits until all is written.
-    pub(crate) fn end(self) {
+    pub(crate) fn end(&mut self) {
         self.shared.desk().over = true;
         self.shared.changed.notify_one();
-        // A panic has been reported by the thread.
-        let _ = self.thread.join();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the thread.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -161,7 +167,7 @@ mod tests {
     fn a_home_that_hangs_holds_nobody_up_and_gets_the_newest() {
         let (begun, begins) = channel();
         let (thaw, thawed) = channel();
-        let home = Home::with(move |news| {
+        let mut home = Home::with(move |news| {
             begun.send(news.delivered.unwrap()).unwrap();
             thawed.recv().unwrap();
         });
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn all_that_was_told_is_written_before_the_end() {
         let (wrote, written) = channel();
-        let home = Home::with(move |news| wrote.send((news.delivered, news.name)).unwrap());
+        let mut home = Home::with(move |news| wrote.send((news.delivered, news.name)).unwrap());
         home.tell(|news| news.delivered = Some(vec![1]));
         home.tell(|news| news.name = Some("b.ipynb".into()));
         home.end();

@@ -574,7 +574,7 @@ impl Main {
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
-    async fn clean_up(mut self, removal: Removal) {
+    async fn clean_up(&mut self, removal: Removal) {
         if removal == Removal::Kernel && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
