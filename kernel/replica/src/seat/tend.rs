@@ -33,6 +33,9 @@ const RESTART_AFTER: Duration = Duration::from_secs(1);
 /// Starts in a row without a process that attaches, until another member takes office.
 const STILLBORN: u32 = 3;
 
+/// How long the others hear of a member that can't go on: longer than the search for a seat in its place.
+const FAILED_FOR: Duration = Duration::from_secs(60);
+
 /// The standbys that the kernel is to have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
@@ -154,7 +157,30 @@ impl Tended {
         }
         desk.dismiss_hot();
         proposer.abort();
+        drop(desk);
+        self.be_heard_to_fail().await;
         self.host.left(&self.group).await;
+    }
+
+    /// Where this member can't go on, stays with the group until the others have gone on without it: once the seat has
+    /// left, nobody tells them.
+    async fn be_heard_to_fail(&mut self) {
+        if self.member.standing().stopped.is_none() {
+            return;
+        }
+        let until = Instant::now() + FAILED_FOR;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep_until(until) => return,
+                command = self.commands.recv() => match command {
+                    // A replica that attaches hears that the group is gone here.
+                    Some(Command::Attach { .. } | Command::Detach { .. } | Command::Propose(_)) => {}
+                    Some(Command::Rests(_) | Command::AskFormer | Command::Need(_)) => {}
+                    Some(Command::Over) => return self.host.keeper.close(&self.group),
+                    Some(Command::Leave) | None => return,
+                },
+            }
+        }
     }
 
     fn obey(&self, command: Command, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
