@@ -75,7 +75,16 @@ class Cluster:
     def up(self) -> None:
         # Device numbers for fake GPUs are few, so no burst nodes; and a chroot must see the tests' own programs.
         fixed = ["--index", str(self.index), "--burst-nodes", "0", "--bind", str(REPO)]
-        self.devcluster("up", "--variant", self.variant, *fixed, *self.options)
+        # They come free as other lanes' clusters end.
+        until_then = time.monotonic() + 200
+        while True:
+            try:
+                self.devcluster("up", "--variant", self.variant, *fixed, *self.options)
+                break
+            except Failed as e:
+                if "device numbers are free" not in str(e) or time.monotonic() > until_then:
+                    raise
+            time.sleep(5)
         text = self.devcluster("env")
         self.env = dict(re.findall(r"^export (\w+)='(.*)'$", text, re.M))
         self.variant = self.env["HOP_DEV_VARIANT"]

@@ -135,7 +135,7 @@ def test_no_cell_is_lost_or_runs_twice_while_links_are_cut_for_a_moment(links: L
             for _ in range(times):
                 with links.without(ways):
                     time.sleep(seconds)
-                    assert links.dropped(), cut
+                    until(f"a packet is dropped: {cut}", links.dropped, 10)
                 time.sleep(1)
         print(cut, sorted(round(wait, 1) for wait in kernel.oracle.tally.waits)[-3:], kernel.oracle.tally.cell_lost)
         kernel.is_well()
