@@ -253,6 +253,7 @@ impl Core {
             let p = &mut self.supply.pilots[pilot];
             p.reserved.retain(|&c| c != cell);
             self.work.stale.insert(p.node);
+            self.work.unreserved += 1;
         }
     }
 }

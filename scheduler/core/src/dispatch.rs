@@ -7,7 +7,7 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
-use crate::state::{Cell, Node, Pilot, PilotState, Pool, Rank, Shape};
+use crate::state::{Cell, Node, Pilot, PilotState, Pool, Rank, Shape, Work};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,8 +18,9 @@ const LOOK_AT: usize = 4;
 /// Answers that hold as long as nothing happens: many nodes are looked at for the same cells.
 #[derive(Debug, Default)]
 struct Looked {
-    /// Number of outputs at the time of the look. Each ground of a forecast changes only with an output.
-    outputs: usize,
+    /// Number of outputs, and of reservations given up, at the time of the look. Each ground of a forecast or a start
+    /// changes only with one of them.
+    changes: (usize, u64),
     /// Whether a cell may be moved, and is better moved than left waiting.
     better_moved: BTreeMap<Idx<Cell>, bool>,
     /// A holder, to whose nodes in this pool nobody can be brought.
@@ -29,11 +30,12 @@ struct Looked {
 }
 
 impl Looked {
-    /// Forgets everything if there are new outputs.
-    fn refresh(&mut self, outputs: usize) {
-        if self.outputs != outputs {
+    /// Forgets everything if there are new outputs, or reservations were given up.
+    fn refresh(&mut self, work: &Work, outputs: usize) {
+        let changes = (outputs, work.unreserved);
+        if self.changes != changes {
             *self = Self {
-                outputs,
+                changes,
                 ..Self::default()
             };
         }
@@ -52,7 +54,7 @@ impl Core {
                 self.dispatch_one_of_many(node, &mut looked, out);
             } else if let Some(node) = self.work.demanding.pop_first() {
                 self.demand_on(node, out);
-                looked.refresh(out.len());
+                looked.refresh(&self.work, out.len());
             } else {
                 return;
             }
@@ -86,7 +88,7 @@ impl Core {
                 continue;
             };
             far = self.bring(far, node, Some((rank, cell)), looked, out);
-            looked.refresh(out.len());
+            looked.refresh(&self.work, out.len());
             if self.work.cells.get(cell).is_none() || looked.stuck.contains(&cell) {
                 continue;
             }
@@ -149,7 +151,7 @@ impl Core {
         looked: &mut Looked,
         outputs: usize,
     ) -> Option<(Rank, Idx<Cell>)> {
-        looked.refresh(outputs);
+        looked.refresh(&self.work, outputs);
         let n = &self.supply.nodes[node];
         let holder = n.held_for.map(|cell| (n.pool, cell));
         if holder.is_some() && looked.nobody_to == holder {
@@ -349,16 +351,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_looked_at_is_forgotten_at_the_next_output() {
+    fn what_was_looked_at_is_forgotten_at_the_next_change() {
+        let mut work = Work::default();
         let mut looked = Looked::default();
         looked.stuck.insert(Idx::FIRST);
         looked.better_moved.insert(Idx::FIRST, true);
-        looked.refresh(0);
+        looked.refresh(&work, 0);
         assert!(looked.stuck.contains(&Idx::FIRST) && looked.better_moved.len() == 1);
-        looked.refresh(1);
+        looked.refresh(&work, 1);
         assert!(looked.stuck.is_empty() && looked.better_moved.is_empty());
         looked.stuck.insert(Idx::FIRST);
-        looked.refresh(1);
+        looked.refresh(&work, 1);
         assert!(looked.stuck.contains(&Idx::FIRST));
+        work.unreserved += 1;
+        looked.refresh(&work, 1);
+        assert!(looked.stuck.is_empty());
     }
 }

@@ -100,6 +100,8 @@ pub(crate) struct Work {
     pub next_seq: u64,
     /// Nodes whose reservations or ranks have changed: cells waiting there may be able to start now.
     pub stale: BTreeSet<Idx<Node>>,
+    /// Number of reservations given up so far. Each may let a cell start, and many are given up without an output.
+    pub unreserved: u64,
     /// Nodes after the end of a hold or, beside a hold, of a lease: cells waiting there may need a pilot.
     pub demanding: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: the holds for these cells are looked at again.
