@@ -128,7 +128,7 @@ impl Scheduler {
         Ok(Answer::Now(Response::Explanation(explanation)))
     }
 
-    /// Its start, sleep, moves, and what speaks against them.
+    /// Statements on a kernel's start, sleep and moves, and on the obstacles to them.
     fn about_kernel(&self, kernel: &KernelId) -> Vec<Told> {
         let mut items = Vec::from_iter(self.about_start(kernel));
         if self.kept.asleep(kernel).is_some() {

@@ -2,10 +2,8 @@
 
 use super::{Due, Scheduler};
 use hop_api::message::{Event, QueueRow};
-use hop_core::LeaseView;
 use hop_words::id::LeaseId;
-use hop_words::time::spell;
-use hop_words::time::{Span, Timestamp};
+use hop_words::time::{Span, spell};
 
 /// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.
 const SLOW: Span = Span::from_secs(2);
@@ -26,11 +24,11 @@ impl Scheduler {
         };
         let now = self.clock.now();
         self.due.insert((now + AGAIN, Due::Start(lease)));
-        if self.news.is_away() {
+        if self.news.is_away() && !self.news.stepmgr {
             // The core has told the reason for the wait.
             return;
         }
-        let (_, held_up) = self.held_up(&view, now);
+        let (_, held_up) = self.held_up(now.since(view.since));
         let event = Event::Queued {
             kernel: view.kernel.clone(),
             cell,
@@ -42,31 +40,30 @@ impl Scheduler {
         self.connections.tell(&view.kernel, &event);
     }
 
-    /// Why a lease has not started yet: a word for scripts, and a clause.
-    fn held_up(&self, view: &LeaseView, now: Timestamp) -> (&'static str, String) {
-        let silent = self.news.silent_for(now).filter(|silent| *silent >= SLOW);
-        match silent.filter(|_| !self.news.stepmgr) {
-            _ if self.news.is_away() => ("SlurmAway", "Slurm's controller does not answer".to_owned()),
-            Some(silent) => (
-                "SlurmAway",
-                format!("Slurm's controller has not answered for {}", spell(silent)),
-            ),
-            None => (
-                "LeaseStarting",
-                format!("Slurm has not done so for {}", spell(now.since(view.since))),
-            ),
+    /// Why a lease has not started in this time: a word for scripts, and a clause.
+    fn held_up(&self, time: Span) -> (&'static str, String) {
+        // With step managers leases start without slurmctld.
+        if !self.news.stepmgr {
+            if self.news.is_away() {
+                return ("SlurmAway", "Slurm's controller does not answer".to_owned());
+            }
+            let silent = self.news.silent_for(self.clock.now());
+            if let Some(silent) = silent.filter(|silent| *silent >= SLOW) {
+                let clause = format!("Slurm's controller has not answered for {}", spell(silent));
+                return ("SlurmAway", clause);
+            }
         }
+        (
+            "LeaseStarting",
+            format!("Slurm has not done so for {}", spell(time)),
+        )
     }
 
     /// Gives the rows of leases that are slow to start the reason that their users read.
     pub(super) fn say_what_starts_wait_for(&self, rows: &mut [QueueRow]) {
-        let now = self.clock.now();
         let slow = |row: &&mut QueueRow| row.state == "STARTING" && row.why.is_empty() && row.time >= SLOW;
         for row in rows.iter_mut().filter(slow) {
-            let Some(view) = row.lease.and_then(|lease| self.core.lease(lease)) else {
-                continue;
-            };
-            let (why, held_up) = self.held_up(&view, now);
+            let (why, held_up) = self.held_up(row.time);
             row.why = why.to_owned();
             row.reason = format!("its lease is being started, but {held_up}");
         }

@@ -268,6 +268,10 @@ async fn a_cell_whose_lease_does_not_start_is_told_so_before_slurm_is_known_to_b
     lending.house.scheduler.looked(Err("away".to_owned()));
     let (_, told) = row(&lending, 60);
     assert!(told.ends_with("but Slurm's controller does not answer"), "{told}");
+    // With step managers leases start without it.
+    lending.house.scheduler.news.stepmgr = true;
+    assert_eq!(row(&lending, 60).0, "LeaseStarting");
+    lending.house.scheduler.news.stepmgr = false;
     lending.house.scheduler.settle();
     assert!(
         reason(&mut lending)
@@ -315,13 +319,13 @@ async fn the_steps_of_leases_are_named_as_the_site_says() {
     }
 }
 
-/// The rows of the accounting after a crash that left these files, once its `hopd` has started.
 /// The sentences on kernel `a`.
 fn explained(house: &House) -> String {
     let items = house.scheduler.core.explain(&"a".into(), None).unwrap();
     items.iter().map(|item| format!("{item} ")).collect()
 }
 
+/// The rows of the accounting after a crash that left these files, once its `hopd` has started.
 async fn rows_of(folder: &std::path::Path) -> Vec<AcctRow> {
     let mut house = House::on(tempfile::tempdir().unwrap(), Some(folder));
     house.rows().await
