@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 /// Between the end of a process that never attached, or a start that failed, and the next start.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
@@ -157,28 +157,30 @@ impl Tended {
         }
         desk.dismiss_hot();
         proposer.abort();
+        let fails = !desk.over && self.member.standing().stopped.is_some();
         drop(desk);
-        self.be_heard_to_fail().await;
+        if fails {
+            self.be_heard_to_fail().await;
+        }
         self.host.left(&self.group).await;
     }
 
-    /// Where this member can't go on, stays with the group until the others have gone on without it: once the seat has
-    /// left, nobody tells them.
+    /// Stays with the group until the others have gone on without this member: once the seat has left, nobody tells
+    /// them.
     async fn be_heard_to_fail(&mut self) {
-        if self.member.standing().stopped.is_none() {
-            return;
-        }
         let until = Instant::now() + FAILED_FOR;
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep_until(until) => return,
-                command = self.commands.recv() => match command {
-                    // A replica that attaches hears that the group is gone here.
-                    Some(Command::Attach { .. } | Command::Detach { .. } | Command::Propose(_)) => {}
-                    Some(Command::Rests(_) | Command::AskFormer | Command::Need(_)) => {}
-                    Some(Command::Over) => return self.host.keeper.close(&self.group),
-                    Some(Command::Leave) | None => return,
-                },
+        // At the timeout nobody has replaced the member yet.
+        while let Ok(Some(command)) = timeout_at(until, self.commands.recv()).await {
+            match command {
+                // As at a seat that has left the group.
+                Command::Attach { out, .. } => drop(out.send(FromSeat::Alone)),
+                Command::Over => return self.host.keeper.close(&self.group),
+                Command::Leave => return,
+                Command::Detach { .. }
+                | Command::Propose(_)
+                | Command::Rests(_)
+                | Command::AskFormer
+                | Command::Need(_) => {}
             }
         }
     }
