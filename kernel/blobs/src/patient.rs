@@ -178,9 +178,10 @@ pub(crate) fn run<E: Send + 'static>(
         }),
         changed: Condvar::new(),
     });
-    gate.threads.fetch_add(threads, Ordering::Relaxed);
     let work = Arc::new(work);
     for _ in 0..threads {
+        // The member's drop takes it back, also where the system has no thread left.
+        gate.threads.fetch_add(1, Ordering::Relaxed);
         let member = Member {
             crew: Arc::clone(&crew),
             gate: Arc::clone(gate),
@@ -199,7 +200,7 @@ pub(crate) fn run<E: Send + 'static>(
 pub(crate) struct Loan(RwLock<Option<&'static [u8]>>);
 
 impl Loan {
-    /// Lets `read` see a part of the memory. Nothing that may hang belongs there: the lender waits for it. `None` means
+    /// Lets `read` see a part of the memory. `read` must not hang: the lender waits for its end. `None` means
     /// that the memory was taken back.
     pub(crate) fn read<T>(&self, part: Range<usize>, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
         let memory = self.0.read().unwrap_or_else(PoisonError::into_inner);
