@@ -202,7 +202,7 @@ fn on_any_node(context: &Context<'_>) -> Result<Vec<Kernel>, Failure> {
         .collect())
 }
 
-/// The kernels called `word` by `hopd`. Where there is no `hopd`, or it is away, those so called in the user's home.
+/// The kernels called `word` by `hopd`. Without an answer of `hopd`, the kernels so called in the user's home.
 fn called_elsewhere(
     word: &str,
     known: Result<Vec<Kernel>, Failure>,

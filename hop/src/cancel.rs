@@ -38,9 +38,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         match target(word, is_kernel, context).and_then(|target| cancel(target, context)) {
             Ok(()) if args.verbose => writeln!(context.err, "hop: {word} is cancelled.")?,
             Ok(()) => {}
-            Err(failure @ (Failure::Unreachable(_) | Failure::Unconfigured(_) | Failure::Usage(_))) => {
-                return Err(failure);
-            }
+            Err(failure) if failure.is_of_all_arguments() => return Err(failure),
             Err(failure) => failures.push(format!("{word}: {failure}")),
         }
     }

@@ -128,10 +128,7 @@ fn starting(args: &Args, context: &mut Context<'_>) -> Result<Vec<Waiting>, Fail
         all_users: args.whose.all(context.is_root),
         ..KernelsQuery::default()
     };
-    let rows = match context.hopd.ask(Request::Kernels(query))? {
-        Response::Kernels { rows } => rows,
-        other => return Err(unexpected(&other)),
-    };
+    let rows = kernels::rows(query, context)?;
     let starts = |row: &KernelRow| row.state == KernelState::Starting;
     Ok(rows.into_iter().filter(starts).map(Waiting::of_kernel).collect())
 }

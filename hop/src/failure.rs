@@ -36,6 +36,16 @@ impl Failure {
         Self::Failed(chain(error))
     }
 
+    /// Whether `hopd` has not answered.
+    pub(crate) fn is_without_hopd(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Unconfigured(_))
+    }
+
+    /// Whether a command fails so with each of its arguments: the others aren't tried.
+    pub(crate) fn is_of_all_arguments(&self) -> bool {
+        self.is_without_hopd() || matches!(self, Self::Usage(_))
+    }
+
     fn status(&self) -> u8 {
         match self {
             Self::BrokenPipe => 0,

@@ -142,9 +142,7 @@ pub(crate) fn forget(args: &ForgetArgs, context: &mut Context<'_>) -> Result<(),
     for word in &args.kernels {
         match forget_one(word, context) {
             Ok(()) => {}
-            Err(failure @ (Failure::Unreachable(_) | Failure::Unconfigured(_) | Failure::Usage(_))) => {
-                return Err(failure);
-            }
+            Err(failure) if failure.is_of_all_arguments() => return Err(failure),
             Err(failure) => failures.push(failure.to_string()),
         }
     }

@@ -77,10 +77,7 @@ static FIELDS: [Field<Row>; 23] = [
         "Behind",
         6,
         "entries of its log that the replica furthest behind lacks",
-        |r| match behind(&r.kernel) {
-            Some(entries) => Value::Number(entries),
-            None => Value::Absent,
-        }
+        |r| behind(&r.kernel).map_or(Value::Absent, Value::Number)
     ),
     field!(
         "Lagging",
@@ -162,7 +159,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     args.output.write(&VIEW, &rows, context)
 }
 
-fn rows(query: KernelsQuery, context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
+pub(crate) fn rows(query: KernelsQuery, context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     match context.hopd.ask(Request::Kernels(query))? {
         Response::Kernels { rows } => Ok(rows),
         other => Err(unexpected(&other)),
@@ -246,9 +243,9 @@ fn nodes(row: &KernelRow) -> String {
 
 /// The most entries that a replica lacks; 0 only if it is known that none lacks any.
 fn behind(row: &KernelRow) -> Option<u64> {
-    let all: Option<Vec<u64>> = row.replicas.iter().map(|r| r.behind).collect();
-    let known = row.replicas.iter().filter_map(|r| r.behind).max();
-    known.filter(|most| *most > 0 || all.is_some())
+    let most = row.replicas.iter().filter_map(|r| r.behind).max();
+    let all_known = row.replicas.iter().all(|r| r.behind.is_some());
+    most.filter(|most| *most > 0 || all_known)
 }
 
 /// Nodes of replicas that are known to lag. A standby that has not answered a leader beside it lags as well.

@@ -22,7 +22,7 @@ pub(crate) fn run(_: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     let seen = look(context);
     let (text, result) = match seen {
         Ok((report, rows)) => (page(&report, &rows), Ok(())),
-        Err(failure @ (Failure::Unreachable(_) | Failure::Unconfigured(_))) => {
+        Err(failure) if failure.is_without_hopd() => {
             (gauge("up", "hopd answers", &[(&[], 0.0)]), Err(failure))
         }
         Err(failure) => return Err(failure),

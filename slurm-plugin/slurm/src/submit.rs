@@ -245,8 +245,9 @@ fn refused(error: RunError, call: &Call) -> SubmitError {
         .said()
         .and_then(|said| said.split_once("Batch job submission failed:"))
     {
+        // The failed run is in the log already.
         Some((_, reason)) => SubmitError::Refused {
-            command: call.failed(),
+            command: call.line(),
             reason: reason.trim().to_owned(),
         },
         None => SubmitError::Run(error),
