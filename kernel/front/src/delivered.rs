@@ -35,16 +35,13 @@ impl Delivered {
         resume: bool,
     ) -> io::Result<(Self, File)> {
         let path = dir.join(NAME);
-        let opened = memory.map(|memory| Memory::open(memory, resume)).transpose();
-        let opened = opened.unwrap_or_else(|error| {
-            tracing::warn!(%error, "what was delivered is recorded in the home alone");
-            None
-        });
-        let (memory, record) = opened.unzip();
+        let (memory, record) =
+            Memory::named(memory, resume, "what was delivered is recorded in the home alone");
+        // Without a record in the memory, the front before had another owner.
+        let home = || resume.then(|| std::fs::read(&path).ok()).flatten();
         let taken = record
             .and_then(|record| decode(&record, incarnation))
-            // The front before had another owner.
-            .or_else(|| decode(&std::fs::read(&path).ok().filter(|_| resume)?, incarnation));
+            .or_else(|| decode(&home()?, incarnation));
         let file = File::options()
             .create(true)
             .truncate(!resume)

@@ -13,12 +13,7 @@ impl Heirs {
     /// Opens the owner's memory. With `resume`, an earlier front's records are returned as well. `None` means that the
     /// owner has named no memory.
     pub(crate) fn open(path: Option<&Path>, resume: bool) -> (Self, Option<Vec<u8>>) {
-        let opened = path.map(|path| Memory::open(path, resume)).transpose();
-        let opened = opened.unwrap_or_else(|error| {
-            tracing::warn!(%error, "what pages may lack won't outlive this front");
-            None
-        });
-        let (memory, records) = opened.unzip();
+        let (memory, records) = Memory::named(path, resume, "what pages may lack won't outlive this front");
         (Self(memory), records)
     }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// The pause between two writes. A file system over the network has few of them, however many messages pass.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What is to be written. `None` means that nothing of it has changed.
+/// The news to write. `None` means that a part is unchanged.
 #[derive(Debug, Default)]
 pub(crate) struct News {
     /// The record of [`crate::delivered`].
@@ -85,8 +85,6 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Desk {
     news: News,
-    /// The thread waits for news.
-    idle: bool,
     over: bool,
 }
 
@@ -97,16 +95,10 @@ impl Shared {
 
     /// Waits for news. `None` means that no more come.
     fn next(&self) -> Option<News> {
-        let mut desk = self.desk();
-        while desk.news.is_empty() {
-            if desk.over {
-                return None;
-            }
-            desk.idle = true;
-            desk = self.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
-            desk.idle = false;
-        }
-        Some(std::mem::take(&mut desk.news))
+        let waits = |desk: &mut Desk| desk.news.is_empty() && !desk.over;
+        let desk = self.changed.wait_while(self.desk(), waits);
+        let mut desk = desk.unwrap_or_else(PoisonError::into_inner);
+        (!desk.news.is_empty()).then(|| std::mem::take(&mut desk.news))
     }
 
     fn is_over(&self) -> bool {
@@ -140,11 +132,8 @@ impl Home {
 
     /// Never waits for the home.
     pub(crate) fn tell(&self, change: impl FnOnce(&mut News)) {
-        let mut desk = self.shared.desk();
-        change(&mut desk.news);
-        if desk.idle {
-            self.shared.changed.notify_one();
-        }
+        change(&mut self.shared.desk().news);
+        self.shared.changed.notify_one();
     }
 
     /// Waits until all is written.

@@ -17,8 +17,23 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Opens the memory that the owner has named, if any; see [`Memory::open`]. Without it the front goes on, with this
+    /// warning.
+    pub(crate) fn named(
+        path: Option<&Path>,
+        resume: bool,
+        warning: &'static str,
+    ) -> (Option<Self>, Option<Vec<u8>>) {
+        let opened = path.map(|path| Self::open(path, resume)).transpose();
+        let opened = opened.unwrap_or_else(|error| {
+            tracing::warn!(%error, "{warning}");
+            None
+        });
+        opened.unzip()
+    }
+
     /// Opens the owner's memory. With `resume`, an earlier front's content is returned as well.
-    pub(crate) fn open(path: &Path, resume: bool) -> io::Result<(Self, Vec<u8>)> {
+    fn open(path: &Path, resume: bool) -> io::Result<(Self, Vec<u8>)> {
         let mut file = File::options().read(true).write(true).open(path)?;
         let mut content = Vec::new();
         let mut head = [0; HEAD as usize];

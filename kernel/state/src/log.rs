@@ -347,7 +347,7 @@ fn write_all(mut file: &File, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> 
     Ok(())
 }
 
-/// A file that will replace the one of this name. Another node's process may write into the same folder.
+/// A new file, to be renamed to `name`. Another node's process may write into the same folder.
 fn new_beside(folder: &Path, name: &str) -> io::Result<(PathBuf, File)> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     loop {

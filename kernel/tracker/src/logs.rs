@@ -49,17 +49,12 @@ fn with<T>(number: i64, work: impl FnOnce(&mut Log) -> Result<T, WriteError>) ->
         let logs = logs().lock().expect("no holder of this lock panics");
         logs.open.get(&number).map(Arc::clone)
     };
-    let log = found.ok_or_else(|| WriteError::Io {
+    let failed = |why: &'static str| WriteError::Io {
         path: Path::new("log").to_owned(),
-        source: io::Error::other("the log isn't open"),
-    })?;
-    let mut log = log
-        .lock()
-        .map_err(|_| io::Error::other("an earlier call failed"))
-        .map_err(|source| WriteError::Io {
-            path: Path::new("log").to_owned(),
-            source,
-        })?;
+        source: io::Error::other(why),
+    };
+    let log = found.ok_or_else(|| failed("the log isn't open"))?;
+    let mut log = log.lock().map_err(|_| failed("an earlier call failed"))?;
     work(&mut log)
 }
 

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use hop_log::Entry;
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::{Span, Timestamp};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Between two proofs of the office.
 const SHOWS_EVERY: Span = Span::from_secs(2);
@@ -102,12 +102,6 @@ impl Core {
         self.attempts.shown.proposed.is_some()
     }
 
-    fn in_group(&self) -> bool {
-        self.durable
-            .as_ref()
-            .is_some_and(super::durable::Durable::is_grouped)
-    }
-
     /// Whether the next cell has to wait before it may begin, or ask for its lease.
     pub(super) fn attempt_waits(&mut self, id: &CellId) -> bool {
         let retried = self.cells.find(id).filter(|c| c.is_retried());
@@ -140,7 +134,7 @@ impl Core {
     }
 
     fn why_attempt_waits(&mut self) -> Option<&'static str> {
-        if !self.in_group() {
+        if self.group().is_none() {
             return None;
         }
         let age = self.attempts.shown.at.map(|at| self.now.since(at));
@@ -188,7 +182,7 @@ impl Core {
     /// Whether the process may run a cell that another executor would begin again.
     fn may_run_twice(&self) -> bool {
         let running = |c: &Cell| c.is_retried() && c.stage() == StageName::Running;
-        self.in_group() && !matches!(self.phase, Phase::Over) && self.cells.iter().any(running)
+        self.group().is_some() && !matches!(self.phase, Phase::Over) && self.cells.iter().any(running)
     }
 
     /// Tells the shell when the system is to end the process. A cell is given to the process behind this word.
@@ -307,17 +301,5 @@ impl Core {
             self.attempt_goes_on();
         }
         self.guard();
-    }
-
-    /// The notice of a cell that must not begin yet.
-    pub(super) fn attempt_notice(&self) -> Option<Value> {
-        let Waiting { cell, wait, .. } = self.attempts.waiting.as_ref()?;
-        let mut notice = wait.state.clone();
-        notice["since"] = json!(wait.since.0 as f64 / 1e6);
-        notice["cell"] = json!(cell);
-        if let Some(id) = self.cells.find(cell).and_then(Cell::notebooks_id) {
-            notice["cell_id"] = json!(id);
-        }
-        Some(notice)
     }
 }

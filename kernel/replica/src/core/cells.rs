@@ -512,10 +512,6 @@ impl Cell {
         self.retry
     }
 
-    pub(super) fn notebooks_id(&self) -> Option<&str> {
-        self.cell_id.as_deref()
-    }
-
     /// Whether an error of this cell aborts the cells behind.
     pub(super) fn stops_on_error(&self) -> bool {
         self.stop_on_error

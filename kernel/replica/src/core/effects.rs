@@ -127,7 +127,7 @@ impl Core {
         else {
             return;
         };
-        let grouped = self.durable.as_ref().is_some_and(Durable::is_grouped);
+        let grouped = self.group().is_some();
         if !grouped || self.durable.as_ref().is_some_and(|d| d.journal.is_ahead(cell)) {
             return;
         }

@@ -215,7 +215,7 @@ impl Core {
 
     /// The front has found a seat for a new member.
     pub(super) fn grown(&mut self, incarnation: Incarnation, seat: JobId, node: NodeName) {
-        if self.durable.as_ref().is_some_and(|d| d.is_grouped()) {
+        if self.group().is_some() {
             self.propose(Entry::Join {
                 incarnation,
                 seat,

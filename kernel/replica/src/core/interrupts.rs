@@ -13,9 +13,9 @@ impl Core {
     }
 
     /// Interrupts the first cell where the kernel has none: the cell waits for its lease, for the kernel's process, for
-    /// its former run's end, or for the front's word. Returns whether the interrupt is dealt with: the kernel must not get the signal then. The
-    /// signal would strike the user's next cell, since our answer to this cell arrives sooner. It would also break the
-    /// start of a process: the next cell would never be answered.
+    /// its former run's end, or for the front's word. Returns whether the interrupt is dealt with: the kernel must not
+    /// get the signal then. The signal would strike the user's next cell, since our answer to this cell arrives sooner.
+    /// The signal would also break the start of a process: the next cell would never be answered.
     pub(super) fn interrupt_waiting(&mut self) -> bool {
         if let Some(cell) = self.cells.seeking().cloned() {
             self.lease = Lease::None;

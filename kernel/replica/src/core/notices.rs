@@ -5,7 +5,7 @@
 //! `status` messages for all clients are told where the wait changes ([`super::lease`]).
 
 use super::cells::no_header;
-use super::lease::{Holder, Kind, Lease, Revoked, Seeker};
+use super::lease::{Holder, Kind, Lease, Revoked, Seeker, Wait};
 use super::{Core, Hopd, wording};
 use crate::need::{self, Unattended};
 use bytes::Bytes;
@@ -191,24 +191,20 @@ impl Core {
 
     /// How the kernel stands towards its GPU.
     pub(super) fn notice(&self) -> Value {
-        let mut notice = match (&self.lease, &self.notices.lingering) {
-            (Lease::None, _) if self.attempts.waiting.is_some() => self.attempt_notice().unwrap_or_default(),
-            (Lease::None, None) => json!({"state": "cpu"}),
-            (Lease::None, Some(l)) => {
+        let mut notice = match (&self.lease, &self.attempts.waiting, &self.notices.lingering) {
+            (Lease::None, Some(waiting), _) => self.about_cell(&waiting.cell, of_wait(&waiting.wait)),
+            (Lease::None, None, None) => json!({"state": "cpu"}),
+            (Lease::None, None, Some(l)) => {
                 let more = json!({"state": "lingering", "need": l.need, "since": seconds(l.since)});
                 let more = with(more, until(l.until));
                 let held = self.gpu.why_held(l.lease).map(|why| json!({"reason": why}));
                 with(l.described.clone(), held.into_iter().fold(more, with))
             }
-            (Lease::Asked(seeker, wait) | Lease::Returning(seeker, wait, _), _) => {
-                let since = json!({"since": seconds(wait.since)});
-                self.about(seeker, with(wait.state.clone(), since))
+            (Lease::Asked(seeker, wait) | Lease::Returning(seeker, wait, _), ..) => {
+                self.about(seeker, of_wait(wait))
             }
-            (Lease::Standing(standing), _) => {
-                let since = json!({"since": seconds(standing.wait.since)});
-                self.about(&standing.seeker, with(standing.wait.state.clone(), since))
-            }
-            (Lease::Held(holder) | Lease::Stopping(holder, _), _) => {
+            (Lease::Standing(standing), ..) => self.about(&standing.seeker, of_wait(&standing.wait)),
+            (Lease::Held(holder) | Lease::Stopping(holder, _), ..) => {
                 self.about(&holder.seeker, of_holder(holder))
             }
         };
@@ -233,12 +229,18 @@ impl Core {
             Kind::Cell => Some(&seeker.id),
             Kind::Block { inside, .. } => inside.as_ref(),
         };
-        let mut more = json!({"need": seeker.need});
-        if let Some(cell) = cell {
-            more["cell"] = json!(cell);
-            if let Some(id) = self.cells.find(cell).and_then(|c| c.cell_id.as_ref()) {
-                more["cell_id"] = json!(id);
-            }
+        let notice = with(notice, json!({"need": seeker.need}));
+        match cell {
+            Some(cell) => self.about_cell(cell, notice),
+            None => notice,
+        }
+    }
+
+    /// Adds a notice's cell.
+    fn about_cell(&self, cell: &CellId, notice: Value) -> Value {
+        let mut more = json!({"cell": cell});
+        if let Some(id) = self.cells.find(cell).and_then(|c| c.cell_id.as_ref()) {
+            more["cell_id"] = json!(id);
         }
         with(notice, more)
     }
@@ -350,6 +352,11 @@ impl Core {
             assert_ne!(granted, Some(lingering.lease), "a lease in use doesn't linger");
         }
     }
+}
+
+/// How a cell waits.
+fn of_wait(wait: &Wait) -> Value {
+    with(wait.state.clone(), json!({"since": seconds(wait.since)}))
 }
 
 /// How a cell stands that holds a lease, or whose lease was taken away.

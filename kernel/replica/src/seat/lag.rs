@@ -1,4 +1,4 @@
-//! What an executor is told of its group: the voters, the leader, and the voters that lack entries of the log. Pure;
+//! An executor's news of its group: the voters, the leader, and the voters that lack entries of the log. Pure;
 //! [`super::tend`] has the clock and the group.
 //!
 //! A healthy voter lacks the newest entry for some milliseconds after each cell. A voter lags if it lacks an entry that
@@ -26,7 +26,7 @@ struct Look {
     entry: u64,
 }
 
-/// One group's voters, as told to the executor and as they are.
+/// The voters of a group, as last told to the executor and as they are now.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     now: GroupStanding,

@@ -6,9 +6,10 @@ use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
 use super::tend::{Tended, Wish, read_takeover};
 use super::wire::{FrameError, FromSeat, ToSeat};
 use crate::core::Lack;
+use crate::dial::read_front_file;
 use hop_keeper::{Event, Kernel, Need};
 use hop_log::{Generation, State};
-use hop_protocol::file::{FrontFile, Launch, kernel_dir};
+use hop_protocol::file::{Launch, kernel_dir};
 use hop_words::id::{Incarnation, KernelId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -240,9 +241,8 @@ impl Host {
 /// How the kernel was started, from its file in the user's home.
 async fn launch_of(kernel: &KernelId) -> Result<Launch, String> {
     let dir = kernel_dir(kernel).ok_or("there is no home folder")?;
-    let read = tokio::task::spawn_blocking(move || FrontFile::read(&dir));
-    let file = read.await.map_err(|e| e.to_string())?;
-    Ok(file.map_err(|e| e.to_string())?.launch)
+    let file = read_front_file(&dir).await.map_err(|e| e.to_string())?;
+    Ok(file.launch)
 }
 
 /// Whether nobody wants the group any more: the kernel is over, or goes on in a later generation.
