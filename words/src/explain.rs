@@ -10,7 +10,7 @@ use crate::time::{Span, spell};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One statement on a cell, or on the lease of its kernel.
+/// A statement on a cell, or on the lease of its kernel.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "item", rename_all = "kebab-case")]
 pub enum Item {
@@ -36,7 +36,7 @@ pub enum Item {
     Waited { time: Span },
     /// The cell has waited so long that it goes before all later ones.
     Due,
-    /// What fair share counts for the cell's user.
+    /// GPU-hours that fair share counts for the cell's user.
     FairShare { user: UserName, gpu_hours: f64 },
     /// The kernel's lease.
     Lease {
@@ -64,7 +64,7 @@ pub enum Item {
     Quantum { after: Span, asked: ParkAsk },
 }
 
-/// A lease's way from its order to its end.
+/// Phases of a lease, from the order to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeasePhase {

@@ -1,7 +1,7 @@
 //! Reasons for a cell's wait or refusal, and for a kernel's stay: the core decides them, the wire carries them.
 //!
-//! Each one's `Display` is its wording for people. Where the scheduler finds a cause that agents else tell in words of
-//! their own, it gives one of the constants. The policy that picks a reason is `scheduler/core`.
+//! A reason's `Display` is the wording for people. Agents report some causes in their own words; for a cause found by
+//! the scheduler itself, one of the constants stands. The policy that picks a reason is `scheduler/core`.
 
 use crate::id::{GpuType, NodeName, PoolName};
 use crate::lease::EndCause;

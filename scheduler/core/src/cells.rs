@@ -554,11 +554,7 @@ impl Core {
         if let Some(&cell) = k.cells.iter().find(|&&c| self.work.cells[c].id == *id) {
             return self.drop_cell(cell, because, out);
         }
-        let holds = |l: &&LeaseId| match &self.work.leases[*l].state {
-            LeaseState::Starting { cell } => cell.id == *id,
-            LeaseState::Running(r) => r.cell == *id,
-            LeaseState::Lingering { .. } | LeaseState::Ending { .. } => false,
-        };
+        let holds = |l: &&LeaseId| self.work.leases[*l].cell() == Some(id);
         if let Some(&lease) = k.leases.iter().find(holds) {
             self.drop_started(lease, because, out);
         }

@@ -375,7 +375,7 @@ impl Lease {
     }
 
     /// The cell that starts or runs on the lease.
-    fn cell(&self) -> Option<&CellId> {
+    pub(crate) fn cell(&self) -> Option<&CellId> {
         match &self.state {
             LeaseState::Starting { cell } => Some(&cell.id),
             LeaseState::Running(r) => Some(&r.cell),

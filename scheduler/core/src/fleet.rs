@@ -25,15 +25,19 @@ impl Core {
         let pool = self.pool_index(&facts.pool);
         let i = self.node_index(&facts.node, pool);
         let node = &mut self.supply.nodes[i];
-        if (node.gpus, &node.gpu_type) != (facts.gpus, &facts.gpu_type) {
+        // The type that the node's pilots reported stays if Slurm names none.
+        let stays = facts.gpu_type.as_str().is_empty() && !node.pilots.is_empty();
+        let gpu_type = if stays {
+            node.gpu_type.clone()
+        } else {
+            facts.gpu_type
+        };
+        if (node.gpus, &node.gpu_type) != (facts.gpus, &gpu_type) {
             node.lacks.clear();
         }
         node.gpus = facts.gpus;
         node.sized = true;
-        // The type that the node's pilots reported stays if Slurm names none.
-        if !facts.gpu_type.as_str().is_empty() || node.pilots.is_empty() {
-            node.gpu_type = facts.gpu_type;
-        }
+        node.gpu_type = gpu_type;
         node.gpu_mem_mib = facts.gpu_mem_mib;
         node.standing = Standing::Up;
         node.burst = burst;

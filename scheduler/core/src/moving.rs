@@ -310,7 +310,7 @@ impl Core {
         let pool = self.work.kernels[kernel].pool;
         let size = self.pilot_size(pool, c.need.gpus, c.cpus);
         let seq = c.seq;
-        self.boot(pool, node, size, Some(cell), out);
+        self.boot(node, size, cell, out);
         // The pilots that gave way may have made room for the cell elsewhere.
         let comes = self.is_same(cell, seq)
             && self.is_booting_for(cell)

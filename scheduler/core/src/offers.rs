@@ -35,15 +35,9 @@ impl Core {
     /// an agent may know types that Slurm doesn't name.
     pub(crate) fn type_to_name(&self, cell: Idx<Cell>) -> Option<GpuType> {
         let c = &self.work.cells[cell];
-        let offers = self.supply.pools[self.work.kernels[c.kernel].pool]
-            .offers
-            .as_ref()?;
-        let asked = c
-            .need
-            .gpu_type
-            .as_ref()
-            .filter(|t| c.need.gpus > 0 && has(offers, t));
-        asked.cloned()
+        let pool = &self.supply.pools[self.work.kernels[c.kernel].pool];
+        let (offers, asked) = (pool.offers.as_ref()?, c.need.gpu_type.as_ref()?);
+        (c.need.gpus > 0 && has(offers, asked)).then(|| asked.clone())
     }
 
     /// Reason for which the pool can never serve this need; `None` means servable, or unknown.

@@ -54,7 +54,7 @@ impl Core {
         // A pilot waiting in Slurm's queue keeps the place, unless another pilot would not wait.
         let queues = self.has_stuck(cell);
         if let Some(node) = self.own_node(k).filter(|_| self.home_can_start(cell)) {
-            self.boot(pool, node, size, Some(cell), out);
+            self.boot(node, size, cell, out);
             return;
         }
         if self.start_is_near(cell) {
@@ -64,7 +64,7 @@ impl Core {
         nodes.sort_by_key(|&n| (self.is_taken(n, size), home != Some(n), n));
         nodes.retain(|&n| !queues || !self.is_taken(n, size));
         match nodes.into_iter().find(|&n| self.could_boot(n, size, cell)) {
-            Some(node) => self.boot(pool, node, size, Some(cell), out),
+            Some(node) => self.boot(node, size, cell, out),
             None => self.burst(cell, out),
         }
         if self.work.cells.get(cell).is_some() && !self.is_booting_for(cell) {
@@ -327,38 +327,26 @@ impl Core {
         self.supply.tickets.for_cell(this).any(|(_, t)| !self.is_stuck(t))
     }
 
-    /// Starts a pilot on the node, after idle pilots that are in the way are given back.
-    pub(crate) fn boot(
-        &mut self,
-        pool: Idx<Pool>,
-        node: Idx<Node>,
-        size: u16,
-        cell: Option<Idx<Cell>>,
-        out: &mut Vec<Output>,
-    ) {
-        let seq = cell.map(|c| self.work.cells[c].seq);
-        let Some(in_the_way) = self.to_give_back(pool, node, size, cell) else {
+    /// Starts a pilot for the cell on the node, after idle pilots that are in the way are given back.
+    pub(crate) fn boot(&mut self, node: Idx<Node>, size: u16, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let c = &self.work.cells[cell];
+        let (seq, pool) = (c.seq, self.work.kernels[c.kernel].pool);
+        let Some(in_the_way) = self.to_give_back(pool, node, size, Some(cell)) else {
             return;
         };
         in_the_way.into_iter().for_each(|p| self.drain(p, out));
         // The removed pilots may have been reserved for this cell, or for a cell from which it could take the place.
-        let gone = |core: &Self| cell.zip(seq).is_some_and(|(c, seq)| !core.is_same(c, seq));
-        if gone(self) {
+        if !self.is_same(cell, seq) {
             return;
         }
-        for p in self.idle_to_give_back(node, size, cell) {
+        for p in self.idle_to_give_back(node, size, Some(cell)) {
             if self.has_room(node, size) {
                 break;
             }
             self.drain(p, out);
         }
-        if gone(self) {
-            return;
-        }
-        let gpu_type = cell.and_then(|c| self.type_to_name(c));
-        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), gpu_type, out);
-        if let Some(cell) = cell {
-            self.dedicate(ticket, cell, out);
+        if self.is_same(cell, seq) {
+            self.submit_for(cell, node, size, out);
         }
     }
 

@@ -83,7 +83,7 @@ impl Core {
     }
 
     /// The reason that the kernel's nodes give: no pilot, wrong type, busy, held back.
-    pub(crate) fn reason_on_nodes(&self, cell: Idx<Cell>) -> Reason {
+    fn reason_on_nodes(&self, cell: Idx<Cell>) -> Reason {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let mut pilots = 0;

@@ -1,7 +1,7 @@
 //! Nodes that leave their pool, are down, or are known from the journal alone: nothing is sent there, and no pilot is
 //! waited for in vain.
 
-use crate::world::{World, facts};
+use crate::world::{World, facts, on_demand};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
 use hop_core::journal::{Entry, Key, TicketImage, Value};
 use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, Room, Submit};
@@ -791,15 +791,7 @@ fn a_type_that_no_node_is_said_to_have_may_be_on_any() {
 
 #[test]
 fn pilots_smaller_than_the_need_are_told_as_gpus_in_use() {
-    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
-    pool.max_pilots = 8;
-    pool.migrate = None;
-    pool.scale = Some(Scale {
-        learn: false,
-        spares: 0,
-        ..Scale::default()
-    });
-    let mut w = World::new(1, Config::default(), pool);
+    let mut w = World::new(1, Config::default(), on_demand(2, 8));
     w.tell(Input::Node(facts("n0")));
     w.pilot("n0", 1, 4);
     w.pilot("n0", 1, 4);

@@ -1,6 +1,6 @@
 //! Pilots that are asked for and don't come: nobody is left waiting for them.
 
-use crate::world::{World, facts};
+use crate::world::{World, facts, on_demand};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
 use hop_core::{Input, NodeFacts, Output, PoolOffers};
 use hop_words::id::{GpuType, JobId, KernelId, NodeName};
@@ -102,14 +102,7 @@ fn a_pilot_without_room_is_cancelled_and_its_cell_takes_what_is_there() {
 #[test]
 fn an_idle_pilot_kept_for_others_makes_room_for_a_due_cell() {
     // Kernels don't move, and pilots are as large as the need: neither of n0's two can lend both GPUs.
-    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
-    pool.max_pilots = 1;
-    pool.scale = Some(Scale {
-        learn: false,
-        spares: 0,
-        ..Scale::default()
-    });
-    let mut w = World::new(1, Config::default(), pool);
+    let mut w = World::new(1, Config::default(), on_demand(2, 1));
     w.tell(Input::Node(facts("n0")));
     w.pilot("n0", 1, 4);
     w.pilot("n0", 1, 4);
@@ -454,15 +447,7 @@ fn types_asked(out: &[Output], on: &str) -> Vec<Option<GpuType>> {
 
 /// Nodes of four GPUs each, of which Slurm names the type `a` first. The pool has GPUs of type `b`, too.
 fn two_types() -> World {
-    let mut pool = PoolConfig::fixed("main", 0, 4, 8);
-    pool.max_pilots = 8;
-    pool.migrate = None;
-    pool.scale = Some(Scale {
-        learn: false,
-        spares: 0,
-        ..Scale::default()
-    });
-    let mut w = World::new(1, Config::default(), pool);
+    let mut w = World::new(1, Config::default(), on_demand(4, 8));
     for node in ["n0", "n1"] {
         w.tell(Input::Node(NodeFacts {
             gpus: 4,

@@ -418,7 +418,7 @@ impl Asked {
 /// Why a lease that never started is over, where nobody says.
 const WITHDRAWN: &str = "it was withdrawn before its cell began";
 
-/// A cell that its own kernel withdrew while it waited.
+/// The reason in the row of a waiting cell that its kernel withdrew.
 const INTERRUPTED: &str = "it was interrupted while it waited, or its kernel was restarted";
 
 /// Said of the last withdrawn cell that has a row.
@@ -469,6 +469,22 @@ mod tests {
         }
     }
 
+    fn claimed(detail: &str, held_on: Option<(Span, String)>) -> Record {
+        Record::LeaseClosed {
+            lease: LeaseId(7),
+            cause: EndCause::Claimed,
+            clean: true,
+            at: Timestamp(300),
+            held: Span(150),
+            run: Span(100),
+            linger: Span(50),
+            wait: Span(50),
+            cells: 1,
+            detail: detail.into(),
+            held_on,
+        }
+    }
+
     fn served(outcome: Outcome) -> Record {
         Record::CellServed {
             lease: LeaseId(7),
@@ -500,19 +516,7 @@ mod tests {
             ("FAILED", Span(100), 4)
         );
         assert_eq!(cell.cell, Some("c1".into()));
-        let closed = Record::LeaseClosed {
-            lease: LeaseId(7),
-            cause: EndCause::Claimed,
-            clean: true,
-            at: Timestamp(300),
-            held: Span(150),
-            run: Span(100),
-            linger: Span(50),
-            wait: Span(50),
-            cells: 1,
-            detail: String::new(),
-            held_on: None,
-        };
+        let closed = claimed("", None);
         let row = rows.enter(closed.clone()).unwrap();
         assert_eq!((row.state.as_str(), row.end), ("COMPLETED", Some(Timestamp(300))));
         assert_eq!(
@@ -599,20 +603,8 @@ mod tests {
         let held_on = |detail: &str| {
             let mut rows = AccountingRows::default();
             rows.enter(opened());
-            let closed = Record::LeaseClosed {
-                lease: LeaseId(7),
-                cause: EndCause::Claimed,
-                clean: true,
-                at: Timestamp(300),
-                held: Span(150),
-                run: Span(100),
-                linger: Span(50),
-                wait: Span(50),
-                cells: 1,
-                detail: detail.into(),
-                held_on: Some((Span::from_secs(60), "process 9 holds it".into())),
-            };
-            rows.enter(closed).unwrap().reason
+            let held_on = Some((Span::from_secs(60), "process 9 holds it".into()));
+            rows.enter(claimed(detail, held_on)).unwrap().reason
         };
         let held = "its kernel held the GPU for 60 s after its last cell (process 9 holds it)";
         assert_eq!(held_on(""), held);

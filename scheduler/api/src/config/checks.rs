@@ -1,4 +1,4 @@
-//! What a site may not set: values that are of the right type and make no sense.
+//! Refuses settings of a site that have the right type and make no sense.
 
 use super::{Config, MOST_GPUS, Pool, Quantum, Scale, Seat};
 use hop_words::net::PortRange;

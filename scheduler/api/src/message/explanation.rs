@@ -65,7 +65,7 @@ impl From<KernelItem> for Told {
     }
 }
 
-/// One statement on a kernel: its start, its sleep, its moves, and the obstacles to them. No name of an item is one of
+/// A statement on a kernel: its start, its sleep, its moves, and the obstacles to them. No name of an item is one of
 /// [`Item`]'s.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "item", rename_all = "kebab-case")]

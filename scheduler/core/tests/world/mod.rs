@@ -9,7 +9,7 @@
     reason = "benches and examples use a part of it"
 )]
 
-use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Scale, Share, Shares};
 use hop_core::journal::Entry;
 use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
@@ -20,6 +20,18 @@ use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A pool without pilots of its own or spares: pilots come on demand. Its kernels don't move.
+pub fn on_demand(gpus: u16, most: u32) -> PoolConfig {
+    let mut pool = PoolConfig::fixed("main", 0, gpus, 8);
+    pool.max_pilots = most;
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    pool
+}
 
 /// A report of a replica that has nothing to say.
 pub fn report(kernel: &KernelId, user: &str, incarnation: Incarnation, node: &str) -> ReplicaUp {
