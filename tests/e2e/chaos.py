@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import disks
+from groups import THREE
 from harness import Cluster, Failed, Notebook, no_process_spins, stream, until
 from links import PEOPLE, Links, both, can_cut
 from opens import Recorder, shared
 
 USERS = ("alice", "alice", "bob")
-THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
 
 #: The first cell of each kernel. A cell's beginning is noted in a file, so that the second one is seen.
 SETUP = """

@@ -60,6 +60,12 @@ def seats_of(cluster: Cluster, *which: str) -> set[str]:
     return set(cluster.run("alice", "squeue", "-h", "-u", "alice", *which, "-o", "%i").split())
 
 
+def end_seats(cluster: Cluster, user: str = "alice") -> None:
+    """No seat of earlier tests is left."""
+    cluster.run("root", "scancel", "-u", user)
+    until("no seat is left", lambda: not cluster.pids("hop-replica", user), 40)
+
+
 def processes(cluster: Cluster, nodes: Iterable[str], pattern: str = REPLICA, user: str = "alice") -> list[int]:
     """The user's processes on these nodes."""
     wanted, found = set(nodes), []

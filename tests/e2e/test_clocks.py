@@ -1,5 +1,5 @@
 """The wall clock of `hopd`, of nodes or of a person's host is set by an hour while kernels with three replicas work. No rule
-needs a clock: nobody is elected, no lease ends, and a loss afterwards is a loss as any other."""
+needs that clock: nobody is elected, no lease ends, and a loss afterwards is a loss as any other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from clocks import ELSEWHERE, HOUR, Clocks, can_step
-from groups import SAVED, THREE, grown, kernel_row, processes, send
+from groups import SAVED, THREE, end_seats, grown, kernel_row, processes, send
 from harness import OPENABLE, Cluster, Failed, Notebook, notebook, nothing_is_left, stream, until
 
 #: Nobody else's seats have this clock.
@@ -26,15 +26,10 @@ def clocks(cluster: Cluster) -> Clocks:
     return Clocks(cluster)
 
 
-def end_seats(cluster: Cluster) -> None:
-    """A seat outlives its kernels, and would keep the clock that it was started with."""
-    cluster.run("root", "scancel", "-u", USER)
-    until("no seat is left", lambda: not cluster.pids("hop-replica", USER), 40)
-
-
 @pytest.fixture
 def carol(cluster: Cluster, clocks: Clocks) -> Iterator[Notebook]:
-    end_seats(cluster)
+    # A seat outlives its kernels, and would keep the clock that it was started with.
+    end_seats(cluster, USER)
     clocks.step(0)
     try:
         with clocks.in_new_seats(), notebook(cluster, USER, env=THREE | clocks.env) as book:
@@ -45,7 +40,7 @@ def carol(cluster: Cluster, clocks: Clocks) -> Iterator[Notebook]:
         nothing_is_left(cluster, USER)
     finally:
         clocks.step(0)
-        end_seats(cluster)
+        end_seats(cluster, USER)
 
 
 @contextlib.contextmanager
@@ -94,7 +89,7 @@ def test_hopds_clock_is_set_while_a_cell_has_a_gpu(
 ) -> None:
     with hopd_with(cluster, clocks):
         with_a_gpu(carol)
-        row, leases = kernel_row(cluster, USER), cluster.leases_live()
+        row = kernel_row(cluster, USER)
         cell = carol.submit("%%gpu 1\ntime.sleep(6)\nprint(len(openable()), x)")["cell"]
         until("it has its GPU", cluster.leases_live, 30)
         leases = cluster.leases_live()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import disks
 import pytest
-from groups import KEEPER, THREE, grown, kernel_row, processes
-from harness import Cluster, Notebook, notebook, nothing_is_left, stream, until
+from groups import KEEPER, THREE, end_seats, grown, kernel_row, processes
+from harness import Cluster, Notebook, notebook, nothing_is_left, stream
 
 #: A seat's log of messages says that its disk is full.
 TELLS = {"GRESSHOPPER_LOG": THREE["GRESSHOPPER_LOG"] + ",hop_keeper=error"}
@@ -19,8 +19,7 @@ TELLS = {"GRESSHOPPER_LOG": THREE["GRESSHOPPER_LOG"] + ",hop_keeper=error"}
 @pytest.fixture
 def fresh(cluster: Cluster) -> None:
     """No seat is left of tests before: its log may have segments enough for ever, and it tells less."""
-    cluster.run("root", "scancel", "-u", "alice")
-    until("no seat is left", lambda: not cluster.pids("hop-replica", "alice"), 40)
+    end_seats(cluster)
 
 
 @pytest.fixture

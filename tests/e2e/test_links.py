@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from chaos import Oracle, Person
+from groups import is_grown, kernel_row
 from harness import Cluster, lost_node, no_process_is_left, nothing_is_left, stream, until
 from links import PEOPLE, Links, Way, both, can_cut
 
@@ -70,18 +71,13 @@ class Kernel:
         self.grow()
 
     def grow(self) -> None:
-        until("the kernel has three replicas", lambda: int(self.row()["replicas"]) == 3, 120)
-
-    def row(self) -> dict[str, Any]:
-        (row,) = self.cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
-        found: dict[str, Any] = row
-        return found
+        until("the kernel has three replicas", lambda: is_grown(self.cluster), 120)
 
     def ways(self, cut: str) -> list[Way]:
         got = self.person.execute("print(os.environ['SLURMD_NODENAME'])")
         assert got is not None
         node = stream(got, "stdout").strip()
-        standbys = sorted(set(self.row()["nodes"].split(",")) - {node})
+        standbys = sorted(set(kernel_row(self.cluster)["nodes"].split(",")) - {node})
         return CUTS[cut](node, standbys)
 
     @contextlib.contextmanager

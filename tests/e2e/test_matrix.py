@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from chaos import GONE
-from groups import HOT, KEEPER, SAVED, THREE, grown, hot_node, kernel_row, processes, send
+from groups import HOT, KEEPER, REPLICA, SAVED, THREE, grown, hot_node, kernel_row, processes, send
 from harness import Cluster, Failed, Notebook, notebook, nothing_is_left, stream, until
 
 #: Parts that are lost. The leader's keeper dies alone, its node's other processes live.
@@ -143,7 +143,7 @@ class Losses:
         warm = [node for node in standbys if node != hot]
         self.nodes = {
             "executor": [executor],
-            "leader": [str(row.get("leader"))],
+            "leader": [str(row["leader"])],
             "warm": warm[:1],
             "hot": [hot],
             "two of three": [executor, *warm[:1]],
@@ -151,7 +151,7 @@ class Losses:
         }[who]
         #: A standby that can be replaced before.
         self.other = next((node for node in standbys if node not in self.nodes), standbys[0] if standbys else "")
-        self.pattern = KEEPER if who == "leader" else r"hop-replica|ipykernel_launcher"
+        self.pattern = KEEPER if who == "leader" else REPLICA
 
     def strike(self) -> None:
         if self.how == "seat":
@@ -277,8 +277,8 @@ def work(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Work]:
 def test_what_was_answered_is_there_and_nothing_ran_twice(
     cluster: Cluster, work: Work, who: str, when: str, how: str
 ) -> None:
-    if who == "leader" and not kernel_row(cluster).get("leader"):
-        pytest.skip("`hop kernels` doesn't say which replica leads")
+    if who == "leader":
+        until("hopd knows the leader", lambda: kernel_row(cluster)["leader"], 60)
     losses, began = Losses(cluster, who, how), time.monotonic()
     try:
         cell = MOMENTS[when](work, losses)

@@ -13,12 +13,10 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from groups import THREE, kernel_row, processes, send
 from harness import Cluster, Failed, Notebook, notebook, nothing_is_left, stream, until
-
-THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
 
 #: Seconds within which each cell is answered, whatever was lost.
 ANSWER = 90
@@ -56,36 +54,23 @@ class Killer:
         self.lost: list[str] = []
         self.hopd = False
 
-    def row(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")[
-            "rows"
-        ][0]
-        return found
-
     def aim(self) -> dict[str, Callable[[], None]]:
         """What kills each part, as the parts stand now."""
-        row = self.row()
+        row = kernel_row(self.cluster)
         node, leader = row["node"], row["leader"]
-
-        def on(where: str, pattern: str, user: str) -> list[int]:
-            there = self.cluster.pids(pattern, user)
-            return [pid for pid in there if self.cluster.environ(pid).get("SLURMD_NODENAME") == where]
-
         fixed = {
             "front": self.cluster.pids(r"hop-front", "alice"),
-            "supervisor": on(node, r"hop-replica run", "alice"),
-            "seat": on(node, r"hop-replica", "alice"),
-            "process": on(node, r"ipykernel_launcher", "alice"),
-            "leader": on(leader, r"hop-replica seat", "alice"),
-            "agent": on(node, r"hop-agent run", "gresshopper"),
+            "supervisor": processes(self.cluster, [node], r"hop-replica run"),
+            "seat": processes(self.cluster, [node], r"hop-replica"),
+            "process": processes(self.cluster, [node], r"ipykernel_launcher"),
+            "leader": processes(self.cluster, [leader], r"hop-replica seat"),
+            "agent": processes(self.cluster, [node], r"hop-agent run", "gresshopper"),
             "hopd": self.cluster.pids(r"opt/bin/hopd", "gresshopper"),
         }
 
         def kill(part: str) -> None:
             self.hopd |= part == "hopd"
-            for pid in fixed[part]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            send(fixed[part], signal.SIGKILL)
 
         def lose() -> None:
             self.lost.append(node)
@@ -108,8 +93,8 @@ class Killer:
         until("the kernel has three replicas", self.is_grown, 120)
 
     def is_grown(self) -> bool:
-        with contextlib.suppress(Failed, IndexError):
-            row = self.row()
+        with contextlib.suppress(Failed, ValueError):
+            row = kernel_row(self.cluster)
             return int(row["replicas"]) == 3 and bool(row["leader"])
         return False
 
