@@ -405,7 +405,7 @@ class Aside:
     def _others(self) -> list[str]:
         now = read()
         # The next cell finds its own context variables; `paths` tells of modules that were loaded meanwhile, too.
-        told = (k for k in now.keys() & self._kept.keys() if not is_drawn(k) and k not in ("contextvars", "paths"))
+        told = now.keys() & self._kept.keys() - drawn() - {"contextvars", "paths"}
         return sorted(k for k in told if self._kept[k] != now[k])
 
     def back(self) -> None:
@@ -415,7 +415,8 @@ class Aside:
         for name in {*self._environ, *os.environ}:
             _set_variable(name, self._environ.get(name))
         time.tzset()
-        apply({k: v for k, v in self._kept.items() if runs_again(k) and _is_of_values(v)}, lambda _: None)
+        names = again()
+        apply({k: v for k, v in self._kept.items() if k in names and _is_of_values(v)}, lambda _: None)
 
 
 def _handlers() -> dict[Any, tuple[list[Any], list[Any]]]:
@@ -427,16 +428,14 @@ def _is_of_values(saved: bytes) -> bool:
     return settings.__name__.encode() not in saved and Unwritten.__name__.encode() not in saved
 
 
-def is_drawn(name: str) -> bool:
-    """Whether cells draw random numbers from a section of a loaded library."""
-    section = _sections(adapters.loaded()).get(name)
-    return section is not None and section.draws
+def drawn() -> set[str]:
+    """Sections from which cells draw random numbers, of the process and of loaded libraries."""
+    return {name for name, section in _sections(adapters.loaded()).items() if section.draws}
 
 
-def runs_again(name: str) -> bool:
-    """Whether cells run again with a section of a loaded library."""
-    section = _sections(adapters.loaded()).get(name)
-    return section is not None and section.again
+def again() -> set[str]:
+    """Sections with which cells run again, of the process and of loaded libraries."""
+    return {name for name, section in _sections(adapters.loaded()).items() if section.again}
 
 
 def for_cells(sections: dict[str, bytes]) -> None:

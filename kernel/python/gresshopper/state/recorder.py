@@ -162,7 +162,8 @@ class Recorder:
 
     def note(self, delta: capture.Delta, cell: dict[str, Any] | None = None) -> None:
         """Remember what a capture found."""
-        drawn = {k: v for k, v in delta.process.items() if process.runs_again(k)}
+        again = process.again() if delta.process else ()
+        drawn = {k: v for k, v in delta.process.items() if k in again}
         if cell is None and not delta.changed and not delta.removed and not drawn:
             return
         units = [

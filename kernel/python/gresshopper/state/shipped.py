@@ -50,7 +50,7 @@ def provide(folder: Path = FOLDER) -> Any:
         for part in ("", f".{NAME}"):
             sys.modules.setdefault(BESIDE + part, sys.modules[NAME + part])
         return theirs
-    # An import that the user has blocked stays so.
+    # If the user has blocked the import, it stays blocked.
     name = NAME if has == _NONE and NAME not in sys.modules else BESIDE
     if name in sys.modules:
         return sys.modules[name]

@@ -125,6 +125,13 @@ def known() -> Iterator[Adapter]:
     return map(_adapter, _KNOWN)
 
 
+def rules_of(module: str, by_name: dict[str, Rule]) -> list[tuple[Any, Rule]]:
+    """Rules for classes of a module, by the classes' names. None unless the module is loaded with all of them."""
+    made = sys.modules.get(module)
+    whole = all(hasattr(made, name) for name in by_name)
+    return [(getattr(made, name), rule) for name, rule in by_name.items()] if whole else []
+
+
 def entries(part: str, of: Iterable[Adapter] | None = None) -> Iterator[Any]:
     """Entries of one field of the adapters, by default of loaded libraries."""
     for adapter in loaded() if of is None else of:

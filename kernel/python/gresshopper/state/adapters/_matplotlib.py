@@ -17,7 +17,7 @@ from typing import Any, Callable
 from .. import recipes
 from ..session import MAIN, NotHereError
 from ..writing import Writing
-from . import Adapter, Rule, Section
+from . import Adapter, Rule, Section, rules_of
 from ._defaults import Defaults, are_others
 from ._ipython import get_shell
 from ._shared import is_writeable
@@ -359,24 +359,18 @@ def set_inline(state: dict[str, Any]) -> None:
 
 
 def _exact() -> dict[type, Rule]:
-    rules: dict[type, Rule] = {}
-    cbook: Any = sys.modules.get("matplotlib.cbook")
-    if cbook is not None and hasattr(cbook, "CallbackRegistry"):
-        rules[cbook.CallbackRegistry] = _callbacks
-    plot_args = getattr(sys.modules.get("matplotlib.axes._base"), "_process_plot_var_args", None)
-    if plot_args is not None:
-        rules[plot_args] = _plot_args
-    path = getattr(sys.modules.get("matplotlib.path"), "Path", None)
-    if path is not None:
-        rules[path] = _path
-    return rules
+    return {
+        **dict(rules_of("matplotlib.cbook", {"CallbackRegistry": _callbacks})),
+        **dict(rules_of("matplotlib.axes._base", {"_process_plot_var_args": _plot_args})),
+        **dict(rules_of("matplotlib.path", {"Path": _path})),
+    }
 
 
 def _bases() -> list[tuple[Any, Rule]]:
-    figure = getattr(sys.modules.get("matplotlib.figure"), "Figure", None)
-    colormap = getattr(sys.modules.get("matplotlib.colors"), "Colormap", None)
-    rules: list[tuple[Any, Rule]] = [(figure, _figure), (colormap, _colormap)]
-    return [(kind, rule) for kind, rule in rules if kind is not None]
+    return [
+        *rules_of("matplotlib.figure", {"Figure": _figure}),
+        *rules_of("matplotlib.colors", {"Colormap": _colormap}),
+    ]
 
 
 def _marked(made: Any) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from .. import recipes
 from ..writing import Writing
-from . import Adapter, Rule
+from . import Adapter, Rule, rules_of
 
 # --- writing ---
 
@@ -51,14 +50,10 @@ def nb_list(items: Any) -> Any:
 
 
 def _bases() -> list[tuple[Any, Rule]]:
-    rules: list[tuple[Any, Rule]] = []
-    dispatcher: Any = sys.modules.get("numba.core.dispatcher")
-    if dispatcher is not None and hasattr(dispatcher, "Dispatcher"):
-        rules.append((dispatcher.Dispatcher, _nb_dispatcher))
-    typed: Any = sys.modules.get("numba.typed")
-    if typed is not None and hasattr(typed, "Dict") and hasattr(typed, "List"):
-        rules += [(typed.Dict, _nb_dict), (typed.List, _nb_list)]
-    return rules
+    return [
+        *rules_of("numba.core.dispatcher", {"Dispatcher": _nb_dispatcher}),
+        *rules_of("numba.typed", {"Dict": _nb_dict, "List": _nb_list}),
+    ]
 
 
 _COMPILED = "what numba compiled belongs to this process"
@@ -71,6 +66,6 @@ ADAPTER = Adapter(
         ("numba.stencils", _COMPILED),
         ("numba.experimental.jitclass", _COMPILED),
     ),
-    # What is compiled is pickled with a number of its own.
+    # numba pickles a compiled function with a random id: the Python function counts in its place.
     wraps=(("numba.", "py_func"),),
 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from ..writing import Writing
-from . import Adapter, Rule
+from . import Adapter, Rule, rules_of
 
 
 def _of_file(dump: Writing, picture: Any) -> Any:
@@ -17,8 +16,7 @@ def _of_file(dump: Writing, picture: Any) -> Any:
 
 
 def _bases() -> list[tuple[Any, Rule]]:
-    file = sys.modules.get("PIL.ImageFile")
-    return [] if file is None else [(file.ImageFile, _of_file)]
+    return rules_of("PIL.ImageFile", {"ImageFile": _of_file})
 
 
 ADAPTER = Adapter(modules=("PIL.ImageFile",), bases=_bases, distributions={"PIL": "pillow"})

@@ -28,7 +28,7 @@ from ..shipped import cloudpickle
 from ..streams import STREAMS
 from ..user_modules import of_notebook
 from ..writing import Writing
-from . import Adapter, Rule
+from . import Adapter, Rule, rules_of
 
 #: Most bytes that are kept of a file that was removed while open, and the bytes that are read in a second.
 KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
@@ -351,20 +351,15 @@ for _kind in ("ParamSpec", "TypeVarTuple"):  # since Python 3.10 and 3.11
 
 def _exact() -> dict[type, Rule]:
     """Rules by exact type, of the modules that are loaded."""
-    decimals: Any = sys.modules.get("decimal")
-    return {decimals.Context: _decimals} if decimals is not None and hasattr(decimals, "Context") else {}
+    return dict(rules_of("decimal", {"Context": _decimals}))
 
 
 def _bases() -> list[tuple[Any, Rule]]:
     """Rules by `isinstance`, of the modules that are loaded."""
-    found: list[tuple[Any, Rule]] = []
-    futures: Any = sys.modules.get("concurrent.futures")
-    if futures is not None and hasattr(futures, "Future"):
-        found.append((futures.Future, _future))
-    arguments: Any = sys.modules.get("argparse")
-    if arguments is not None and hasattr(arguments, "SUPPRESS"):
-        found.append(((arguments.Action, arguments._ActionsContainer), _argparse))
-    return found
+    return [
+        *rules_of("concurrent.futures", {"Future": _future}),
+        *rules_of("argparse", {"Action": _argparse, "_ActionsContainer": _argparse}),
+    ]
 
 
 ADAPTER = Adapter(modules=("concurrent.futures", "argparse", "decimal"), exact=_exact, bases=_bases)

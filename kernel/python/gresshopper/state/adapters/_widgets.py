@@ -8,7 +8,7 @@ from typing import Any
 from .. import recipes
 from ..session import MAIN
 from ..writing import Writing
-from . import Adapter, Rule
+from . import Adapter, Rule, rules_of
 
 # --- writing ---
 
@@ -163,12 +163,7 @@ def set_widget(
 
 def _bases() -> list[tuple[Any, Rule]]:
     """Widgets before other objects with traits: they have traits, too."""
-    rules: list[tuple[Any, Rule]] = []
-    for library, name, rule in (("ipywidgets", "Widget", _widget), ("traitlets", "HasTraits", _traits)):
-        kind = getattr(sys.modules.get(library), name, None)
-        if kind is not None:
-            rules.append((kind, rule))
-    return rules
+    return [*rules_of("ipywidgets", {"Widget": _widget}), *rules_of("traitlets", {"HasTraits": _traits})]
 
 
 ADAPTER = Adapter(
