@@ -15,7 +15,8 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from harness import Cluster, Notebook, until
+from groups import KEEPER
+from harness import Cluster, Failed, Notebook, until
 
 #: The group of the people's own processes: clients and fronts.
 PEOPLE = "people"
@@ -32,8 +33,9 @@ def root() -> Path | None:
 
 def can_cut(variant: str) -> str:
     """Why links can't be cut here. Empty: they can be."""
-    if shutil.which("nft") is None:
-        return "nftables isn't installed"
+    for program, package in (("nft", "nftables"), ("ss", "iproute2")):
+        if shutil.which(program) is None:
+            return f"{package} isn't installed"
     if root() is None:
         return "no cgroups of the second version"
     return "" if variant == "v1" else "Slurm has the cgroups of the second version"
@@ -104,16 +106,56 @@ class Links:
 
     def adopt(self) -> None:
         """Takes in the nodes' processes. What they start is of their node; a slurmd that was started since is taken in by
-        another call. The sockets that a process has already can't be cut."""
-        there = self.cluster.pids("")
-        for node in self.sides[:-1]:
-            self.move(self.folder(node), [pid for pid in there if self.is_on(pid, node)])
+        another call. The sockets that a process has already can't be cut, nor what a listener among them accepts."""
+
+        def all_are_in() -> bool:
+            strays = self.strays()
+            for node, pid in strays:
+                self.move(self.folder(node), [pid])
+            return not strays
+
+        try:
+            until("each node's processes are in its group", all_are_in, 10)
+        except Failed as failed:
+            strays = [(node, self.cluster.argv(pid)) for node, pid in self.strays()]
+            raise Failed(f"{failed}: {strays}") from None
+
+    def strays(self) -> list[tuple[str, int]]:
+        """The nodes' processes outside their node's group."""
+        found = []
+        for pid in self.cluster.pids(""):
+            for node in self.sides[:-1]:
+                if self.is_on(pid, node) and not self.is_in(pid, node):
+                    found.append((node, pid))
+        return found
 
     def is_on(self, pid: int, node: str) -> bool:
         with contextlib.suppress(OSError):
             daemon = re.search(rf"slurmd\b.* -N {node}(?!\S)", " ".join(self.cluster.argv(pid)))
             return bool(daemon) or self.cluster.environ(pid).get("SLURMD_NODENAME") == node
         return False
+
+    def is_in(self, pid: int, side: str) -> bool:
+        """Whether the process is in the side's group, or has ended."""
+        try:
+            groups = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        except OSError:
+            return True
+        return f"0::/{self.folder(side).name}" in groups
+
+    def seats_can_be_cut(self) -> None:
+        """Each seat's listener is in its node's group. A seat that was started before its node was taken in has another."""
+        of_pid = {int(pid): line for line in self.sockets("-l") for pid in re.findall(r"pid=(\d+)", line)}
+        for pid in self.cluster.pids(KEEPER):
+            node, line = self.cluster.environ(pid).get("SLURMD_NODENAME", ""), of_pid.get(pid, "")
+            if not line.endswith(f"cgroup:/{self.folder(node).name}"):
+                raise Failed(f"the links of a seat on {node} can't be cut: {line or 'it has no listener'}")
+
+    def sockets(self, *which: str) -> list[str]:
+        """Sockets of the cluster's replicas and fronts, with their groups."""
+        said = subprocess.run(["ss", "-Htnp", "--cgroup", *which], capture_output=True, text=True, check=True)
+        ours = {f"pid={pid}," for pid in self.cluster.pids(r"hop-replica|hop-front")}
+        return [line.strip() for line in said.stdout.splitlines() if ours & set(re.findall(r"pid=\d+,", line))]
 
     def take_in(self, book: Notebook) -> None:
         """A notebook that isn't open yet: its kernel's front will be on the people's side."""
@@ -135,12 +177,20 @@ class Links:
     def heal(self) -> None:
         self.cut([])
 
+    def rules(self) -> str:
+        listed = ["nft", "list", "table", *self.table.split()]
+        return subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+
     def dropped(self) -> int:
         """Packets that were dropped since the last cut."""
-        said = subprocess.run(
-            ["nft", "list", "table", *self.table.split()], capture_output=True, text=True, check=True
-        )
-        return sum(int(n) for n in re.findall(r"counter packets (\d+)", said.stdout))
+        return sum(int(n) for n in re.findall(r"counter packets (\d+)", self.rules()))
+
+    def drops(self, cut: str, seconds: float) -> None:
+        """Waits until a packet was dropped. A failure shows the rules and the groups of all sockets."""
+        try:
+            until(f"a packet is dropped: {cut}", self.dropped, seconds)
+        except Failed as failed:
+            raise Failed("\n".join([str(failed), self.rules(), *self.sockets("-a")])) from None
 
     @contextlib.contextmanager
     def without(self, ways: Iterable[Way]) -> Iterator[None]:

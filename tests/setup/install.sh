@@ -40,6 +40,7 @@ curl curl
 git git
 make make
 procps pgrep
+iproute2 ss
 nftables /usr/sbin/nft
 python3 /usr/bin/python3
 python3-venv /usr/share/doc/python3-venv
