@@ -82,41 +82,38 @@ def hold_in_daemon(path: str) -> int:
 
 def hold_in_thread(path: str) -> int:
     """A thread with a table of descriptors of its own, in a child; the process's own table shows nothing."""
-    pid = os.fork()
-    if pid == 0:
 
+    def hold(ready: Callable[[], None]) -> None:
         def work() -> None:
             libc.unshare(CLONE_FILES)
             os.open(path, FLAGS)
+            ready()
             while True:
                 time.sleep(1)
 
         threading.Thread(target=work).start()
-        while True:
-            time.sleep(1)
-    time.sleep(0.3)
-    return pid
+
+    return in_child(hold)
 
 
 def hold_in_flight(path: str) -> int:
     """A child with a socket pair in which the only descriptor waits."""
-    pid = os.fork()
-    if pid == 0:
+
+    def work(ready: Callable[[], None]) -> None:
         here, there = socket.socketpair()
         fd = os.open(path, FLAGS)
         socket.send_fds(here, [b"x"], [fd])
         os.close(fd)
         kept.extend([here, there])
-        while True:
-            signal.pause()
-    time.sleep(0.3)
-    return pid
+        ready()
+
+    return in_child(work)
 
 
 def hold_in_backlog(path: str) -> int:
     """A child that listens and has sent itself the descriptor over a connection that it never accepts."""
-    pid = os.fork()
-    if pid == 0:
+
+    def work(ready: Callable[[], None]) -> None:
         server = socket.socket(socket.AF_UNIX)
         server.bind(f"\0backlog-{os.getpid()}")
         server.listen()
@@ -126,24 +123,23 @@ def hold_in_backlog(path: str) -> int:
         socket.send_fds(client, [b"x"], [fd])
         os.close(fd)
         client.close()
-        while True:
-            signal.pause()
-    time.sleep(0.3)
-    return pid
+        kept.append(server)
+        ready()
+
+    return in_child(work)
 
 
 def fly_harmless() -> int:
     """A child in whose sockets descriptors of no device wait, for ever."""
-    pid = os.fork()
-    if pid == 0:
+
+    def work(ready: Callable[[], None]) -> None:
         here, there = socket.socketpair()
         with open("/proc/self/status", encoding="utf-8") as file, open("/dev/null", encoding="utf-8") as null:
             socket.send_fds(here, [b"x"], [file.fileno(), null.fileno()])
         kept.extend([here, there])
-        while True:
-            signal.pause()
-    time.sleep(0.3)
-    return pid
+        ready()
+
+    return in_child(work)
 
 
 def end_child(pid: int) -> str:
@@ -154,25 +150,25 @@ def end_child(pid: int) -> str:
 
 def hold_in_ring(path: str) -> int:
     """A child whose io_uring has the file registered, and no descriptor of it."""
-    pid = os.fork()
-    if pid == 0:
-        parameters = ctypes.create_string_buffer(120)
-        ring = libc.syscall(425, 4, parameters)
+
+    def work(ready: Callable[[], None]) -> None:
+        ring = Ring()
         fd = os.open(path, FLAGS)
-        files = (ctypes.c_int * 1)(fd)
-        if ring < 0 or libc.syscall(427, ring, 2, files, 1) < 0:
-            os._exit(1)
+        ring.register(fd)
         os.close(fd)
-        while True:
-            signal.pause()
-    time.sleep(0.3)
-    if os.waitpid(pid, os.WNOHANG)[0] == pid:
-        raise OSError(errno.ENOSYS, "io_uring is not available")
-    return pid
+        kept.append(ring)
+        ready()
+
+    return ring_child(work)
 
 
 def in_child(work: Callable[[Callable[[], None]], None]) -> int:
     """Does it in a child, and returns when that says that it holds; none of it is in this process."""
+    return try_in_child(work)[0]
+
+
+def try_in_child(work: Callable[[Callable[[], None]], None]) -> tuple[int, bool]:
+    """As `in_child`, with whether the child has said so before its end."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -183,9 +179,9 @@ def in_child(work: Callable[[Callable[[], None]], None]) -> int:
                 time.sleep(60)
         os._exit(1)
     os.close(write)
-    os.read(read, 1)  # Its end: the child has failed.
+    held = os.read(read, 1) != b""
     os.close(read)
-    return pid
+    return pid, held
 
 
 def asleep(work: Callable[[], Any]) -> None:
@@ -363,9 +359,9 @@ def hold_in_ring_alone(path: str) -> int:
 
 
 def ring_child(work: Callable[[Callable[[], None]], None]) -> int:
-    pid = in_child(work)
-    time.sleep(0.1)
-    if os.waitpid(pid, os.WNOHANG)[0] == pid:
+    pid, held = try_in_child(work)
+    if not held:
+        os.waitpid(pid, 0)
         raise OSError(errno.ENOSYS, "io_uring is not available")
     return pid
 
