@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,18 @@ def others_can_run_this_python() -> bool:
         return False
 
 
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that the second user of the dry run can reach. Below `tmp_path` it isn't one: each run of pytest that
+    begins meanwhile takes the access to all of root's folders away."""
+    with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(not HOP.exists() or not shutil.which("cc"), reason="hop isn't built, or there is no C compiler")
-def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
-    # The second user of the dry run must reach the fakes.
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(directory.stat().st_mode | 0o055)
-    fakes, out = tmp_path / "fakes", tmp_path / "out"
+def test_every_rung_against_the_fakes(tmp_path: Path, reachable: Path) -> None:
+    fakes, out = reachable / "fakes", tmp_path / "out"
     out.mkdir()
     subprocess.run([ROOT / "tests/fakes/build.sh", fakes], check=True)
     done = subprocess.run(
@@ -41,7 +49,8 @@ def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
     )
     cases = json.loads((out / "cases.json").read_text())
     results = {case["case"]: case["result"] for case in cases}
-    assert done.returncode == 0, (results, done.stderr)
+    failed = [case for case in cases if case["result"] == "fail"]
+    assert (failed, done.returncode) == ([], 0), done.stderr
     assert done.stdout == "", "a dry run measures nothing"
     wanted = {"a touch of parked memory", "no room for the restore", "rung c, tiny", "rung b and b+c, tiny"}
     if os.geteuid() == 0 and others_can_run_this_python():
