@@ -47,11 +47,12 @@ impl Named {
         serde_json::from_slice(&std::fs::read(folder.join(NOTEBOOK)).ok()?).ok()
     }
 
-    fn write(&self, folder: &Path) -> io::Result<()> {
+    /// `at` puts the kernels of one notebook in order.
+    fn write(&self, folder: &Path, at: SystemTime) -> io::Result<()> {
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         serde_json::to_writer(&mut file, self)?;
         // The file system's own clock may tick too slowly for two files to have an order.
-        file.as_file().set_modified(SystemTime::now())?;
+        file.as_file().set_modified(at)?;
         file.persist(folder.join(NOTEBOOK)).map_err(|e| e.error)?;
         Ok(())
     }
@@ -204,7 +205,9 @@ impl Noted {
     /// # Errors
     /// The file system's.
     pub fn write(&self) -> io::Result<()> {
-        self.named.write(&self.folder)
+        let states = self.folder.parent().unwrap_or(&self.folder);
+        let last = folders(states).filter_map(|folder| named_at(&folder)).max();
+        self.named.write(&self.folder, later(last, SystemTime::now()))
     }
 
     pub(crate) fn write_or_warn(&self) {
@@ -322,6 +325,13 @@ fn named_at(folder: &Path) -> Option<SystemTime> {
     folder.join(NOTEBOOK).metadata().ok()?.modified().ok()
 }
 
+/// The time of a note behind the last one of all. The clock may have been set back since, and some file systems keep
+/// whole seconds.
+fn later(last: Option<SystemTime>, now: SystemTime) -> SystemTime {
+    let behind = last.and_then(|last| last.checked_add(Duration::from_secs(1)));
+    behind.map_or(now, |behind| behind.max(now))
+}
+
 fn folders(states: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(states).into_iter().flatten().flatten();
     entries.map(|entry| entry.path())
@@ -335,6 +345,7 @@ pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
     // Kernels of a notebook keep their order by age.
     let mut all: Vec<PathBuf> = folders(states).collect();
     all.sort_by_cached_key(|folder| named_at(folder));
+    let mut last = all.last().and_then(|folder| named_at(folder));
     for folder in all {
         let Some(mut named) = Named::read(&folder) else {
             continue;
@@ -346,7 +357,9 @@ pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
         });
         if let Some(path) = path.and_then(|path| path.into_os_string().into_string().ok()) {
             named.notebook.path = path;
-            named.write(&folder)?;
+            let at = later(last, SystemTime::now());
+            named.write(&folder, at)?;
+            last = Some(at);
         }
     }
     Ok(())
@@ -634,6 +647,23 @@ mod tests {
         let left = |kernel: &KernelId| kernel.as_str() == "k2";
         let found = seek(tmp.path(), &notebook("x"), left);
         assert!(matches!(found, Found::Kernel(k, ..) if k.as_str() == "k1"));
+    }
+
+    /// A kernel began while the clock was ahead by a year, and another one after the clock was set back.
+    #[test]
+    fn the_latest_kernel_of_a_notebook_comes_first_by_any_clock() {
+        let tmp = tempfile::tempdir().unwrap();
+        let ahead = SystemTime::now() + Duration::from_hours(24 * 365);
+        saved(tmp.path(), "k1", "x");
+        let note = File::open(tmp.path().join("k1").join(NOTEBOOK)).unwrap();
+        note.set_modified(ahead).unwrap();
+        saved(tmp.path(), "k0", "x");
+        assert_eq!(taken(tmp.path(), "new"), "k0");
+        rename(tmp.path(), "x", "y").unwrap();
+        rename(tmp.path(), "y", "x").unwrap();
+        assert_eq!(taken(tmp.path(), "new"), "k0", "a rename keeps their order");
+        let times = ["k1", "k0"].map(|kernel| named_at(&tmp.path().join(kernel)).unwrap());
+        assert!(ahead < times[0] && times[0] < times[1], "{times:?}");
     }
 
     #[test]
