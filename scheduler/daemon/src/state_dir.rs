@@ -113,7 +113,10 @@ impl StateDir {
     pub(crate) fn set_journal_aside(&self) -> Result<Option<PathBuf>> {
         let path = self.path(JOURNAL);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let aside = self.path(&format!("{JOURNAL}.aside-{}", now.as_secs()));
+        // The clock may have been set back, and an earlier one must stay.
+        let mut names = (now.as_secs()..).map(|at| self.path(&format!("{JOURNAL}.aside-{at}")));
+        let free = names.find(|name| !name.try_exists().unwrap_or(false));
+        let aside = free.context("there is no free name for the journal")?;
         match std::fs::rename(&path, &aside) {
             Ok(()) => Ok(Some(aside)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -183,6 +186,19 @@ mod tests {
         assert_eq!(std::fs::read(aside).unwrap(), b"rubbish");
         assert_eq!(start(&state).unwrap(), Term(3));
         assert_eq!(start(&state).unwrap(), Term(4));
+    }
+
+    /// In one second, or in the same second after the clock was set back.
+    #[test]
+    fn a_journal_that_is_set_aside_replaces_no_other() {
+        let folder = folder();
+        let state = StateDir::open(folder.path()).unwrap();
+        let asides = ["1", "2", "3"].map(|text| {
+            std::fs::write(state.path(JOURNAL), text).unwrap();
+            state.set_journal_aside().unwrap().unwrap()
+        });
+        let kept = asides.map(|aside| std::fs::read_to_string(aside).unwrap());
+        assert_eq!(kept, ["1", "2", "3"]);
     }
 
     #[test]
