@@ -71,6 +71,7 @@ class Front:
     """A kernel's front, and its successors."""
 
     def __init__(self, argv: list[str], start: dict[str, Any], env: dict[str, str]) -> None:
+        start.setdefault("tenure", 0)
         self._argv, self._start, self._env = argv, start, env
         self._lock = threading.Lock()
         self._launched = threading.Event()
@@ -104,6 +105,12 @@ class Front:
         """The notebook's first kernel, if it ran elsewhere when this kernel began."""
         beside: str | None = self._start["beside"]
         return beside
+
+    @property
+    def tenure(self) -> int:
+        """The highest tenure of the kernel so far. The next start goes on above it: a restart may remove every other
+        record of it."""
+        return int(self._start["tenure"])
 
     @property
     def was_up(self) -> bool:
@@ -260,6 +267,8 @@ class Front:
                 self._start["beside"] = said.get("beside")
                 came_up = True
                 self._launched.set()
+            elif event == "tenure":
+                self._start["tenure"] = max(self._start["tenure"], int(said["tenure"]))
             elif event == "up":
                 self._was_up = True
             elif event == "failed":
@@ -339,6 +348,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     #: The notebook's first kernel, if it ran elsewhere when this kernel began.
     _beside: str | None = None
     _incarnation = 0
+    #: The highest tenure of the kernel so far, as its fronts told.
+    _tenure = 0
     _ports: dict[str, int] = {}
 
     @property
@@ -403,6 +414,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self._front is not None:
             await _in_thread(partial(self._front.end, close=not restart))
             self._died_of = self._front.reason
+            self._tenure = max(self._tenure, self._front.tenure)
             # A kernel that ran is restarted afresh, by its user. A saved kernel after a failed start keeps its state, and
             # so does a kernel that died: the restart is Jupyter's own.
             if self._front.was_up:
@@ -436,6 +448,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "kernel": self.kernel,
             "incarnation": self._incarnation,
             "fresh": self._fresh,
+            "tenure": self._tenure,
             "notebook": self._notebook(env),
             "beside": self._beside,
             "epoch": 1,

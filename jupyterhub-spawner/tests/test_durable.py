@@ -137,6 +137,44 @@ def test_what_can_not_come_back_is_told_and_stands_in_its_place(kernel: Kernel, 
     assert "LostError" in reply["ename"]
 
 
+def tenure(home: Path) -> int:
+    """The tenure that the kernel's front has opened."""
+    (file,) = home.glob("data/gresshopper/kernels/*/front.json")
+    return int(json.loads(file.read_text())["state"]["tenure"])
+
+
+def test_a_restarted_kernel_has_higher_tenures_than_before(kernel: Kernel, home: Path) -> None:
+    highest = tenure(home)
+    for who in ("replica", "restart", "kernel", "restart"):
+        kernel.run("x = 1")
+        saved(home)
+        if who == "restart":
+            kernel.km.restart_kernel()
+            kernel.kc.wait_for_ready(timeout=TIMEOUT)
+            assert tenure(home) > highest
+        else:
+            kill(kernel, who)
+        assert kernel.value("'x' in globals()") == str(who != "restart")
+        highest = max(highest, tenure(home))
+
+
+def test_a_kernel_that_is_restarted_again_and_again_has_higher_tenures_each_time(kernel: Kernel, home: Path) -> None:
+    """A restart removes the folders of a kernel of which nothing is saved: its owner alone knows the numbers."""
+    highest = tenure(home)
+    for _ in range(3):
+        kernel.km.restart_kernel()
+        kernel.kc.wait_for_ready(timeout=TIMEOUT)
+        assert tenure(home) > highest
+        highest = tenure(home)
+    kernel.run("x = 1")
+    for who in ("replica", "kernel"):
+        saved(home)
+        kill(kernel, who)
+        assert kernel.value("x") == "1"
+        assert tenure(home) >= highest
+        highest = tenure(home)
+
+
 def test_a_restart_by_the_user_is_fresh(kernel: Kernel, home: Path) -> None:
     kernel.run("x = 1")
     saved(home)

@@ -25,11 +25,14 @@ start = json.loads(sys.stdin.readline())
 count = pathlib.Path(sys.argv[1])
 number = int(count.read_text()) + 1 if count.exists() else 1
 count.write_text(str(number))
+with count.with_suffix(".tenures").open("a") as heard:
+    print(start["tenure"], file=heard)
 if number == 2:
     print(json.dumps({"event": "failed", "reason": "no space left"}), flush=True)
     sys.exit(1)
 ports = dict.fromkeys(("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"), 1)
 print(json.dumps({"event": "launched", "kernel": "k", **ports}), flush=True)
+print(json.dumps({"event": "tenure", "tenure": 10 - number}), flush=True)
 if number == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -44,6 +47,8 @@ def test_a_front_that_does_not_come_up_after_another_is_followed(
     front.wait_launched()
     assert front.wait(20) == 0, "the third has ended by itself"
     assert count.read_text() == "3"
+    assert count.with_suffix(".tenures").read_text().split() == ["0", "9", "9"]
+    assert front.tenure == 9, "of tenures the highest counts"
 
 
 def test_a_first_front_that_does_not_come_up_is_told_and_not_followed(tmp_path: Path) -> None:

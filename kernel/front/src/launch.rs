@@ -3,12 +3,13 @@
 
 use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
-use crate::owner::Start;
+use crate::opening::{Executor, Opening, Origin};
+use crate::owner::{Said, Start, say};
 use anyhow::{Context, Result, bail};
 use hop_api::client;
 use hop_api::config::{Config, Seat};
-use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
-use hop_log::{Act, Entry, Generation, Index, Sequence, State};
+use hop_api::message::{PlaceKernel, Placement, Request, Response, Role, SeatPlan};
+use hop_log::State;
 use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
@@ -76,6 +77,8 @@ pub struct Order {
     /// Nodes to avoid: the last replica was lost there, or other replicas of the kernel are there.
     pub avoid: Vec<NodeName>,
     pub origin: Origin,
+    /// The highest tenure of the kernel that this front knows. 0 means that it knows none.
+    pub known: Tenure,
     /// Hears what the seat waits for.
     pub told: Option<mpsc::UnboundedSender<SeatWaits>>,
     pub submitting: Submitting,
@@ -117,18 +120,6 @@ impl Submissions {
         // Nothing is ever sent: this ends when all senders are gone.
         _ = ended.ends.recv().await;
     }
-}
-
-/// The state from which a tenure goes on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// From the state of this front's earlier replica. The front may wait for that replica's answers.
-    MyReplica,
-    /// From the state of a kernel whose front has gone. Nobody waits for earlier answers, and clients may count their
-    /// requests from the beginning.
-    Before,
-    /// From no state: the user restarted the kernel.
-    Nothing,
 }
 
 impl Order {
@@ -249,15 +240,27 @@ pub async fn start(order: &Order) -> Result<Started> {
     if let Some(config) = &config {
         may_have(order.size(config), &config.seat, order.origin)?;
     }
-    let place = match &config {
+    let (place, heard) = match &config {
         Some(config) => take_place(order, first, config).await?,
-        None => Place {
-            incarnation: first,
-            job: JobId(0),
-            node: "localhost".into(),
-        },
+        None => {
+            let (job, node) = (JobId(0), "localhost".into());
+            let incarnation = first;
+            (
+                Place {
+                    incarnation,
+                    job,
+                    node,
+                },
+                Tenure(0),
+            )
+        }
     };
-    let (order_, node, job) = (order.clone(), place.node.clone(), place.job);
+    let known = order.known.max(heard);
+    let order_ = Order {
+        known,
+        ..order.clone()
+    };
+    let (node, job) = (place.node.clone(), place.job);
     let incarnation = place.incarnation;
     let size = config.as_ref().map(|config| order.size(config));
     let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node, size)).await??;
@@ -425,8 +428,8 @@ async fn grow_by_one(
         avoid: [taken, failed].concat(),
         ..order.clone()
     };
-    let plan = placement(&order, first, &config).await;
-    let plan = plan.inspect_err(|_| failed.clear())?;
+    let placed = placement(&order, first, &config).await;
+    let plan = placed.inspect_err(|_| failed.clear())?.seat;
     // Excluding these nodes by Slurm alone would take a reservation.
     if plan.node.as_str().is_empty() || taken.contains(&plan.node) {
         bail!("hopd names no node without a replica of the kernel");
@@ -485,12 +488,22 @@ fn next_tenure(
     node: &NodeName,
     order: &Order,
 ) -> Result<State> {
+    let opening = Opening {
+        origin: order.origin,
+        replicas: order.file.launch.replicas,
+        known: order.known,
+        now: now(),
+    };
+    let executor = Executor {
+        incarnation,
+        seat: job,
+        node: node.clone(),
+    };
     for _ in 0..OPENINGS {
-        let before = states::newest(kernel)?.map_or_else(
-            || beginning(order.origin, order.file.launch.replicas, now()),
-            |s| at_rest(s, &order.file),
-        );
-        let state = in_office(before, incarnation, job, node.clone(), order.origin)?;
+        let state = opening.open(states::newest(kernel)?, executor.clone())?;
+        // First of all: the owner may start the kernel again before it hears anything else of this tenure.
+        let tenure = state.tenure();
+        say(&Said::Tenure { tenure });
         match states::open(kernel, &state) {
             Ok(_) => {
                 states::remove_older(kernel, &state);
@@ -501,78 +514,6 @@ fn next_tenure(
         }
     }
     bail!("another front opens this kernel's tenures at the same time")
-}
-
-/// The state of a kernel without one.
-///
-/// A user's restart removes the kernel's folders, and with them the number of its group's generation. Members of that
-/// group may live on behind a cut link: the front must not follow them. The clock's seconds grow faster than
-/// generations, each of which takes a quarter of a minute at least.
-fn beginning(origin: Origin, replicas: Replicas, now: Timestamp) -> State {
-    let seconds = u32::try_from(now.0 / 1_000_000).unwrap_or(u32::MAX);
-    match (origin, replicas) {
-        (Origin::Nothing, Replicas::Three) => State::begun_again(Generation(seconds)),
-        (Origin::MyReplica | Origin::Before, _) | (_, Replicas::One) => State::new(),
-    }
-}
-
-/// The state without replicas. If the kernel may have a group, a new group begins: living members of the old group may
-/// have opened tenures unknown to the store.
-fn at_rest(state: State, file: &FrontFile) -> State {
-    let alone = file.launch.replicas == Replicas::One && state.generation() == Generation::default();
-    if alone {
-        return state.at_rest();
-    }
-    let highest = state.highest_incarnation();
-    state.reopened(highest)
-}
-
-fn in_office(
-    mut state: State,
-    incarnation: Incarnation,
-    seat: JobId,
-    node: NodeName,
-    origin: Origin,
-) -> Result<State> {
-    let apply = |state: &mut State, entry: &Entry| state.apply(Index(state.applied().0 + 1), entry);
-    apply(
-        &mut state,
-        &Entry::Join {
-            incarnation,
-            seat,
-            node,
-            hot: false,
-        },
-    )?;
-    let tenure = Tenure(state.tenure().0 + 1);
-    apply(
-        &mut state,
-        &Entry::Tenure {
-            tenure,
-            executor: incarnation,
-        },
-    )?;
-    if origin != Origin::MyReplica {
-        // A user who asked for a fresh kernel knows that the former one's effects are gone.
-        let losses = match origin {
-            Origin::Nothing => tenure,
-            Origin::MyReplica | Origin::Before => Tenure(0),
-        };
-        let cells = state.cells();
-        apply(&mut state, &Entry::Heard { cells, losses })?;
-    }
-    if origin == Origin::Nothing {
-        let sequence = Sequence(1);
-        apply(
-            &mut state,
-            &Entry::Act {
-                tenure,
-                sequence,
-                act: Act::Fresh,
-            },
-        )?;
-    }
-    Ok(state)
 }
 
 fn replica_program() -> Result<PathBuf> {
@@ -600,10 +541,10 @@ fn start_local(order: &Order, incarnation: Incarnation) -> Result<Child> {
         .context("can't start hop-replica")
 }
 
-/// A running seat for the replica.
-async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Result<Place> {
-    let plan = place(order, first, config).await;
-    take_seat_of(&plan, order, config).await
+/// A running seat for the replica, and the kernel's highest tenure as `hopd` has heard it.
+async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Result<(Place, Tenure)> {
+    let Placement { seat, tenure } = place(order, first, config).await;
+    Ok((take_seat_of(&seat, order, config).await?, tenure))
 }
 
 /// A running seat, as planned.
@@ -757,9 +698,9 @@ fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
 }
 
 /// The place named by `hopd` for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
-async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
+async fn place(order: &Order, first: Incarnation, config: &Config) -> Placement {
     match placement(order, first, config).await {
-        Ok(plan) => plan,
+        Ok(placement) => placement,
         Err(error) => {
             eprintln!(
                 "hop-front: hopd names no node ({}); the kernel starts wherever Slurm has room",
@@ -770,20 +711,22 @@ async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
     }
 }
 
-fn anywhere(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
+fn anywhere(order: &Order, first: Incarnation, config: &Config) -> Placement {
     let size = order.size(config);
-    SeatPlan {
+    let seat = SeatPlan {
         incarnation: first,
         node: "".into(),
         existing: None,
         partition: None,
         mem_mib: size.mem_mib,
         cpus: size.cpus,
-    }
+    };
+    let tenure = Tenure(0);
+    Placement { seat, tenure }
 }
 
 /// One more replica's place, by `hopd`.
-async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result<SeatPlan> {
+async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result<Placement> {
     let anywhere = anywhere(order, first, config);
     let launch = &order.file.launch;
     let request = Request::PlaceKernel(PlaceKernel {
@@ -792,12 +735,12 @@ async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result
         pool: launch.pool.clone(),
         first: Some(first),
         default_need: launch.default_need.clone(),
-        mem_mib: anywhere.mem_mib,
-        cpus: anywhere.cpus,
+        mem_mib: anywhere.seat.mem_mib,
+        cpus: anywhere.seat.cpus,
         avoid: order.avoid.clone(),
     });
     Ok(match ask_hopd(config, request).await? {
-        Response::Placement(placement) => placement.seat,
+        Response::Placement(placement) => placement,
         _ => anywhere,
     })
 }
@@ -1203,21 +1146,6 @@ mod tests {
             (answer.unwrap().as_str(), sentence.as_str()),
             ("RUNNING", NO_SLURMCTLD)
         );
-    }
-
-    #[test]
-    fn a_restarted_kernel_has_tenures_above_those_of_any_group_before() {
-        let at = |seconds: u64| Timestamp(seconds * 1_000_000);
-        let tenure = |origin, replicas, seconds| beginning(origin, replicas, at(seconds)).tenure();
-        assert_eq!(tenure(Origin::Before, Replicas::Three, 9), Tenure(0));
-        assert_eq!(tenure(Origin::Nothing, Replicas::One, 9), Tenure(0));
-        let restarted = beginning(Origin::Nothing, Replicas::Three, at(9));
-        restarted.sanity_check().unwrap();
-        let lost = beginning(Origin::Before, Replicas::Three, at(9)).reopened(Incarnation(3));
-        assert!(restarted.tenure() > lost.generation().last_tenure());
-        let next = in_office(restarted, Incarnation(1), JobId(1), "n1".into(), Origin::Nothing).unwrap();
-        assert_eq!(next.tenure(), Tenure(9_000_001));
-        next.sanity_check().unwrap();
     }
 
     #[test]

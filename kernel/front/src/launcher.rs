@@ -8,7 +8,7 @@
 use crate::owner::{Ports, Start, VERSION};
 use anyhow::{Context, Result, bail, ensure};
 use hop_protocol::file::{Durable, Interrupt, Launch};
-use hop_words::id::{AccountName, Incarnation, PoolName};
+use hop_words::id::{AccountName, Incarnation, PoolName, Tenure};
 use hop_words::need::Need;
 use hop_words::replica::Replicas;
 use serde::Deserialize;
@@ -179,6 +179,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
         kernel: uuid::Uuid::new_v4().to_string().as_str().into(),
         incarnation: Incarnation(1),
         fresh: false,
+        tenure: Tenure(0),
         epoch: 1,
         close: false,
         resume: false,

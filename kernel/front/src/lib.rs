@@ -16,6 +16,7 @@ pub mod listen;
 mod memory;
 pub mod moves;
 mod moving;
+pub mod opening;
 mod orphans;
 pub mod owner;
 mod rekey;

@@ -3,7 +3,7 @@
 //! no longer than its owner.
 
 use hop_protocol::file::Launch;
-use hop_words::id::{Incarnation, KernelId};
+use hop_words::id::{Incarnation, KernelId, Tenure};
 use hop_words::replica::Replicas;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -23,6 +23,10 @@ pub struct Start {
     /// The user restarted the kernel: the namespace is to be empty, whatever the state says.
     #[serde(default)]
     pub fresh: bool,
+    /// The highest tenure of the kernel that an earlier front told the owner: a restart may leave no other record. 0
+    /// means none.
+    #[serde(default)]
+    pub tenure: Tenure,
     /// Grows with every front of the kernel.
     pub epoch: u64,
     /// Take over a killed front's ports and replica.
@@ -135,6 +139,8 @@ pub enum Said {
         #[serde(skip_serializing_if = "Option::is_none")]
         beside: Option<KernelId>,
     },
+    /// The front opens this tenure, or takes it over, for the owner's next start of this kernel.
+    Tenure { tenure: Tenure },
     /// The kernel runs there.
     Up { node: String },
     /// It could not be launched at all.

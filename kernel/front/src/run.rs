@@ -10,11 +10,12 @@ use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::home::{Home, Places};
 use crate::info;
-use crate::launch::{self, Order, Origin, Started, States, Submissions};
+use crate::launch::{self, Order, Started, States, Submissions};
 use crate::life::{Act, Input, Life};
 use crate::listen::{ReplicaConnection, accept_replicas};
 use crate::moves;
 use crate::moving::{Moving, Preparation};
+use crate::opening::{Origin, may_be_elected};
 use crate::orphans;
 use crate::owner::{Said, Start, Wish, say};
 use crate::rekey::Rekey;
@@ -184,6 +185,9 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     } = open(&mut start).await?;
     let states = states(&start);
     let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
+    if let Some(state) = &file.state {
+        say(&Said::Tenure { tenure: state.tenure });
+    }
     let heirs = inherit(&mut front, &start, &file);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
@@ -752,6 +756,7 @@ impl Main {
             fresh_seat: false,
             avoid: Vec::new(),
             origin: Origin::MyReplica,
+            known: self.start.tenure.max(self.life.tenure()),
             told: Some(self.searches.seat_waits.clone()),
             submitting: self.searches.submissions.submitting(),
         }
@@ -781,6 +786,7 @@ impl Main {
             && hello.version == VERSION
             && hello.kernel == self.start.kernel
             && hello.tenure > self.front.tenure()
+            && may_be_elected(hello.tenure, self.life.tenure())
     }
 
     /// An order of the replica's for more replicas.
@@ -823,7 +829,13 @@ impl Main {
             }
         };
         let tenure = state.as_ref().map_or(Tenure(0), hop_log::State::tenure);
-        if self.states.is_some() && tenure <= self.front.tenure() {
+        let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
+        let last = match elected {
+            true => self.front.tenure(),
+            // The front before may have opened a tenure that this one has not met.
+            false => self.front.tenure().max(self.life.tenure()),
+        };
+        if self.states.is_some() && tenure <= last {
             // Another replica took office meanwhile, or the started replica has nothing of the kernel's state.
             if self.life.is_starting() {
                 self.process = process;
@@ -832,7 +844,6 @@ impl Main {
             }
             return;
         }
-        let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
         if elected && self.life.is_left() {
             self.tell_it_is_back();
         }

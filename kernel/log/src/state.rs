@@ -376,12 +376,22 @@ impl State {
         }
     }
 
-    /// The first state of a new group, made of a state from the store. The old group has lost its majority and is known
-    /// dead. `highest` is the highest incarnation seen by anybody.
+    /// The first state of a new group, made of a state from the store. The old group has lost its majority, or was left
+    /// behind. `generation` is a later one than that of any earlier group, `highest` the highest incarnation seen by
+    /// anybody.
     #[must_use]
-    pub fn reopened(self, highest: Incarnation) -> Self {
-        let generation = self.generation.next();
+    pub fn reopened(self, generation: Generation, highest: Incarnation) -> Self {
         self.in_generation(generation, highest)
+    }
+
+    /// The first state of a kernel with one replica that was begun anew: its next tenure follows this one.
+    #[must_use]
+    pub fn begun_after(generation: Generation, last: Tenure) -> Self {
+        Self {
+            generation,
+            office: Office::Vacant { last },
+            ..Self::new()
+        }
     }
 
     /// The first state of a kernel that was begun anew, and may have had groups of earlier generations.

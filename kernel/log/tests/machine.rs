@@ -445,7 +445,7 @@ mod the_store {
         ledger.settled(CellNumber(1));
         assert_eq!(ledger.len(), 2);
 
-        let mut log = Log::from(stored.reopened(Incarnation(7)));
+        let mut log = Log::from(stored.reopened(Generation(1), Incarnation(7)));
         assert_eq!(log.state.generation(), Generation(1));
         assert!(matches!(log.refuses(&join(7)), Refusal::UsedIncarnation(_)));
         log.does(&join(8));

@@ -358,6 +358,7 @@ mod tests {
                     mem_mib: 1,
                     cpus: 1,
                 },
+                tenure: Tenure(2),
             }),
             Response::Event(Event::Close {
                 kernel: kernel(),

@@ -244,7 +244,8 @@ impl World {
             } else {
                 self.front.highest
             };
-            state = state.reopened(Incarnation(highest));
+            let generation = state.generation().next();
+            state = state.reopened(generation, Incarnation(highest));
             self.count("reopened");
         }
         let incarnation = if self.has(Bug::IncarnationAgain) {

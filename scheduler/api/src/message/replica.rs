@@ -31,6 +31,10 @@ pub struct PlaceKernel {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Placement {
     pub seat: SeatPlan,
+    /// The highest tenure that has spoken for the kernel; 0 for none. A kernel that was restarted may have no other
+    /// record of it.
+    #[serde(default)]
+    pub tenure: Tenure,
 }
 
 /// The executor's report after each (re)connection, and whenever its tenure, its standbys or

@@ -403,7 +403,8 @@ impl Scheduler {
                 }
                 self.awake(kernel);
                 self.connections.listen(conn, kernel);
-                Response::Placement(Placement { seat })
+                let tenure = self.registry.tenure(kernel);
+                Response::Placement(Placement { seat, tenure })
             }
             Err(reason) => Response::Refused(Refusal::Unavailable { reason }),
         };

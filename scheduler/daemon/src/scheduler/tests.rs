@@ -1717,6 +1717,18 @@ async fn only_the_highest_tenure_speaks_for_a_kernel() {
     )));
 }
 
+/// A restart of the kernel's may have removed every other record of its tenures, and a lower one would not be heard.
+#[tokio::test]
+async fn a_front_that_starts_a_kernel_is_told_its_highest_tenure() {
+    let mut two = Two::new();
+    let (front, mut mailbox) = two.house.connect("ada", Role::Front);
+    for (kernel, tenure) in [("a", Tenure(2)), ("b", Tenure(0))] {
+        let answer = two.house.ask(front, &mut mailbox, place(kernel));
+        let told = matches!(&answer, Response::Placement(p) if p.tenure == tenure);
+        assert!(told, "{answer:?}");
+    }
+}
+
 /// The leases that an agent was ordered to start, with their executors' seats, and those that it was ordered to end.
 fn orders(mailbox: &mut Mailbox) -> (Vec<JobId>, Vec<LeaseId>) {
     let (mut seats, mut ends) = (Vec::new(), Vec::new());
