@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// JSON instead of text
     #[arg(long, global = true)]
     json: bool,
-    /// Where content is kept, instead of ~/.local/share/gresshopper/store
+    /// Where content is kept, instead of the site's place (seat.store) or ~/.local/share/gresshopper/store
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
     store: Option<PathBuf>,
     /// Place of named states, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
@@ -181,6 +181,14 @@ impl Place {
         let home = Path::new(&home);
         let data = (context.env)("XDG_DATA_HOME").map_or_else(|| home.join(".local/share"), PathBuf::from);
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
+        let uid = rustix::process::geteuid().as_raw();
+        let of_site = || {
+            context
+                .config
+                .as_ref()?
+                .seat
+                .store_of(&(context.user)(&uid.to_string())?)
+        };
         Ok(Self {
             states: data.join("gresshopper/states"),
             remote: args
@@ -192,10 +200,11 @@ impl Place {
             store: args
                 .store
                 .clone()
+                .or_else(of_site)
                 .unwrap_or_else(|| data.join("gresshopper/store")),
             runtime: asked::runtime(context)?,
             key: form::key_path(config.as_deref(), home),
-            uid: rustix::process::geteuid().as_raw(),
+            uid,
         })
     }
 

@@ -18,6 +18,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     let mut found = configuration(facts);
     found.push(munge(facts));
     found.extend(locks(facts));
+    found.extend(stores(facts));
     let Ok(slurm) = &facts.slurm else {
         let said = facts.slurm.as_ref().err().cloned().unwrap_or_default();
         found.push(Finding::failed(
@@ -53,6 +54,7 @@ pub(crate) fn of_node(facts: &Facts) -> Vec<Finding> {
     let mut found = configuration(facts);
     found.push(munge(facts));
     found.extend(locks(facts));
+    found.extend(stores(facts));
     if let Some(carried) = &facts.carried {
         found.push(match carried {
             Ok(()) => Finding::ok("munge-here", "a credential of the asking host is believed"),
@@ -175,6 +177,20 @@ fn locks(facts: &Facts) -> Option<Finding> {
                 home.network.unwrap_or("a local disk")
             ),
             "Lustre: mount it with -o flock. NFSv3: start rpc-statd here and lockd on the server, or mount NFSv4.",
+        ),
+    })
+}
+
+/// A kernel whose site's store is missing on a host runs there unsaved.
+fn stores(facts: &Facts) -> Option<Finding> {
+    let above = facts.config.as_ref().ok()?.seat.stores()?;
+    let path = above.display();
+    Some(match &facts.stores {
+        Some(seen) if seen.is_dir => Finding::ok("store", format!("{path} is there")),
+        _ => Finding::failed(
+            "store",
+            format!("{path} (seat.store) is no folder here: kernels are not saved"),
+            "Mount its file system on all nodes and on the hosts of the Jupyter servers.",
         ),
     })
 }

@@ -132,6 +132,8 @@ pub(crate) struct Facts {
     pub(crate) hopd: Result<InfoReport, String>,
     /// `None` means that the asking user has no home that can be written.
     pub(crate) home: Option<HomeSeen>,
+    /// The folder that holds all users' stores, if it is there.
+    pub(crate) stores: Option<Seen>,
 }
 
 /// The folder in which kernels are saved, or the nearest folder above it.
@@ -175,6 +177,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
         hopd_state: seen(&usable.hopd.state_dir),
         hopd: ask_hopd(asked.hopd),
         home: data_dir().and_then(|data| home(&data)),
+        stores: usable.seat.stores().and_then(|above| seen(&above)),
         config_path,
         config,
         slurm,

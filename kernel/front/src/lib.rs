@@ -4,6 +4,7 @@
 mod announce;
 mod asleep;
 pub mod claim;
+mod content;
 pub mod core;
 mod delivered;
 mod heirs;

@@ -5,6 +5,7 @@
 use crate::announce::{self, announce};
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned, Saved};
+use crate::content;
 use crate::core::{Asked, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
@@ -24,7 +25,7 @@ use crate::termination::{self, Keeps, Outcome, Removal, Termination};
 use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
+use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir};
 use hop_protocol::jupyter::Channel;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::meanwhile::Meanwhile;
@@ -183,7 +184,10 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
         home,
     } = open(&mut start).await?;
-    let states = states(&start);
+    let mut states = states(&start);
+    if let (Some(states), Some(running)) = (&mut states, &file.state) {
+        states.store.clone_from(&running.store);
+    }
     let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
     if let Some(state) = &file.state {
         say(&Said::Tenure { tenure: state.tenure });
@@ -374,6 +378,7 @@ fn claimed(mut start: Start) -> Claimed {
         after its server, and with it a cell that ran, and what was not saved yet";
     const UNSAVED: &str = "this notebook's kernel was lost after its server, and nothing of it was saved, so this one \
         begins without its variables";
+    let unsaved = content::settle(&mut start);
     let (mut claimed, mut left, mut is_whole) = ((None, None), false, !start.resume);
     let apart = |kernel: &KernelId, how: &str| {
         Some(format!(
@@ -444,7 +449,7 @@ fn claimed(mut start: Start) -> Claimed {
         owned,
         left,
         is_whole,
-        sentences: sentence.into_iter().chain(lockless).collect(),
+        sentences: sentence.into_iter().chain(lockless).chain(unsaved).collect(),
     }
 }
 
@@ -472,7 +477,7 @@ fn states(start: &Start) -> Option<States> {
     }
     Some(States {
         kernel: state_dir(&start.kernel)?,
-        store: store_dir()?,
+        store: content::place(start.launch.local)?,
     })
 }
 

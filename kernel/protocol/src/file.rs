@@ -38,15 +38,6 @@ pub fn states_dir() -> Option<PathBuf> {
     Some(data_dir()?.join("states"))
 }
 
-/// The user's content-addressed store of chunks, shared by all of the user's kernels: `GRESSHOPPER_STORE`, or `store`
-/// in the user's data folder.
-pub fn store_dir() -> Option<PathBuf> {
-    let named = std::env::var_os("GRESSHOPPER_STORE").map(PathBuf::from);
-    named
-        .filter(|p| p.is_absolute())
-        .or_else(|| Some(data_dir()?.join("store")))
-}
-
 /// The folder of one kernel's states.
 pub fn state_dir(kernel: &KernelId) -> Option<PathBuf> {
     Some(states_dir()?.join(safe(kernel.as_str())))

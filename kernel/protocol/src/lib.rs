@@ -2,6 +2,7 @@
 //! replica to its front. `docs/kernel.md` tells how the two work together.
 
 pub mod comm;
+pub mod content;
 pub mod file;
 pub mod jupyter;
 pub mod link;

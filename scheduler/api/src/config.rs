@@ -132,7 +132,14 @@ pub struct Seat {
     pub replace_before_s: u32,
     /// Spare interpreters in a seat that has standbys of kernels with three replicas; 0: none.
     pub spares: u32,
+    /// Where large variables of saved kernels lie, the same on all nodes, with [`USER`] in place of the user's name;
+    /// `None`: in each user's home.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
 }
+
+/// The place of the user's name in [`Seat::store`].
+pub const USER: &str = "{user}";
 
 /// `[pool.NAME]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -306,6 +313,7 @@ impl Default for Seat {
             time_limit_min: 0,
             replace_before_s: 600,
             spares: 1,
+            store: None,
         }
     }
 }
@@ -322,6 +330,19 @@ pub enum TooLarge {
 }
 
 impl Seat {
+    /// Where large variables of this user's saved kernels lie; `None`: in the user's home.
+    pub fn store_of(&self, user: &str) -> Option<PathBuf> {
+        let named = self.store.as_ref()?;
+        Some(named.replace(USER, user).into())
+    }
+
+    /// The folder above all users' stores.
+    pub fn stores(&self) -> Option<PathBuf> {
+        let (before, _) = self.store.as_ref()?.split_once(USER)?;
+        let (folder, _) = before.rsplit_once('/')?;
+        Some(Path::new(if folder.is_empty() { "/" } else { folder }).to_owned())
+    }
+
     /// Whether a kernel may have so much memory and so many cores.
     ///
     /// # Errors
@@ -746,6 +767,38 @@ isolation = "devices"
         assert_eq!(seat.allows(asked, 1), Err(TooLarge::Memory { asked, most }));
         let (asked, most) = (5, 4);
         assert_eq!(seat.allows(1, asked), Err(TooLarge::Cores { asked, most }));
+    }
+
+    #[test]
+    fn the_sites_store_is_a_place_of_each_users_own() {
+        let with =
+            |store: &str| parse(&WIRING.replace("cpus = 1\n", &format!("cpus = 1\nstore = {store:?}\n")));
+        let config = with("/scratch/{user}/gresshopper").unwrap();
+        assert_eq!(
+            config.seat.store_of("ada"),
+            Some("/scratch/ada/gresshopper".into())
+        );
+        let above = |store: &str| with(store).unwrap().seat.stores().unwrap();
+        assert_eq!(above("/scratch/{user}/gresshopper"), Path::new("/scratch"));
+        assert_eq!(above("/lustre/u-{user}"), Path::new("/lustre"));
+        assert_eq!(above("/{user}"), Path::new("/"));
+        assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap(), config);
+        assert_eq!(parse(WIRING).unwrap().seat.store_of("ada"), None);
+        for (store, reason) in [
+            ("scratch/{user}", "absolute path"),
+            ("", "absolute path"),
+            ("/scratch/gresshopper", "{user}"),
+            ("/scratch/{user}/../all", "\"..\""),
+            ("/scratch/{user}/{node}", "no other braces"),
+            ("/scratch/{user}/$HOME", "variable"),
+            ("/scratch/{user}\0", "control"),
+        ] {
+            let message = with(store).unwrap_err();
+            assert!(
+                message.contains("seat.store:") && message.contains(reason),
+                "{store}: {message}"
+            );
+        }
     }
 
     #[test]

@@ -151,6 +151,7 @@ fn right() -> Facts {
             network: Some("NFS"),
             lock: Ok(()),
         }),
+        stores: seen(0, 0o755, true),
     }
 }
 
@@ -192,6 +193,10 @@ const BROKEN: [(&str, &str, Break); 48] = [
     }),
     ("munge", "munged does not answer", |f| {
         f.munge = Err("munged does not answer".into())
+    }),
+    ("store", "/scratch (seat.store) is no folder here", |f| {
+        config(f).seat.store = Some("/scratch/{user}/gresshopper".into());
+        f.stores = None;
     }),
     ("locks", "/home/a (NFS) has no file locks (No locks", |f| {
         f.home.as_mut().unwrap().lock = Err("No locks available".into())

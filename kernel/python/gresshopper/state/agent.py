@@ -20,7 +20,7 @@ from .recovery import Recovery
 from .restore import Told
 from .saving import Saver
 from .standby import Standby
-from .store import Store
+from .store import Store, home_store
 from .unmovable import Unmovable
 from .watcher import Watcher
 
@@ -30,8 +30,7 @@ _agent: Agent | None = None
 def default_store() -> Path:
     """The user's store, unless told otherwise."""
     given = os.environ.get("GRESSHOPPER_STORE")
-    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
-    return Path(given) if given else Path(base) / "gresshopper" / "store"
+    return Path(given) if given else home_store()
 
 
 class Agent:

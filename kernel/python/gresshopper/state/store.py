@@ -48,8 +48,25 @@ class StoreHangs(StoreError):
 _HANGS = -2
 
 
+def home_store() -> Path:
+    """The store of a user for whom neither the site nor the user has named another."""
+    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(base) / "gresshopper" / "store"
+
+
+def _make(root: Path) -> None:
+    """Make the store's folder; folders above it only within the user's own. Where a file system isn't mounted, nothing
+    is written beneath its mount point (`hop_protocol::content` does the same before a kernel starts).
+    """
+    nearest = next((above for above in root.parents if above.exists()), Path("/"))
+    if nearest != root.parent and nearest.stat().st_uid != os.geteuid():
+        raise StoreError(f"{root.parent} is missing: its file system may not be mounted on this host")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
 class Store:
-    """One user's chunks under one directory."""
+    """One user's chunks under one directory. Content that isn't there is read from the home, where it was before the
+    store had another place."""
 
     def __init__(self, root: Path) -> None:
         """
@@ -61,7 +78,7 @@ class Store:
         self.root = root
         self.chunks = root / "chunks"
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(root)
             self.chunks.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
             raise StoreError(f"the store {root} can't be made: {e.strerror}") from e
@@ -72,6 +89,8 @@ class Store:
             raise StoreError(f"the store {root} is open to other users: chmod 700 {root}")
         self.written = 0
         self._raw = os.fsencode(self.chunks)
+        before = home_store() / "chunks"
+        self._before = os.fsencode(before) if before != self.chunks else None
 
     def keep_content_of(self, directory: Path) -> None:
         """Have collections of garbage find the state in a directory (`hop_state::garbage::register`).
@@ -181,8 +200,8 @@ class Store:
     def _ask_for(self, names: Sequence[str]) -> None:
         for name in names:
             path = self.path(name)
-            if not ask_for(path):
-                ask_for(path.with_name(path.name + ".z"))
+            if not ask_for(path) and not ask_for(path.with_name(path.name + ".z")) and self._before is not None:
+                ask_for(Path(os.fsdecode(self._before)) / name[:2] / name[2:])
 
     def get(self, names: Sequence[str], into: Any) -> None:
         """Read chunks into memory, checking each against its name."""
@@ -191,16 +210,34 @@ class Store:
             return
         for name in names:
             self.path(name)
+        if self._read(self._raw, names, target):
+            return
+        why = native.error()
+        if not self._read_each(names, target):
+            raise StoreError(f"the state can't be read: {why}")
+
+    @staticmethod
+    def _read(place: bytes, names: Sequence[str], target: memoryview) -> bool:
         raw = bytes.fromhex("".join(names))
-        if native.lib.hop_get(self._raw, raw, len(names), native.address(target), target.nbytes) < 0:
-            raise StoreError(f"the state can't be read: {native.error()}")
+        return bool(native.lib.hop_get(place, raw, len(names), native.address(target), target.nbytes) >= 0)
+
+    def _read_each(self, names: Sequence[str], target: memoryview) -> bool:
+        """Each chunk from where it lies: a buffer of which a part has changed has its other chunks in the home."""
+        if self._before is None or not os.path.isdir(self._before):
+            return False
+        for n, name in enumerate(names):
+            part = target[n * CHUNK : (n + 1) * CHUNK]
+            if not self._read(self._raw, [name], part) and not self._read(self._before, [name], part):
+                return False
+        return True
 
     def map(self, names: Sequence[str], nbytes: int) -> Any | None:
         """The chunks as private memory, read when touched; nothing where that can't be done."""
-        at = native.lib.hop_map(self._raw, bytes.fromhex("".join(names)), len(names), nbytes)
-        if not at:
-            return None
-        return _Mapped(at, nbytes)
+        for place in (self._raw, self._before):
+            at = native.lib.hop_map(place, bytes.fromhex("".join(names)), len(names), nbytes) if place else None
+            if at:
+                return _Mapped(at, nbytes)
+        return None
 
     def pack(self) -> None:
         """Compress the content stored since the last call, if that saves space. A failure leaves it as it is."""

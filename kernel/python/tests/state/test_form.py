@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from gresshopper.state import form, native, pickling, rerun, restore
-from gresshopper.state.store import Store, StoreError
+from gresshopper.state.store import Store, StoreError, home_store
 
 from harness import Kernel
 
@@ -121,6 +121,39 @@ def test_a_state_elsewhere_is_known_to_its_store(tmp_path: Path) -> None:
         store.keep_content_of(place)
     places = (os.readlink(link) for link in (store.root / "places").iterdir())
     assert sorted(places) == [str(tmp_path / "mine"), str(named)]
+
+
+@pytest.mark.skipif(native.lib is None, reason="the library isn't built")
+def test_content_from_before_the_store_had_another_place_is_read_from_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    before, after = Store(home_store()), Store(tmp_path / "scratch" / "store")
+    content = bytearray(os.urandom(2 * native.CHUNK + 100))
+    at = native.address(memoryview(content))
+    names = before.put(at, len(content))
+    found = bytearray(len(content))
+    after.get(names, found)
+    assert found == content
+    assert not after.holds(names)  # a capture stores what it relies on in the new place
+
+    content[native.CHUNK] ^= 1  # the second of three chunks
+    names = after.put(at, len(content), bytearray([0, 1, 0]), names)
+    after.get(names, found)
+    assert found == content
+    before.path(names[2]).unlink()
+    with pytest.raises(StoreError, match="the state can't be read"):
+        after.get(names, found)
+
+
+@pytest.mark.skipif(native.lib is None, reason="the library isn't built")
+def test_no_store_is_made_beneath_the_mount_point_of_a_missing_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(StoreError, match="alice is missing: its file system may not be mounted"):
+        Store(tmp_path / "alice" / "gresshopper")
+    assert not (tmp_path / "alice").exists()
 
 
 def test_content_that_no_record_names_is_asked_for_before_one_does(

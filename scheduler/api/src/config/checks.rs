@@ -1,10 +1,11 @@
 //! Refuses settings of a site that have the right type and make no sense.
 
-use super::{Config, MOST_GPUS, Pool, Quantum, Scale, Seat};
+use super::{Config, MOST_GPUS, Pool, Quantum, Scale, Seat, USER};
 use hop_words::net::PortRange;
 use hop_words::time::Span;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::path::{Component, Path};
 
 /// Idle GPU-seconds that no wait is worth.
 const MOST_PER_WAIT: f64 = 1e12;
@@ -113,8 +114,30 @@ impl Seat {
         if let Some(most) = self.most_cpus {
             check_range("seat.most_cpus", most, self.cpus..=u16::MAX)?;
         }
-        Ok(())
+        self.store.as_deref().map_or(Ok(()), check_store)
     }
+}
+
+/// Users' variables must never lie in one folder for all.
+fn check_store(text: &str) -> Result<(), Wrong> {
+    let path = Path::new(text);
+    let up = path.components().any(|part| part == Component::ParentDir);
+    let reason = if !path.is_absolute() {
+        "an absolute path is needed"
+    } else if !text.contains(USER) {
+        "each user needs a folder of their own: name it with {user}"
+    } else if text.replace(USER, "").contains(['{', '}']) {
+        "{user} is the user's name, and no other braces are known"
+    } else if text.contains(['$', '~']) {
+        "no variable is replaced but {user}"
+    } else if text.contains(char::is_control) {
+        "it has a control character"
+    } else if up {
+        "it may not have \"..\""
+    } else {
+        return Ok(());
+    };
+    wrong("seat.store", reason)
 }
 
 /// The name stands in the names of Slurm's jobs.
