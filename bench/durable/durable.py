@@ -1,12 +1,14 @@
 """bench `durable`: a saved kernel beside an unsaved kernel, and the user's wait after a loss.
 
-    durable.py --ours KERNELSPEC [--plain KERNELSPEC] [--cluster BASE]
+    durable.py --ours KERNELSPEC [--plain KERNELSPEC] [--large KERNELSPEC] [--cluster BASE]
 
 Without a cluster, on this host (`--local`), with plain ipykernel by turns:
 
 - `one_plus_one_p50|p99`: a cell, from request to reply; each cell is saved after the reply.
 - `failover_process_p50|p95`: from SIGKILL of ipykernel to the reply of the next cell, which reads a variable; beside it the
   start of a plain ipykernel to its first reply. `failover_replica_*`: the same for the supervisor.
+- `restore_1gb_s`, with `--large` (a kernel with numpy): from SIGKILL of ipykernel to the reply of the next cell, which
+  reads an array of 1 GB; beside it `cp` of a file of 1 GB, by turns. Neither is in the page cache.
 
 With a cluster:
 
@@ -14,6 +16,8 @@ With a cluster:
 - `blackout_p50|p95`: the longest wait of a cell among cells sent one after the other during such a move.
 - `wake_p50|p95`: from a cell's request to a hibernating kernel to the reply; the seat is still there.
 - `drain_s`: from the order to drain a node with `--kernels` kernels until all are elsewhere.
+- `hibernated_N_*`, with `--asleep N` kernels whose servers are gone: `processes` of their user, `cpu_percent` of `hopd`
+  beside that with no kernel asleep, `hopd_bytes` of `hopd`'s resident memory and `disk_kib` of the user's home for each.
 - `failover_node_p50|p95`: from the loss of everything on the node to the reply of the next cell, which another node gives.
 
 Prints a measured line per case (see hop-bench).
@@ -25,9 +29,12 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +83,21 @@ def percentile(values: list[float], share: float) -> float:
 
 def say(case: str, unit: str, share: float, ours: list[float], peer: tuple[str, list[float]] | None = None) -> None:
     scale = 1e3 if unit == "ms" else 1.0
-    print(
-        json.dumps(
-            {
-                "bench": "durable",
-                "case": case,
-                "ours": round(scale * percentile(ours, share), 4),
-                "peer": peer[0] if peer else None,
-                "peer_value": round(scale * percentile(peer[1], share), 4) if peer else None,
-                "unit": unit,
-                "n": len(ours),
-            }
-        ),
-        flush=True,
-    )
+    value = (peer[0], scale * percentile(peer[1], share)) if peer else None
+    figure(case, unit, scale * percentile(ours, share), len(ours), value)
+
+
+def figure(case: str, unit: str, ours: float, n: int, peer: tuple[str, float] | None = None) -> None:
+    said = {
+        "bench": "durable",
+        "case": case,
+        "ours": round(ours, 4),
+        "peer": peer[0] if peer else None,
+        "peer_value": round(peer[1], 4) if peer else None,
+        "unit": unit,
+        "n": n,
+    }
+    print(json.dumps(said), flush=True)
 
 
 def round_trips(ours: str, plain: str, n: int) -> None:
@@ -135,25 +143,158 @@ def failovers(ours: str, plain: str, n: int) -> None:
         spread(f"failover_{what}", took, peer=("start of plain ipykernel", begun))
 
 
-def on_a_cluster(base: str, n: int, kernels: int) -> None:
+#: Bytes of the array that is restored.
+LARGE = 1 << 30
+
+
+def forget(folder: Path) -> None:
+    """Take files out of the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.fdatasync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def bytes_in(folder: Path) -> int:
+    """Room on the disk."""
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
+
+
+def restores(large: str, n: int) -> None:
+    home = Path(os.environ["HOME"])
+    store, beside = home / ".local/share/gresshopper/store", home / "copied"
+    ours: list[float] = []
+    copied: list[float] = []
+    for _ in range(n):
+        shutil.rmtree(store, ignore_errors=True)
+        kernel = Kernel(large)
+        kernel.reply(f"import numpy as np\nx = np.random.default_rng().integers(0, 256, {LARGE}, dtype=np.uint8)")
+        while not store.is_dir() or bytes_in(store) < LARGE:
+            time.sleep(0.2)
+        time.sleep(SAVED)
+        copied.append(copy(beside))
+        pid = kernel.pid("pid")
+        forget(store)
+        begin = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        kernel.reply("assert x[::4096].any()")
+        ours.append(time.perf_counter() - begin)
+        kernel.close()
+    say("restore_1gb_s", "s", 0.5, ours, ("cp", copied))
+
+
+def copy(beside: Path) -> float:
+    """Copies as many random bytes, in a folder of its own."""
+    beside.mkdir()
+    with (beside / "from").open("wb") as file:
+        for _ in range(LARGE >> 24):
+            file.write(os.urandom(1 << 24))
+    forget(beside)
+    begin = time.perf_counter()
+    subprocess.run(["cp", beside / "from", beside / "to"], check=True)
+    took = time.perf_counter() - begin
+    shutil.rmtree(beside)
+    return took
+
+
+def on_a_cluster(base: str, n: int, kernels: int, asleep: int) -> None:
     sys.path.insert(0, str(ROOT / "tests/e2e"))
-    from harness import Cluster, notebook
+    from harness import Cluster
 
     index = int(os.environ.get("HOP_E2E_INDEX", "19"))
     cluster = Cluster(base, index, os.environ.get("HOP_E2E_VARIANT", "auto"))
     try:
         cluster.up()
-        with notebook(cluster, "alice", env={"JPY_SESSION_NAME": "bench.ipynb"}) as book:
-            book.execute("x = 41")
-            spread("migrate_idle", [migration(cluster) for _ in range(n)])
-            spread("blackout", [blackout(cluster, book) for _ in range(n)])
-            spread("wake", [wake(cluster, book) for _ in range(n)])
-        say("drain_s", "s", 0.5, [drain(cluster, kernels)])
-        with notebook(cluster, "alice") as book:
-            book.execute("x = 41")
-            spread("failover_node", [node_failover(cluster, book) for _ in range(n)])
+        if n:
+            moved(cluster, n)
+        if kernels:
+            say("drain_s", "s", 0.5, [drain(cluster, kernels)])
+        if asleep:
+            hibernated(cluster, asleep)
     finally:
         cluster.down()
+
+
+def moved(cluster: Any, n: int) -> None:
+    from harness import notebook
+
+    with notebook(cluster, "alice", env={"JPY_SESSION_NAME": "bench.ipynb"}) as book:
+        book.execute("x = 41")
+        spread("migrate_idle", [migration(cluster) for _ in range(n)])
+        spread("blackout", [blackout(cluster, book) for _ in range(n)])
+        spread("wake", [wake(cluster, book) for _ in range(n)])
+    with notebook(cluster, "alice") as book:
+        book.execute("x = 41")
+        spread("failover_node", [node_failover(cluster, book) for _ in range(n)])
+
+
+#: Kernels that are started and fall asleep together.
+TOGETHER = 10
+#: Seconds for which `hopd`'s use of the processor is looked at.
+LOOK = 30.0
+
+
+def hibernated(cluster: Any, n: int) -> None:
+    """The first kernels are not counted for `hopd`'s memory: it grows for whatever is done the first time."""
+    (hopd,) = cluster.pids(r"/opt/bin/hopd", "gresshopper")
+    states = cluster.base / "home/alice/.local/share/gresshopper/states"
+    before = cpu_percent(hopd)
+    put_to_sleep(cluster, range(TOGETHER))
+    resident, used = resident_bytes(hopd), bytes_in(states)
+    for first in range(TOGETHER, TOGETHER + n, TOGETHER):
+        put_to_sleep(cluster, range(first, min(first + TOGETHER, TOGETHER + n)))
+    cluster.run("alice", "scancel", "-u", "alice")
+    # A seat without kernels ends by itself; here it only has to be gone.
+    until_ended(cluster)
+    case = f"hibernated_{n}"
+    figure(f"{case}_processes", "processes", len(cluster.pids(".", "alice")), n)
+    figure(f"{case}_cpu_percent", "percent of a core", cpu_percent(hopd), n, ("none asleep", before))
+    figure(f"{case}_hopd_bytes", "bytes", (resident_bytes(hopd) - resident) / n, n)
+    figure(f"{case}_disk_kib", "KiB", (bytes_in(states) - used) / n / 1024, n)
+    asleep = [row["kernel_id"] for row in rows(cluster) if row["state"] == "ASLEEP"]
+    assert len(asleep) == n + TOGETHER, len(asleep)
+    cluster.run("alice", "hop", "forget", *asleep, timeout=300)
+
+
+def put_to_sleep(cluster: Any, which: range) -> None:
+    """Servers end while their kernels have nothing to do."""
+    from harness import Notebook, no_process_is_left
+
+    def opened(number: int) -> Any:
+        book = Notebook(cluster, "alice")
+        path = f"{cluster.base}/home/alice/asleep-{number}.ipynb"
+        book.start(env={"GRESSHOPPER_NOTEBOOK": path, "JPY_SESSION_NAME": path})
+        book.execute("x = 41")
+        return book
+
+    with ThreadPoolExecutor(4) as pool:
+        books = list(pool.map(opened, which))
+    for book in books:
+        book.process.kill()
+        book.process.wait()
+    no_process_is_left(cluster, "alice", 120)
+
+
+def until_ended(cluster: Any) -> None:
+    from harness import until
+
+    until("no process of the user's is left", lambda: not cluster.pids(".", "alice"), 60)
+
+
+def cpu_percent(pid: int) -> float:
+    def seconds() -> float:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    begin = seconds()
+    time.sleep(LOOK)
+    return 100 * (seconds() - begin) / LOOK
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def spread(
@@ -257,18 +398,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ours", required=True)
     parser.add_argument("--plain", default="python3")
+    parser.add_argument("--large", help="a kernel with numpy")
+    parser.add_argument("--restores", type=int, default=3)
     parser.add_argument("--cluster", metavar="BASE", help="also lose nodes of a dev cluster made there")
     parser.add_argument("--n", type=int, default=300)
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=10)
     parser.add_argument("--kernels", type=int, default=10, help="on the node that is drained")
+    parser.add_argument("--asleep", type=int, default=300, help="kernels that hibernate together")
     args = parser.parse_args()
     if args.n:
         round_trips(args.ours, args.plain, args.n)
     if args.deaths:
         failovers(args.ours, args.plain, args.deaths)
+    if args.large and args.restores:
+        restores(args.large, args.restores)
     if args.cluster:
-        on_a_cluster(args.cluster, args.nodes, args.kernels)
+        on_a_cluster(args.cluster, args.nodes, args.kernels, args.asleep)
     return 0
 
 
