@@ -296,6 +296,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     let mut submitted = None;
     let mut job = JobId(0);
     let bill = Bill::of(order);
+    tracing::info!(incarnation = %plan.incarnation, existing = ?plan.existing, "looks for the move's seat");
     if let Some(existing) = plan.existing {
         job = existing;
         let bill = Some(&bill).filter(|_| !member);
@@ -307,6 +308,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
         let program = config.prefix.join("bin/hop-replica");
         let seat = submit_seat(plan, &config.seat, &bill, &program, order).await?;
         job = submitted.insert(seat).job;
+        tracing::info!(%job, "the move's seat is submitted");
         node = wait_for_seat(job, NODE_AWAY, None, None)
             .await
             .map_err(anyhow::Error::from);
@@ -316,6 +318,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
         job,
         node: node?.into(),
     };
+    tracing::info!(%job, node = %place.node, "the move's seat runs");
     let process = start_in_seat(order, &place, &config, Turn::Moved)?;
     submitted.map(Submitted::keep);
     Ok(Prepared { process, place })

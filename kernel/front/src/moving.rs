@@ -132,6 +132,7 @@ impl Moving {
     /// A waiting replica connects. Its welcome comes once the tenure is its own.
     pub(crate) fn asks(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
         let incarnation = hello.incarnation;
+        tracing::info!(%incarnation, "the move's replica waits");
         (self.waits, self.due) = (Some((hello, answer)), None);
         self.handle(Input::Waits(incarnation))
     }
@@ -144,7 +145,8 @@ impl Moving {
     pub(crate) fn start(&mut self) -> Option<Prepared> {
         let acts = self.moves.handle(Input::Start);
         match acts.first() {
-            Some(Act::Switch(_)) => {
+            Some(Act::Switch(incarnation)) => {
+                tracing::info!(%incarnation, "the old replica has left, and the waiting one takes over");
                 self.due = None;
                 self.prepared.take()
             }
