@@ -187,6 +187,12 @@ impl Local {
         self.path(id).with_extension("z")
     }
 
+    /// The file that holds a chunk, packed or not. `None` means that there is none.
+    pub fn file(&self, id: ChunkId) -> Option<PathBuf> {
+        let places = [self.path(id), self.packed_path(id)];
+        places.into_iter().find(|place| place.exists())
+    }
+
     /// Whether a chunk of this length exists.
     pub fn has(&self, id: ChunkId, len: usize) -> bool {
         fs::metadata(self.path(id)).is_ok_and(|m| m.len() == len as u64)

@@ -80,10 +80,16 @@ pub fn folder(kernel: &Path, tenure: Tenure, part: u32) -> PathBuf {
 /// # Errors
 /// The folder or the file in it can't be read, or belongs to another release.
 pub fn newest(kernel: &Path) -> Result<Option<State>, ReadError> {
-    let Some((tenure, part)) = newest_name(kernel)? else {
-        return Ok(None);
-    };
-    read(&folder(kernel, tenure, part)).map(Some)
+    newest_folder(kernel)?.map(|folder| read(&folder)).transpose()
+}
+
+/// The newest folder itself.
+///
+/// # Errors
+/// The kernel's folder can't be read.
+pub fn newest_folder(kernel: &Path) -> Result<Option<PathBuf>, ReadError> {
+    let newest = newest_name(kernel)?;
+    Ok(newest.map(|(tenure, part)| folder(kernel, tenure, part)))
 }
 
 fn newest_name(kernel: &Path) -> Result<Option<(Tenure, u32)>, ReadError> {

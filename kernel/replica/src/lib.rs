@@ -4,6 +4,7 @@
 //! [`core`] decides, and has no socket, process or clock; `run` and the modules beside it carry out.
 
 pub mod agent;
+mod ahead;
 pub mod child;
 mod connected;
 pub mod core;

@@ -6,6 +6,7 @@
 //! log elects the member. The front hears nothing of a hot standby before that.
 
 use crate::agent::Parcel;
+use crate::ahead;
 use crate::connected::{PROBE_EVERY, Process};
 use crate::core::following::{Elected, Following, Input, Output};
 use crate::dial::{self, LinkEvent, Standing};
@@ -84,8 +85,11 @@ pub(crate) async fn wait(
     dir: &Path,
     turn: Turn,
 ) -> Result<Comes> {
-    heard(process).await?;
     let (me, folder) = (hello.incarnation, file.state.as_ref());
+    if let (Turn::Moved, Some(folder)) = (turn, folder) {
+        ahead::read(folder.clone());
+    }
+    heard(process).await?;
     let mut wait = Wait {
         terminate: signal(SignalKind::terminate())?,
         hello,

@@ -1,0 +1,80 @@
+//! The files that a restoration of a state will read, for a node that reads them ahead.
+
+use crate::form::{self, ReadError, StreamRef, Unit};
+use crate::log::Key;
+use hop_blobs::ChunkId;
+use hop_blobs::local::Local;
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// The content of the variables that the state in this folder has now, as files of the store; the log itself is read
+/// by this. A missing chunk is the restoration's affair.
+///
+/// # Errors
+/// The log can't be read or proven.
+pub fn files(folder: &Path, store: &Path, key: &Key) -> Result<Vec<PathBuf>, ReadError> {
+    let owner = fs::metadata("/proc/self").map_err(|source| ReadError::Missing {
+        path: "/proc/self".into(),
+        source,
+    })?;
+    let snapshot = form::read(folder, key.bytes(), owner.uid())?;
+    let local = Local::at(&store.join("chunks"));
+    let names: BTreeSet<&String> = snapshot.units.values().flat_map(chunks).collect();
+    let ids = names.into_iter().filter_map(|name| name.parse::<ChunkId>().ok());
+    Ok(ids.filter_map(|id| local.file(id)).collect())
+}
+
+fn chunks(unit: &Unit) -> impl Iterator<Item = &String> {
+    let of_stream = match &unit.stream {
+        StreamRef::Chunks { c, .. } => &c[..],
+        StreamRef::Inline { .. } => &[],
+    };
+    unit.buffers
+        .iter()
+        .flat_map(|(_, _, chunks)| chunks)
+        .chain(of_stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::writer::Writer;
+
+    #[test]
+    fn the_present_versions_content_is_named_packed_or_not() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (store, folder) = (tmp.path().join("store"), tmp.path().join("1.0"));
+        fs::create_dir(&folder).unwrap();
+        let local = Local::open(&store.join("chunks")).unwrap();
+        let put = |text: &str| local.put(text.as_bytes()).unwrap().0;
+        let long = "the same again ".repeat(100_000);
+        let (replaced, plain, packed) = (put("before"), put("now"), put(&long));
+        // Content like this is packed at once.
+        assert!(!local.path(packed).exists());
+        let key = Key::new([7; 32]);
+        let mut log = Writer::create(&folder, &key).unwrap();
+        for (chunk, stream) in [
+            (replaced, serde_json::json!({"in": [0, 0]})),
+            (
+                plain,
+                serde_json::json!({"n": long.len(), "c": [packed.to_string()]}),
+            ),
+        ] {
+            let record = serde_json::json!({
+                "at": 1.0, "gone": [], "process": {}, "inputs": {}, "env": null, "cell": null,
+                "units": [{"u": 1, "m": ["n:a"], "s": stream, "b": [[4, 0, [chunk.to_string()]]], "f": [],
+                    "c": [], "t": [], "gone": [], "notes": [], "types": [], "sec": 0.0, "dig": ""}],
+            });
+            log.append(record.to_string().as_bytes(), b"").unwrap();
+        }
+        log.commit().unwrap();
+        let mut found = files(&folder, &store, &key).unwrap();
+        found.sort();
+        let mut wanted = vec![local.path(plain), local.path(packed).with_extension("z")];
+        wanted.sort();
+        assert_eq!(found, wanted);
+        assert!(files(tmp.path(), &store, &key).is_err());
+    }
+}
