@@ -1,7 +1,7 @@
 //! Conditions for a lease, and cures for each that fails. Pure: from facts to findings.
 
 use super::Finding;
-use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen};
+use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen, log_dir};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
 use hop_slurm::{Partition, Version};
@@ -619,7 +619,7 @@ fn node(facts: &Facts) -> Vec<Finding> {
 }
 
 fn node_itself(node: &NodeSeen, facts: &Facts) -> Vec<Finding> {
-    vec![devices(node), agent_state(node, facts)]
+    vec![devices(node), agent_state(node, facts), seat_log(node, facts)]
 }
 
 fn devices(node: &NodeSeen) -> Finding {
@@ -675,6 +675,29 @@ fn agent_state(node: &NodeSeen, facts: &Facts) -> Finding {
     let path = &config.agent.state_dir;
     folder("agent-state", path, node.state_dir.as_ref(), facts, false)
         .unwrap_or_else(|| Finding::ok("agent-state", path.display().to_string()))
+}
+
+/// A seat passes an unfit folder over, and a kernel without any has one replica: only the site can mend it.
+fn seat_log(node: &NodeSeen, facts: &Facts) -> Finding {
+    const CHECK: &str = "seat-log";
+    let Ok(config) = &facts.config else {
+        return Finding::unknown(CHECK, "no configuration says where it is");
+    };
+    let path = log_dir(config).display();
+    let mend = format!("install -d -m 1777 {path}, on a local disk, or set seat.log_dir.");
+    let wrong = match &node.log_dir {
+        Some(seen) if seen.is_dir => match (seen.network, seen.mode) {
+            (Some(kind), _) => format!("{path} is on {kind}: seats don't keep their logs there"),
+            (_, mode) if mode & 0o003 != 0o003 => format!("users can't write in {path} (mode {mode:o})"),
+            (_, mode) if mode & 0o1000 == 0 => {
+                format!("in {path} anybody may remove anybody's files (mode {mode:o}): seats don't use it")
+            }
+            _ if seen.in_memory => return Finding::ok(CHECK, format!("{path}, in memory")),
+            _ => return Finding::ok(CHECK, path.to_string()),
+        },
+        _ => format!("{path} is no folder here"),
+    };
+    Finding::failed(CHECK, wrong, mend)
 }
 
 /// Only the host that has the folder can be `hopd`'s.

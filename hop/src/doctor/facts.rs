@@ -9,6 +9,7 @@ use hop_api::config::{Config, DEFAULT_PATH};
 use hop_api::identity::{Identity as _, Munge, user_id};
 use hop_api::message::{InfoReport, Request, Response};
 use hop_protocol::file::data_dir;
+use hop_protocol::mount::{Kind, kind_of};
 use hop_slurm::{Association, Node, Partition, Settings, Slurm, Version};
 use hop_words::error::{chain, system_words};
 use hop_words::id::UserName;
@@ -72,6 +73,7 @@ pub(crate) struct Seen {
     pub(crate) is_dir: bool,
     /// The network file system of the folder, if any.
     pub(crate) network: Option<&'static str>,
+    pub(crate) in_memory: bool,
 }
 
 /// Slurm by its own words.
@@ -108,6 +110,13 @@ pub(crate) struct NodeSeen {
     /// gres.conf gives each GPU several device files (`MultipleFiles`).
     pub(crate) several_files: bool,
     pub(crate) state_dir: Option<Seen>,
+    /// The folder of [`log_dir`].
+    pub(crate) log_dir: Option<Seen>,
+}
+
+/// Where seats keep the logs of kernels with three replicas, unless a job has a `TMPDIR` of its own.
+pub(crate) fn log_dir(config: &Config) -> &Path {
+    config.seat.log_dir.as_deref().unwrap_or(Path::new("/tmp"))
 }
 
 /// Everything that was seen.
@@ -221,19 +230,14 @@ pub(crate) fn seen(path: &Path) -> Option<Seen> {
         mode: about.mode() & 0o7777,
         is_dir: about.is_dir(),
         network: network_of(path),
+        in_memory: kind_of(path).is_ok_and(|kind| kind == Kind::Memory),
     })
 }
 
-/// Names of file systems that several machines share, by statfs(2).
+/// The name of the path's file system, if several machines share it.
 fn network_of(path: &Path) -> Option<&'static str> {
-    let kind = u32::try_from(rustix::fs::statfs(path).ok()?.f_type & 0xffff_ffff).ok()?;
-    match kind {
-        0x6969 => Some("NFS"),
-        0x0bd0_0bd0 => Some("Lustre"),
-        0x4750_4653 => Some("GPFS"),
-        0x1983_0326 => Some("BeeGFS"),
-        0x00c3_6400 => Some("CephFS"),
-        0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),
+    match kind_of(path) {
+        Ok(Kind::Network(name)) => Some(name),
         _ => None,
     }
 }
@@ -385,6 +389,7 @@ fn node_of(
                 .collect()
         }),
         state_dir: seen(&config.agent.state_dir),
+        log_dir: seen(log_dir(config)),
         name,
     })
 }

@@ -8,6 +8,7 @@ pub mod jupyter;
 pub mod link;
 pub mod meanwhile;
 pub mod message;
+pub mod mount;
 pub mod retain;
 pub mod states;
 pub mod step;

@@ -136,6 +136,22 @@ pub struct Seat {
     /// `None`: in each user's home.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// The folder below which a seat makes the folder of its kernels' logs, on a disk of each node; `None`: the job's
+    /// `TMPDIR`, or `/tmp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_dir: Option<PathBuf>,
+    pub log_sync: LogSync,
+}
+
+/// When the logs of kernels with three replicas are on their disks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogSync {
+    /// Before the reply of each cell.
+    #[default]
+    Always,
+    /// Within a second. A power cut of most replicas' nodes at once loses what was answered in it.
+    Second,
 }
 
 /// The place of the user's name in [`Seat::store`].
@@ -314,6 +330,8 @@ impl Default for Seat {
             replace_before_s: 600,
             spares: 1,
             store: None,
+            log_dir: None,
+            log_sync: LogSync::default(),
         }
     }
 }

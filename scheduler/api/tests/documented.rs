@@ -91,6 +91,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     all.jupyterhub_url = Some("https://x".into());
     (all.seat.most_mem_mib, all.seat.most_cpus) = (Some(4096), Some(4));
     all.seat.store = Some("/scratch/{user}/x".into());
+    all.seat.log_dir = Some("/x".into());
     let pool = all.pool.get_mut(&"NAME".into()).unwrap();
     (pool.account, pool.gpu_type) = (Some("x".into()), Some("x".into()));
     (pool.linger_ms, pool.replicas) = (Some(1), Some(Replicas::One));

@@ -32,6 +32,7 @@ fn seen(uid: u32, mode: u32, is_dir: bool) -> Option<Seen> {
         mode,
         is_dir,
         network: None,
+        in_memory: false,
     })
 }
 
@@ -142,6 +143,7 @@ fn right() -> Facts {
             autodetect: false,
             several_files: false,
             state_dir: seen(900, 0o755, true),
+            log_dir: seen(0, 0o1777, true),
         }),
         asked_node: None,
         hopd_state: seen(900, 0o700, true),
@@ -170,7 +172,7 @@ fn set(facts: &mut Facts, key: &str, value: &str) {
 type Break = fn(&mut Facts);
 
 /// The check that must fail, a word of what it must say, and the break.
-const BROKEN: [(&str, &str, Break); 48] = [
+const BROKEN: &[(&str, &str, Break)] = &[
     ("node", "knows no node n9", |f| {
         f.node = None;
         f.asked_node = Some("n9".into());
@@ -310,6 +312,19 @@ const BROKEN: [(&str, &str, Break); 48] = [
     ("agent-state", "belongs to uid 0", |f| {
         f.node.as_mut().unwrap().state_dir = seen(0, 0o755, true)
     }),
+    ("seat-log", "/tmp is no folder", |f| {
+        f.node.as_mut().unwrap().log_dir = None
+    }),
+    ("seat-log", "users can't write in /tmp", |f| {
+        f.node.as_mut().unwrap().log_dir = seen(0, 0o755, true)
+    }),
+    ("seat-log", "/scratch anybody may remove", |f| {
+        config(f).seat.log_dir = Some("/scratch".into());
+        f.node.as_mut().unwrap().log_dir = seen(0, 0o777, true)
+    }),
+    ("seat-log", "is on NFS: seats", |f| {
+        f.node.as_mut().unwrap().log_dir.as_mut().unwrap().network = Some("NFS")
+    }),
     ("hopd-state", "open to others", |f| {
         f.hopd_state = seen(900, 0o755, true)
     }),
@@ -340,7 +355,7 @@ fn where_all_is_right_nothing_is_named() {
 
 #[test]
 fn each_broken_set_up_is_named_with_its_mend() {
-    for (check, says, break_it) in BROKEN {
+    for &(check, says, break_it) in BROKEN {
         let mut facts = right();
         break_it(&mut facts);
         let found = of_host(&facts);

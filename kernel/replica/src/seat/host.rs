@@ -3,23 +3,22 @@
 
 use super::Seat;
 use super::leftovers;
+use super::log_folder;
 use super::spares::Spares;
 use super::wire::FromSeat;
 use crate::core::Lack;
-use crate::scratch;
-use hop_api::config::Config;
+use hop_api::config::{Config, LogSync};
 use hop_keeper::{Book, Event, Keeper, Patience, Settings, StartError, Wire};
 use hop_log::{Entry, Generation};
 use hop_protocol::file::seats_dir;
-use hop_words::id::{Incarnation, KernelId, NodeName};
+use hop_wal::Sync;
+use hop_words::id::{Incarnation, KernelId};
 use std::collections::BTreeMap;
-use std::fs::Permissions;
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::{mpsc, watch};
 
@@ -33,12 +32,8 @@ pub(super) enum HostError {
     NoHome,
     #[error("the folder of the user's seats can't be used")]
     Book(#[source] io::Error),
-    #[error("the log's folder can't be made in {}", parent.display())]
-    Folder {
-        parent: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Folder(#[from] log_folder::Nowhere),
     #[error(transparent)]
     Keeper(#[from] StartError),
 }
@@ -117,18 +112,11 @@ pub(super) fn parse(group: &str) -> Option<(KernelId, u32)> {
     Some((kernel.into(), generation.parse().ok()?))
 }
 
-/// A folder for this seat's log. Folders of killed seats of this node are removed.
-fn log_folder(parent: &Path, node: &NodeName) -> io::Result<TempDir> {
-    // Nodes may share the parent, and a process is known on its own node alone.
-    let prefix = format!("gresshopper-seat-{node}-");
-    scratch::sweep(parent, &prefix);
-    let prefix = format!("{prefix}{}.", scratch::own_name());
-    // The log has the results and answers of the user's cells.
-    let folder = tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o700))
-        .prefix(&prefix)
-        .tempdir_in(parent)?;
-    Ok(folder)
+fn sync_of(site: LogSync) -> Sync {
+    match site {
+        LogSync::Always => Sync::Always,
+        LogSync::Second => Sync::Every(Duration::from_secs(1)),
+    }
 }
 
 impl Host {
@@ -140,16 +128,20 @@ impl Host {
     pub(super) async fn start(
         seat: Seat,
         listen: IpAddr,
+        config: &Config,
     ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>, TempDir), HostError> {
-        let parent = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
-        let log = log_folder(&parent, &seat.node).map_err(|source| HostError::Folder { parent, source })?;
+        let folders = log_folder::candidates(config.seat.log_dir.as_deref());
+        let log = log_folder::make(folders, &seat.node)?;
         let book = Book::open(&seats_dir().ok_or(HostError::NoHome)?).map_err(HostError::Book)?;
         let settings = Settings {
             me: seat.job,
             listen,
-            ports: Config::load().ok().and_then(|config| config.port_range),
+            ports: config.port_range,
             log: log.path(),
-            wal: hop_wal::Options::default(),
+            wal: hop_wal::Options {
+                sync: sync_of(config.seat.log_sync),
+                ..hop_wal::Options::default()
+            },
             book: book.clone(),
             patience: Patience::default(),
         };
@@ -220,35 +212,6 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_log_of_a_killed_seat_is_removed_by_the_nodes_next_seat() {
-        let tmp = tempfile::tempdir().unwrap();
-        let (here, there): (NodeName, NodeName) = ("n1".into(), "n1-2".into());
-        let names = || {
-            let entries = std::fs::read_dir(tmp.path()).unwrap();
-            let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
-            names.collect::<Vec<_>>()
-        };
-        // No process has this pid.
-        for killed in [
-            "gresshopper-seat-n1-4194305-7.x",
-            "gresshopper-seat-n1-2-4194305-7.x",
-        ] {
-            std::fs::create_dir(tmp.path().join(killed)).unwrap();
-        }
-        let living = log_folder(tmp.path(), &here).unwrap();
-        assert_eq!(names().len(), 2, "{:?}", names());
-        assert!(
-            names().contains(&"gresshopper-seat-n1-2-4194305-7.x".to_owned()),
-            "it is another node's"
-        );
-        let next = log_folder(tmp.path(), &there).unwrap();
-        assert_eq!(names().len(), 2, "{:?}", names());
-        assert!(living.path().exists() && next.path().exists());
-        let mode = next.path().metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
-    }
 
     #[test]
     fn a_groups_name_tells_kernel_and_generation() {

@@ -10,6 +10,7 @@ mod host;
 mod hot;
 mod lag;
 mod leftovers;
+mod log_folder;
 mod propose;
 mod spares;
 mod tend;
@@ -193,14 +194,15 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
 
 /// The keeper of this seat. `None` means that kernels with a replica here stay with a single replica.
 async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<(Arc<Host>, TempDir)> {
-    let listen = config.and_then(|c| c.hopd.connect.iter().find_map(|hopd| route_to(hopd)))?;
+    let config = config?;
+    let listen = config.hopd.connect.iter().find_map(|hopd| route_to(hopd))?;
     let seat = Seat {
         job,
         node: node.clone(),
         program: std::env::current_exe().ok()?,
-        spares: config.map_or(0, |c| c.seat.spares),
+        spares: config.seat.spares,
     };
-    let (host, mut events, log) = match Host::start(seat, listen).await {
+    let (host, mut events, log) = match Host::start(seat, listen, config).await {
         Ok(started) => started,
         Err(error) => {
             tracing::warn!(error = chain(&error), "this seat keeps no logs of kernels");

@@ -88,6 +88,7 @@ impl Config {
             ("hopd.state_dir", Some(&self.hopd.state_dir)),
             ("agent.state_dir", Some(&self.agent.state_dir)),
             ("munge_socket", self.munge_socket.as_ref()),
+            ("seat.log_dir", self.seat.log_dir.as_ref()),
         ] {
             if path.is_some_and(|p| !p.is_absolute()) {
                 return wrong(key, "an absolute path is needed");
