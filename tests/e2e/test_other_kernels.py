@@ -1,4 +1,14 @@
-"""Kernels that aren't IPython: R and bash. The same kernel with and without us, and a GPU for a cell."""
+"""Kernels that aren't IPython: R, bash and Octave. The same kernel with and without us, and a GPU for a cell.
+
+Octave has 80 Debian packages, so CI is without it. By hand, in a copy of the environment `kernels`:
+
+    apt-get install --no-install-recommends octave
+    bin/pip install octave_kernel==1.1.1
+    sed -i "s|\"python\"|\"$PWD/bin/python\"|" share/jupyter/kernels/octave/kernel.json
+    HOP_TEST_KERNELS=$PWD PROFILE=debug pytest tests/e2e/test_other_kernels.py -k octave
+
+The name `python` is jupyter_client's own interpreter.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +25,11 @@ KERNELS = Path(os.environ.get("HOP_TEST_KERNELS", "/opt/gresshopper-dev/kernels"
 
 #: How many of the node's GPU files open, by a shell: it is in the cgroup of the kernel that starts it.
 COUNT = "n=0; for f in /dev/fakegpu-$SLURMD_NODENAME-*; do (: <>$f) 2>/dev/null && n=$((n+1)); done; echo devices: $n"
+
+
+def octave(text: str) -> str:
+    """A string of Octave's, in which nothing is special but the quote."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,14 @@ ALL = (
         'cat("hello, world\\n")',
         f"cat(system({json.dumps(COUNT)}, intern = TRUE))",
         'cat("begun\\n"); flush.console(); Sys.sleep(60)',
+    ),
+    Kernel(
+        "octave",
+        "octave",
+        ".m",
+        'disp("hello, world")',
+        f"[~, said] = system({octave(COUNT)}); disp(said)",
+        'disp("begun"); fflush(stdout); pause(60)',
     ),
 )
 
@@ -96,6 +119,8 @@ km.shutdown_kernel(now=True)
 def kernel(request: pytest.FixtureRequest, two_gpus: Cluster) -> Kernel:
     """The kernelspec, and one of ours made from it."""
     found: Kernel = request.param
+    if found.spec == "octave" and not (KERNELS / "share/jupyter/kernels/octave").exists():
+        pytest.skip("Octave isn't installed: the head of this file says how")
     env = {"JUPYTER_PATH": f"{KERNELS}/share/jupyter"}
     made = two_gpus.popen(
         "root",
