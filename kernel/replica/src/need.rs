@@ -327,6 +327,9 @@ fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
 /// # Errors
 /// A sentence for the user.
 pub fn of_value(value: Value) -> Result<Need, String> {
+    count("gpus", &value["gpus"], u64::from(GPUS_MAX))?;
+    count("cpus", &value["cpus"], u64::from(CPUS_MAX))?;
+    count("gpu_mem_mib", &value["gpu_mem_mib"], u64::MAX)?;
     let need: Need = serde_json::from_value(value).map_err(|e| e.to_string())?;
     if need.gpus == 0 && (need.gpu_type.is_some() || need.gpu_mem_mib > 0) {
         return Err("gpus is 0, though gpu_type or gpu_mem_mib says what the GPUs are to be".to_owned());
@@ -336,21 +339,23 @@ pub fn of_value(value: Value) -> Result<Need, String> {
 
 /// Whether a need is within bounds.
 fn check(need: &Need) -> Result<(), String> {
-    if need.gpus > GPUS_MAX {
-        return Err(format!(
-            "gpus is a number from 0 to {GPUS_MAX}, not {}",
-            need.gpus
-        ));
-    }
-    if need.cpus > CPUS_MAX {
-        return Err(format!(
-            "cpus is a number from 0 to {CPUS_MAX}, not {}",
-            need.cpus
-        ));
-    }
+    count("gpus", &need.gpus.into(), u64::from(GPUS_MAX))?;
+    count("cpus", &need.cpus.into(), u64::from(CPUS_MAX))?;
     need.gpu_type
         .as_ref()
         .map_or(Ok(()), |kind| parse_type(kind.as_str()).map(drop))
+}
+
+/// Whether a number that a person wrote is one, and within its bounds: serde would name Rust's types.
+fn count(name: &str, value: &Value, most: u64) -> Result<(), String> {
+    if !value.is_number() || value.as_u64().is_some_and(|n| n <= most) {
+        return Ok(());
+    }
+    let bounds = match most {
+        u64::MAX => "from 0 on".to_owned(),
+        most => format!("from 0 to {most}"),
+    };
+    Err(format!("{name} is a whole number {bounds}, not {value}"))
 }
 
 #[cfg(test)]
@@ -508,6 +513,33 @@ mod tests {
             NOW,
         );
         assert!(matches!(bad, Err(BadNeed::Metadata(_))));
+    }
+
+    #[test]
+    fn a_number_out_of_bounds_is_refused_in_words_of_the_user() {
+        for (need, words) in [
+            (r#"{"gpus": -3}"#, "gpus is a whole number from 0 to 1024, not -3"),
+            (
+                r#"{"gpus": 1.5}"#,
+                "gpus is a whole number from 0 to 1024, not 1.5",
+            ),
+            (
+                r#"{"gpus": 99999}"#,
+                "gpus is a whole number from 0 to 1024, not 99999",
+            ),
+            (
+                r#"{"cpus": 1025}"#,
+                "cpus is a whole number from 0 to 1024, not 1025",
+            ),
+            (
+                r#"{"gpu_mem_mib": -1}"#,
+                "gpu_mem_mib is a whole number from 0 on, not -1",
+            ),
+        ] {
+            let metadata = format!(r#"{{"gresshopper": {{"need": {need}}}}}"#);
+            let said = of_cell("x", metadata.as_bytes(), false, &Need::default(), NOW).unwrap_err();
+            assert!(said.to_string().ends_with(words), "{said}");
+        }
     }
 
     #[test]

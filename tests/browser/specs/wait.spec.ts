@@ -404,6 +404,48 @@ test("property panel", OLDEST, async ({ bob }) => {
   expect(await bob.cell(0).locator(".jp-InputPrompt").getAttribute("title")).toBeNull();
 });
 
+test("property inspector", LAB, async ({ bob }) => {
+  await bob.open("inspector.ipynb", notebook(["print('x')", "print('y')"]));
+  await bob.page.getByRole("tab", { name: "Property Inspector" }).click();
+  await bob.page.getByText("GPUs (Gresshopper)").click();
+  // JupyterLab's form binds no label to its input.
+  const field = (title: string) => bob.page.locator(`.jp-MetadataForm input[label="${title}"]`);
+  const [gpus, type] = [field("GPUs of this cell"), field("Type of GPU")];
+  const tooltip = (at: number) => bob.cell(at).locator(".jp-InputPrompt").getAttribute("title");
+  await gpus.fill("1");
+  await bob.run(0);
+  await bob.hasRun(0);
+  await expect(bob.output(0)).toHaveText("x");
+  await expect.poll(() => tooltip(0)).toMatch(/GPU/);
+  // The form takes them all; the kernel refuses them, and no cell of theirs runs.
+  for (const wrong of ["-3", "1.5", "9999"]) {
+    await gpus.fill(wrong);
+    await bob.run(0);
+    await expect(bob.output(0)).toContainText(`gpus is a whole number from 0 to 1024, not ${wrong}`);
+    expect(await tooltip(0)).toBeNull();
+  }
+  await gpus.fill("1");
+  await type.fill("no-such-type");
+  await bob.run(0);
+  await expect(bob.output(0)).toContainText("no-such-type");
+  await type.fill("");
+  await gpus.fill("");
+  await bob.run(0);
+  await expect(bob.output(0)).toHaveText("x");
+  expect(await tooltip(0)).toBeNull();
+  // For the whole notebook; a cell's own number goes before it, and a page that is loaded again has both.
+  await field("GPUs of each cell of the notebook").fill("1");
+  await gpus.fill("0");
+  await bob.run(0);
+  await bob.run(1);
+  await bob.hasRun(1);
+  await expect.poll(() => tooltip(1)).toMatch(/GPU/);
+  expect(await tooltip(0)).toBeNull();
+  const saved = await bob.saved("inspector.ipynb");
+  expect(saved.metadata).toMatchObject({ gresshopper: { need: { gpus: 1 } } });
+  expect(saved.cells.map((cell) => cell.metadata)).toMatchObject([{ gresshopper: { need: { gpus: 0 } } }, {}]);
+});
+
 test("the notebook's default need", LAB, async ({ bob }) => {
   await bob.open("default.ipynb", notebook(["1", "%%cpu\n2"], undefined, { gresshopper: { need: { gpus: 1 } } }));
   await bob.run(0);
