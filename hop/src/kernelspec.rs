@@ -433,7 +433,12 @@ fn metadata(base: &Map<String, Value>, config: Value) -> Map<String, Value> {
 /// command.
 fn launcher_argv(front: &Path, config: &Value, command: &[Value]) -> Value {
     let front = front.display().to_string();
-    let options = config.to_string();
+    // jupyverse fills placeholders in by `str.format`, to which each brace begins one.
+    let options = config
+        .to_string()
+        .replace('%', "%25")
+        .replace('{', "%7B")
+        .replace('}', "%7D");
     let ours = [
         &front,
         "kernel",
@@ -694,7 +699,7 @@ mod tests {
 
         let front = Path::new("/opt/g/bin/hop-front");
         let made = install.spec(expected.as_object().unwrap(), USUAL, Some(front));
-        let options = r#"{"front_program":"/opt/g/bin/hop-front","interrupt":"signal","mem_mib":4096,"need":{"gpus":1}}"#;
+        let options = r#"%7B"front_program":"/opt/g/bin/hop-front","interrupt":"signal","mem_mib":4096,"need":%7B"gpus":1%7D%7D"#;
         let ours = [
             "/opt/g/bin/hop-front",
             "kernel",

@@ -30,7 +30,7 @@ pub struct Args {
         overrides_with = "connection_file"
     )]
     connection_file: Option<String>,
-    /// The kernelspec's settings, as the provisioner has them
+    /// The kernelspec's settings, as the provisioner has them; braces as %7B and %7D
     #[arg(long, value_name = "JSON", default_value = "{}")]
     options: String,
     /// The kernel's own command
@@ -73,9 +73,17 @@ pub fn start(args: Args) -> Result<Start> {
     let path = PathBuf::from(file);
     let text =
         std::fs::read(&path).with_context(|| format!("can't read the connection file {}", path.display()))?;
-    let options =
-        serde_json::from_str(&args.options).context("the kernelspec's --options are not of this release")?;
+    let options = serde_json::from_str(&braced(&args.options))
+        .context("the kernelspec's --options are not of this release")?;
     order(&text, options, command)
+}
+
+/// Options as a kernelspec has them. To jupyverse a brace in `argv` begins a placeholder, so `hop kernelspec` writes none.
+fn braced(options: &str) -> String {
+    options
+        .replace("%7B", "{")
+        .replace("%7D", "}")
+        .replace("%25", "%")
 }
 
 /// The connection file, and the kernel's command with the placeholder in its place. `ours` is the file before `--`.
@@ -226,6 +234,14 @@ mod tests {
             serde_json::from_str(options).unwrap(),
             command.map(str::to_owned).to_vec(),
         )
+    }
+
+    #[test]
+    fn options_are_read_with_and_without_braces() {
+        let plain = r#"{"need":{"gpus":1},"front_program":"/x%7By"}"#;
+        let written = r#"%7B"need":%7B"gpus":1%7D,"front_program":"/x%257By"%7D"#;
+        assert_eq!(braced(written), plain);
+        assert_eq!(braced(r#"{"need":{"gpus":1}}"#), r#"{"need":{"gpus":1}}"#);
     }
 
     #[test]
