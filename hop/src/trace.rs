@@ -7,6 +7,7 @@ use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow};
 use hop_sim::trace::Line;
 use hop_words::id::{CellId, KernelId};
+use hop_words::line;
 use std::collections::HashMap;
 
 const EXAMPLES: &str = "\
@@ -65,11 +66,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     key[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
     key[16..].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
     for line in lines(&rows, &key) {
-        serde_json::to_writer(&mut *context.out, &line).map_err(|e| match e.io_error_kind() {
-            Some(kind) => Failure::from(std::io::Error::from(kind)),
-            None => Failure::of(&e),
-        })?;
-        context.out.write_all(b"\n")?;
+        context
+            .out
+            .write_all(&line::encode(&line).map_err(|e| Failure::of(&e))?)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 Arrows come from cargo's metadata (normal, build and development dependencies), and from the imports of our Python
 packages. A crate that no source of its dependent names is wrong as well, but for those that only bring a feature along
-(`FEATURES`). Each wrong arrow is a line on standard error with its cure; the exit status is then 1.
+(`FEATURES`). Root's plugin is held to few crates, however far below they are. Each wrong arrow is a line on standard error with its cure; the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ ENDS = {
 # Dependencies that no source names: they turn on features of crates below.
 FEATURES = {("kernel/remote", "reqwest")}
 
+# What Slurm loads as root, and crates that it must not carry.
+PLUGIN = "hop-spank"
+TOO_LARGE = {"tokio", "hop-core", "hop-api", "hop-slurm"}
+
 PYTHON = {"gresshopper": "kernel/python", "gresshopper_jupyter": "jupyterhub-spawner"}
 
 
@@ -74,6 +78,15 @@ def crates() -> Iterator[Arrow]:
             target = str(Path(path).relative_to(ROOT)) if path else dependency["name"]
             name = dependency["rename"] or dependency["name"]
             yield Arrow(str(manifest.parent), target, str(manifest), name)
+
+
+def carried() -> set[str]:
+    """Crates that root's plugin carries against `TOO_LARGE`."""
+    command = ["cargo", "tree", "--locked", "--offline", "-p", PLUGIN, "-e", "normal", "--prefix", "none"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if out.returncode:
+        sys.exit(f"floors: cargo tree failed: {out.stderr.strip()}")
+    return {line.split()[0] for line in out.stdout.splitlines() if line} & TOO_LARGE
 
 
 def unused(arrow: Arrow) -> bool:
@@ -137,7 +150,13 @@ def main() -> int:
     found += [(arrow, "no source names it: drop it") for arrow in arrows if unused(arrow)]
     for arrow, reason in found:
         print(f"floors: {arrow.told_by}: {arrow.source} -> {arrow.target}: {reason}", file=sys.stderr)
-    return 1 if found else 0
+    heavy = carried()
+    for crate in sorted(heavy):
+        print(
+            f"floors: {PLUGIN} carries {crate}: keep it out of root's plugin, by a feature or a crate",
+            file=sys.stderr,
+        )
+    return 1 if found or heavy else 0
 
 
 if __name__ == "__main__":

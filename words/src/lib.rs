@@ -10,6 +10,7 @@ pub mod explain;
 pub mod gpu;
 pub mod id;
 pub mod lease;
+pub mod line;
 pub mod memory;
 pub mod need;
 pub mod net;

@@ -4,6 +4,7 @@
 //! don't disturb each other. Unreadable lines are skipped. Too long a file is cut to its newer half at the next
 //! reading.
 
+use hop_words::line;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -111,14 +112,13 @@ pub(crate) fn add(path: &Path, ran: &Ran) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
-    let mut line = serde_json::to_string(ran)?;
-    line.push('\n');
+    let line = line::encode(ran)?;
     let mut file = OpenOptions::new()
         .append(true)
         .create(true)
         .mode(0o600)
         .open(path)?;
-    file.write_all(line.as_bytes())
+    file.write_all(&line)
 }
 
 /// A run added at this moment may be lost: a single run among tens of thousands.

@@ -3,6 +3,8 @@
 use crate::failure::Failure;
 use hop_api::config::Config;
 use hop_replica::need::Unattended;
+use hop_words::line::LineError;
+use hop_words::line::tokio::{Lines, write as write_line};
 use hop_words::need::Need;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -13,12 +15,15 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// The version in every [`Open`].
 pub(super) const VERSION: u32 = 1;
+
+/// The longest line of an [`Event`], in bytes: [`Opened`] has the sources of all cells.
+const MAX_LINE: usize = 64 << 20;
 
 /// Environment variable with the Python that has nbclient.
 pub(super) const PYTHON: &str = "GRESSHOPPER_JUPYTER_PYTHON";
@@ -189,7 +194,7 @@ impl Link {
         stream.set_nonblocking(true)?;
         let (read, out) = UnixStream::from_std(stream)?.into_split();
         Ok(Self {
-            lines: BufReader::new(read).lines(),
+            lines: Lines::new(BufReader::new(read), MAX_LINE),
             out,
             child,
             log,
@@ -234,18 +239,21 @@ impl Link {
 
     pub(super) async fn say(&mut self, order: &Order) {
         self.goes |= matches!(order, Order::Go);
-        let mut line = serde_json::to_vec(order).expect("orders are plain data");
-        line.push(b'\n');
         // A dead process shows by its silence.
-        let _ = self.out.write_all(&line).await;
+        let _ = write_line(&mut self.out, order).await;
     }
 
     /// What it says next; none: it ended.
     pub(super) async fn next(&mut self) -> Option<Event> {
-        let line = self.lines.next_line().await.ok()??;
-        Some(serde_json::from_str(&line).unwrap_or_else(|error| Event::Refused {
-            reason: format!("hop and gresshopper-jupyter don't understand each other ({error}): install the same release of both"),
-        }))
+        match self.lines.read().await {
+            Ok(event) => event,
+            Err(LineError::Io(_)) => None,
+            Err(error) => Some(Event::Refused {
+                reason: format!(
+                    "hop and gresshopper-jupyter don't understand each other ({error}): install the same release of both"
+                ),
+            }),
+        }
     }
 
     /// Ends the process at once, with its front and the kernel.

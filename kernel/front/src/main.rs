@@ -3,15 +3,17 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use hop_front::owner::{Said, Start, VERSION, Wish, say};
+use hop_front::owner::{MAX_LINE, Said, Start, VERSION, Wish, say};
 use hop_front::{claim, launcher, owner, run};
 use hop_protocol::file::states_dir;
 use hop_words::error::{chain, system_words};
+use hop_words::line::tokio::Lines;
+use hop_words::line::{self, LineError};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::BufReader;
 use tokio::sync::mpsc;
 
 #[derive(Parser)]
@@ -74,13 +76,11 @@ fn main() -> ExitCode {
 }
 
 async fn front() -> Result<bool> {
-    let mut stdin = BufReader::new(tokio::io::stdin());
-    let mut line = String::new();
-    stdin
-        .read_line(&mut line)
-        .await
-        .context("can't read what to run")?;
-    let start: Start = serde_json::from_str(&line).context("what to run is not of this release")?;
+    let mut lines = Lines::new(BufReader::new(tokio::io::stdin()), MAX_LINE);
+    let line = lines.next_line().await.context("can't read what to run")?;
+    // An owner that ends before its order has said an empty line.
+    let start: Start =
+        line::decode(&line.unwrap_or_default()).context("what to run is not of this release")?;
     anyhow::ensure!(
         start.version == VERSION,
         "the provisioner is of another release than hop-front: install the same"
@@ -88,17 +88,20 @@ async fn front() -> Result<bool> {
     let (wish, wishes) = mpsc::channel(1);
     tokio::spawn(async move {
         let said = async {
-            let mut line = String::new();
-            while stdin.read_line(&mut line).await.is_ok_and(|n| n > 0) {
+            loop {
+                let line = match lines.next_line().await {
+                    Ok(Some(line)) => line,
+                    // As a line that is not understood.
+                    Err(LineError::TooLong { .. }) => continue,
+                    Ok(None) | Err(_) => return Wish::Gone,
+                };
                 match Wish::read(&line) {
                     Some(Wish::Hibernate) => return Wish::Hibernate,
                     // The front may have ended first.
                     Some(wanted) => drop(wish.send(wanted).await),
                     None => {}
                 }
-                line.clear();
             }
-            Wish::Gone
         };
         let wanted = tokio::select! {
             wanted = said => wanted,

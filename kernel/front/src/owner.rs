@@ -4,14 +4,17 @@
 
 use hop_protocol::file::Launch;
 use hop_words::id::{Incarnation, KernelId, Tenure};
+use hop_words::line;
 use hop_words::replica::Replicas;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The version in every [`Start`].
 pub const VERSION: u32 = 2;
+
+/// The longest line of the owner's, in bytes: [`Start`] has the kernel's environment.
+pub const MAX_LINE: usize = 64 << 20;
 
 /// What to run. The signing key comes this way because arguments and environments can be read by others.
 #[derive(Clone, Deserialize)]
@@ -89,9 +92,10 @@ pub enum Wish {
 
 impl Wish {
     /// The wish in a line of the owner's. A line of a later release has none.
-    pub fn read(line: &str) -> Option<Self> {
-        match line.trim().split_once(' ') {
-            None if line.trim() == "hibernate" => Some(Self::Hibernate),
+    pub fn read(line: &[u8]) -> Option<Self> {
+        let line = std::str::from_utf8(line).ok()?.trim();
+        match line.split_once(' ') {
+            None if line == "hibernate" => Some(Self::Hibernate),
             Some(("notebook", path)) => {
                 let path = serde_json::from_str(path).ok()?;
                 Some(Self::Renamed { path })
@@ -165,11 +169,7 @@ pub fn say(said: &Said) {
         }
         return;
     }
-    let mut out = std::io::stdout().lock();
-    let _ = serde_json::to_writer(&mut out, said)
-        .map_err(std::io::Error::from)
-        .and_then(|()| out.write_all(b"\n"));
-    let _ = out.flush();
+    let _ = line::write(&mut std::io::stdout().lock(), said);
 }
 
 #[cfg(test)]
@@ -181,10 +181,10 @@ mod tests {
         let renamed = Wish::Renamed {
             path: "/home/a/b c\n.ipynb".into(),
         };
-        assert_eq!(Wish::read("hibernate\n"), Some(Wish::Hibernate));
-        assert_eq!(Wish::read("notebook \"/home/a/b c\\n.ipynb\"\n"), Some(renamed));
+        assert_eq!(Wish::read(b"hibernate\n"), Some(Wish::Hibernate));
+        assert_eq!(Wish::read(b"notebook \"/home/a/b c\\n.ipynb\"\n"), Some(renamed));
         for nothing in ["", "hibernate now", "notebook", "notebook x", "notebook 7"] {
-            assert_eq!(Wish::read(nothing), None, "{nothing}");
+            assert_eq!(Wish::read(nothing.as_bytes()), None, "{nothing}");
         }
     }
 }

@@ -8,9 +8,10 @@
 use crate::Pid;
 use crate::driver::{Api, Driver, DriverError, ProcessState, Step};
 use crate::procs::{Procs, Uids};
+use hop_words::line::{self, LineError, Lines};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufReader};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ use std::time::Duration;
 pub const SOCKET: &str = "/run/gresshopper/gpu-helper.sock";
 const VERSION: u32 = 1;
 /// A request is a pid, a step and at most 8 pairs of UUIDs.
-const MAX_REQUEST: u64 = 8 << 10;
+const MAX_LINE: usize = 8 << 10;
 /// Time after which a silent peer is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// More callers at once are turned away: a hanging driver must not let threads pile up.
@@ -174,25 +175,24 @@ impl Helper {
         }
     }
 
-    fn one(&self, mut stream: UnixStream, caller: u32) -> io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let mut line = String::new();
-        BufReader::new(Read::take(&stream, MAX_REQUEST)).read_line(&mut line)?;
-        let mut reply = serde_json::to_vec(&self.answer(caller, &line))?;
-        reply.push(b'\n');
-        stream.write_all(&reply)
+    fn one(&self, stream: UnixStream, caller: u32) -> Result<(), LineError> {
+        let limits = stream.set_read_timeout(Some(PATIENCE));
+        limits
+            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
+            .map_err(LineError::Io)?;
+        let reply = match Lines::new(BufReader::new(&stream), MAX_LINE).read() {
+            Ok(Some(request)) => self.answer(caller, &request),
+            Err(error @ LineError::Io(_)) => return Err(error),
+            Ok(None) | Err(_) => refused("that is no request"),
+        };
+        line::write(&mut &stream, &reply)
     }
 
-    fn answer(&self, caller: u32, line: &str) -> Reply {
-        let request = match serde_json::from_str::<Request>(line) {
-            Ok(request) if request.v == VERSION => request,
-            Ok(request) => {
-                return refused(&format!("version {} of the request is not known here", request.v));
-            }
-            Err(_) => return refused("that is no request"),
-        };
-        if let Err(denied) = self.check(caller, &request) {
+    fn answer(&self, caller: u32, request: &Request) -> Reply {
+        if request.v != VERSION {
+            return refused(&format!("version {} of the request is not known here", request.v));
+        }
+        if let Err(denied) = self.check(caller, request) {
             return refused(&denied.to_string());
         }
         match self.driver.step(request.pid, &request.step) {
@@ -294,7 +294,7 @@ impl Client {
     }
 
     fn ask(&self, request: &Request) -> Result<Reply, DriverError> {
-        let mut stream = self.connect()?;
+        let stream = self.connect()?;
         let fail = |error: io::Error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => DriverError::TimedOut {
                 call: request.step.name().to_owned(),
@@ -303,15 +303,12 @@ impl Client {
             _ => DriverError::Helper(error.to_string()),
         };
         stream.set_read_timeout(Some(self.deadline)).map_err(fail)?;
-        let mut line = serde_json::to_vec(request).map_err(|error| fail(error.into()))?;
-        line.push(b'\n');
-        stream.write_all(&line).map_err(fail)?;
-        let mut answer = String::new();
-        BufReader::new(Read::take(&stream, MAX_REQUEST))
-            .read_line(&mut answer)
-            .map_err(fail)?;
-        serde_json::from_str(&answer)
-            .map_err(|_| DriverError::Helper("it turned us away without a word".to_owned()))
+        line::write(&mut &stream, request).map_err(|error| fail(error.into()))?;
+        match Lines::new(BufReader::new(&stream), MAX_LINE).read() {
+            Ok(Some(reply)) => Ok(reply),
+            Err(LineError::Io(error)) => Err(fail(error)),
+            Ok(None) | Err(_) => Err(DriverError::Helper("it turned us away without a word".to_owned())),
+        }
     }
 }
 

@@ -7,9 +7,10 @@
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION, parse_gpus};
 use anyhow::{Context, Result, bail};
 use hop_words::id::LeaseId;
+use hop_words::line::{self, LineError, Lines};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Pid, getppid, set_parent_process_death_signal};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{BufReader, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -84,44 +85,29 @@ enum Followed {
     },
 }
 
-fn follow(mut stream: UnixStream, hello: &HolderHello, parent: Option<Pid>) -> Result<Followed> {
-    let mut line = serde_json::to_vec(hello)?;
-    line.push(b'\n');
+fn follow(stream: UnixStream, hello: &HolderHello, parent: Option<Pid>) -> Result<Followed> {
     stream.set_read_timeout(Some(LOOK))?;
-    if stream.write_all(&line).is_err() {
+    if line::write(&mut &stream, hello).is_err() {
         return Ok(Followed::AgentGone { heard: false });
     }
     let since = Instant::now();
-    let mut buffer = Vec::new();
-    let mut chunk = [0; 4096];
+    let mut lines = Lines::new(BufReader::new(&stream), MAX_LINE);
     loop {
-        match stream.read(&mut chunk) {
-            Ok(0) => {
+        match lines.read() {
+            Ok(Some(ToHolder::End)) => return Ok(Followed::Over),
+            Ok(None) => {
                 return Ok(Followed::AgentGone {
                     heard: since.elapsed() > LOOK,
                 });
             }
-            Ok(n) => buffer.extend_from_slice(&chunk[..n]),
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) =>
-            {
+            Err(LineError::Io(e)) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 if getppid() != parent {
                     bail!("slurmstepd is gone");
                 }
-                continue;
             }
-            Err(_) => return Ok(Followed::AgentGone { heard: false }),
-        }
-        if let Some(end) = buffer.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = buffer.drain(..=end).collect();
-            let ToHolder::End = serde_json::from_slice(&line).context("a line of the agent's")?;
-            return Ok(Followed::Over);
-        }
-        if buffer.len() > MAX_LINE {
-            bail!("the agent's line is too long");
+            Err(LineError::Io(_)) => return Ok(Followed::AgentGone { heard: false }),
+            Err(LineError::TooLong { .. }) => bail!("the agent's line is too long"),
+            Err(error @ LineError::Json(_)) => return Err(error).context("a line of the agent's"),
         }
     }
 }

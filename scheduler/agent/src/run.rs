@@ -14,6 +14,8 @@ use hop_handover::token::{Confirmation, Look};
 use hop_words::clock::SteadyClock;
 use hop_words::error::chain;
 use hop_words::id::{JobId, LeaseId, PoolName, Term};
+use hop_words::line;
+use hop_words::line::tokio::{Lines, write as write_line};
 use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -21,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufRead, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
@@ -220,18 +222,19 @@ async fn accept(listener: UnixListener, events: Events) {
 async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Result<()> {
     let uid = stream.peer_cred()?.uid();
     let me = rustix::process::geteuid().as_raw();
-    let (read, write) = stream.into_split();
-    let mut read = BufReader::new(read);
+    let (read, mut write) = stream.into_split();
+    let read = BufReader::new(read);
     if uid == 0 {
-        let line = read_line(&mut read, hop_handover::token::MAX_LINE).await?;
-        let confirmation = Confirmation::from_line(&line)?;
+        let mut lines = Lines::new(read, hop_handover::token::MAX_LINE);
+        let confirmation = Confirmation::from_line(&first_line(&mut lines).await?)?;
         let _ = events.send(Event::Input(Input::Confirmed(confirmation)));
         return Ok(());
     }
     if uid != me {
         bail!("uid {uid} has no business here");
     }
-    let hello: HolderHello = serde_json::from_str(&read_line(&mut read, MAX_LINE).await?)?;
+    let mut said = Lines::new(read, MAX_LINE);
+    let hello: HolderHello = line::decode(&first_line(&mut said).await?)?;
     if hello.holder != VERSION {
         bail!("a holder of version {}", hello.holder);
     }
@@ -247,33 +250,28 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
         },
         lines,
     });
-    let mut write = write;
-    let mut byte = [0; 1];
     loop {
         tokio::select! {
             line = outgoing.recv() => {
                 let Some(line) = line else { break };
-                let mut text = serde_json::to_vec(&line)?;
-                text.push(b'\n');
-                if write.write_all(&text).await.is_err() {
+                if write_line(&mut write, &line).await.is_err() {
                     break;
                 }
             }
             // A holder sends nothing after its hello: any read means the holder's end.
-            _ = read.read(&mut byte) => break,
+            _ = said.next_line() => break,
         }
     }
     let _ = events.send(Event::HolderGone { connection, lease });
     Ok(())
 }
 
-async fn read_line(read: &mut (impl tokio::io::AsyncBufRead + Unpin), limit: usize) -> Result<String> {
-    let mut line = Vec::new();
-    let mut limited = read.take(limit as u64);
-    tokio::time::timeout(LINE_TIMEOUT, limited.read_until(b'\n', &mut line))
+/// A peer that ends before its line has said an empty one.
+async fn first_line(lines: &mut Lines<impl AsyncBufRead + Unpin>) -> Result<Vec<u8>> {
+    let line = tokio::time::timeout(LINE_TIMEOUT, lines.next_line())
         .await
         .context("no line came")??;
-    Ok(String::from_utf8(line)?)
+    Ok(line.unwrap_or_default())
 }
 
 struct Agent {

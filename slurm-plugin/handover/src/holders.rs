@@ -9,6 +9,7 @@
 use crate::apart::apart;
 use crate::bpf::Number;
 use crate::token::Hold;
+use hop_words::line;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -73,7 +74,7 @@ pub fn among(pids: &[u32], numbers: &[Number]) -> (Vec<Found>, bool) {
     });
     let (said, whole) = said.unwrap_or_default();
     let lines = said.split(|b| *b == b'\n');
-    let mut found: Vec<Found> = lines.filter_map(|l| serde_json::from_slice(l).ok()).collect();
+    let mut found: Vec<Found> = lines.filter_map(|l| line::decode(l).ok()).collect();
     found.sort_unstable();
     (found, whole && Instant::now() <= until)
 }
@@ -216,8 +217,7 @@ impl<'a> Scan<'a> {
     fn tell(&mut self, mut out: &File) -> io::Result<bool> {
         let mut any = false;
         for found in self.found.drain() {
-            serde_json::to_writer(out, &found)?;
-            out.write_all(b"\n")?;
+            line::write(&mut out, &found).map_err(io::Error::from)?;
             any = true;
         }
         Ok(any)

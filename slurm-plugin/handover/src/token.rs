@@ -9,6 +9,7 @@
 
 pub use hop_words::gpu::Device;
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, UserName};
+use hop_words::line::{self, LineError};
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -309,7 +310,7 @@ pub enum Refusal {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("not valid JSON of the handover protocol")]
-    Json(#[source] serde_json::Error),
+    Json(#[source] LineError),
     #[error("version {theirs} of the handover protocol, this is {VERSION}")]
     Version { theirs: u32 },
     #[error("longer than {MAX_LINE} bytes")]
@@ -332,7 +333,7 @@ fn check_version(bytes: &[u8]) -> Result<(), ReadError> {
     if bytes.len() > MAX_LINE {
         return Err(ReadError::TooLong);
     }
-    let VersionOnly { v } = serde_json::from_slice(bytes).map_err(ReadError::Json)?;
+    let VersionOnly { v } = line::decode(bytes).map_err(ReadError::Json)?;
     if v == VERSION {
         Ok(())
     } else {
@@ -352,30 +353,27 @@ impl Token {
     /// Another version is told as such before anything else is read.
     pub fn from_payload(bytes: &[u8]) -> Result<Self, ReadError> {
         check_version(bytes)?;
-        serde_json::from_slice(bytes).map_err(ReadError::Json)
+        line::decode(bytes).map_err(ReadError::Json)
     }
 }
 
 impl Confirmation {
     /// One line with its newline.
-    pub fn to_line(&self) -> String {
-        let line = Line {
+    pub fn to_line(&self) -> Vec<u8> {
+        line::encode(&Line {
             v: VERSION,
             body: self,
-        };
-        let mut text =
-            serde_json::to_string(&line).expect("a confirmation holds nothing that JSON can't say");
-        text.push('\n');
-        text
+        })
+        .expect("a confirmation holds nothing that JSON can't say")
     }
 
     /// Reads a line, with or without its newline.
     ///
     /// # Errors
     /// Another version is told as such before anything else is read.
-    pub fn from_line(line: &str) -> Result<Self, ReadError> {
-        check_version(line.as_bytes())?;
-        let line: Line<Self> = serde_json::from_str(line).map_err(ReadError::Json)?;
+    pub fn from_line(line: &[u8]) -> Result<Self, ReadError> {
+        check_version(line)?;
+        let line: Line<Self> = line::decode(line).map_err(ReadError::Json)?;
         Ok(line.body)
     }
 }
@@ -447,7 +445,7 @@ mod tests {
             at: Timestamp(5),
         });
         let line = refused.to_line();
-        assert_eq!(line.matches('\n').count(), 1);
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         assert_eq!(Confirmation::from_line(&line).unwrap(), refused);
     }
 
@@ -458,7 +456,7 @@ mod tests {
             Token::from_payload(newer),
             Err(ReadError::Version { theirs: 2 })
         ));
-        let line = r#"{"v":3,"body":{"kind":"exploded"}}"#;
+        let line = br#"{"v":3,"body":{"kind":"exploded"}}"#;
         assert!(matches!(
             Confirmation::from_line(line),
             Err(ReadError::Version { theirs: 3 })

@@ -33,7 +33,7 @@ proptest! {
 
     #[test]
     fn any_line_is_a_confirmation_or_none(line in prop_oneof![".*", "\\{\"v\":1,\"body\":\\{.*\\}\\}"]) {
-        if let Ok(said) = Confirmation::from_line(&line) {
+        if let Ok(said) = Confirmation::from_line(line.as_bytes()) {
             prop_assert_eq!(Confirmation::from_line(&said.to_line()).unwrap(), said);
         }
     }

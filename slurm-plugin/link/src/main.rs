@@ -4,8 +4,9 @@
 //! on final errors in its view (an unreadable slurm.conf, a missing plugin). A fatal error ends this process alone, and
 //! the parent goes on with Slurm's commands. A build without Slurm's headers only reports so.
 
-use hop_slurm::link::{Ask, Hello, PROTOCOL};
-use std::io::{self, BufRead, Write};
+use hop_slurm::link::{Ask, Hello, MAX_LINE, PROTOCOL};
+use hop_words::line::{self, Lines};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 #[cfg(slurm)]
@@ -63,16 +64,13 @@ fn serve() -> io::Result<()> {
         )));
     }
     let library = library::Library::start();
-    for line in io::stdin().lock().lines() {
-        let ask: Ask = serde_json::from_str(&line?)?;
+    let mut lines = Lines::new(io::stdin().lock(), MAX_LINE);
+    while let Some(ask) = lines.read::<Ask>()? {
         say(&library.answer(&ask))?;
     }
     Ok(())
 }
 
 fn say(value: &impl serde::Serialize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
-    out.write_all(b"\n")?;
-    out.flush()
+    Ok(line::write(&mut io::stdout().lock(), value)?)
 }

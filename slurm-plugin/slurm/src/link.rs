@@ -9,19 +9,24 @@ use crate::jobs::{Job, JobGres};
 use crate::nodes::{Node, Partition};
 use crate::run::Runner;
 use hop_words::id::JobId;
+use hop_words::line::LineError;
+use hop_words::line::tokio::{Lines, write};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::BufReader;
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 /// Version of this protocol, in the helper's first line.
 pub const PROTOCOL: u32 = 1;
+/// The longest line, in bytes: an answer of all jobs has some hundred bytes a job.
+pub const MAX_LINE: usize = 256 << 20;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -122,7 +127,7 @@ pub enum LinkError {
     #[error("it gave no answer in time")]
     Timeout,
     #[error("it said something that could not be read")]
-    Garbled(#[source] serde_json::Error),
+    Garbled(#[source] LineError),
     #[error("it speaks protocol {0}, we {PROTOCOL}")]
     Protocol(u32),
     #[error("{}", .0.built.map_or_else(|| "it was built without Slurm's headers".to_owned(), |built| format!("it was built for Slurm {built} and finds the library of another series: build it again")))]
@@ -155,7 +160,7 @@ struct State {
 struct Process {
     child: Child,
     stdin: ChildStdin,
-    stdout: tokio::io::Lines<BufReader<ChildStdout>>,
+    stdout: Lines<BufReader<ChildStdout>>,
 }
 
 /// The last full answer, valid as long as slurmctld says that nothing changed.
@@ -332,9 +337,9 @@ impl Link {
         let mut process = Process {
             child,
             stdin,
-            stdout: BufReader::new(stdout).lines(),
+            stdout: Lines::new(BufReader::new(stdout), MAX_LINE),
         };
-        let hello: Hello = read_line(&mut process).await?;
+        let hello: Hello = answer(&mut process).await?;
         if hello.protocol != PROTOCOL {
             return Err(LinkError::Protocol(hello.protocol));
         }
@@ -358,25 +363,24 @@ impl State {
 }
 
 async fn exchange(process: &mut Process, ask: &Ask) -> Result<Answer, LinkError> {
-    let mut line = serde_json::to_string(ask).map_err(LinkError::Garbled)?;
-    line.push('\n');
-    process
-        .stdin
-        .write_all(line.as_bytes())
-        .await
-        .map_err(|_| LinkError::Ended)?;
-    read_line(process).await
+    write(&mut process.stdin, ask).await.map_err(failed)?;
+    answer(process).await
 }
 
-async fn read_line<T: serde::de::DeserializeOwned>(process: &mut Process) -> Result<T, LinkError> {
-    let line = process
+async fn answer<T: DeserializeOwned>(process: &mut Process) -> Result<T, LinkError> {
+    process
         .stdout
-        .next_line()
+        .read()
         .await
-        .ok()
-        .flatten()
-        .ok_or(LinkError::Ended)?;
-    serde_json::from_str(&line).map_err(LinkError::Garbled)
+        .map_err(failed)?
+        .ok_or(LinkError::Ended)
+}
+
+fn failed(error: LineError) -> LinkError {
+    match error {
+        LineError::Io(_) => LinkError::Ended,
+        error => LinkError::Garbled(error),
+    }
 }
 
 #[cfg(test)]

@@ -30,5 +30,5 @@ pub(crate) fn send(agent: &Agent, line: &Confirmation) -> io::Result<()> {
             "uid {peer} listens there, not the service account"
         )));
     }
-    UnixStream::from(socket).write_all(line.to_line().as_bytes())
+    UnixStream::from(socket).write_all(&line.to_line())
 }

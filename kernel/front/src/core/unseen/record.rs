@@ -5,6 +5,7 @@ use super::{Cell, Follower, Unseen};
 use bytes::Bytes;
 use hop_protocol::jupyter::Channel;
 use hop_words::id::{CellId, Incarnation, Tenure};
+use hop_words::line;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Most bytes of recorded changes beyond the kept content, before all of it is written anew.
@@ -199,12 +200,7 @@ impl Unseen {
 }
 
 fn line(lines: &mut Vec<u8>, what: &impl Serialize) {
-    let before = lines.len();
-    match serde_json::to_writer(&mut *lines, what) {
-        Ok(()) => lines.push(b'\n'),
-        Err(error) => {
-            tracing::warn!(%error, "a change can't be recorded");
-            lines.truncate(before);
-        }
+    if let Err(error) = line::append(lines, what) {
+        tracing::warn!(%error, "a change can't be recorded");
     }
 }
