@@ -15,7 +15,7 @@ mod up;
 use hop_api::message::{
     Device, EndCause, EndedLease, GpuSlot, Handover, NodeStanding, Order, Request, StartLease,
 };
-use hop_handover::token::{Confirmation, HandedOver, Look, Refusal, Standing, TakenBack};
+use hop_handover::token::{Confirmation, Look, Refusal, Standing, TakenBack};
 use hop_words::id::{Epoch, GpuIndex, LeaseId, Term, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
@@ -560,8 +560,8 @@ impl AgentState {
 
     fn confirmed(&mut self, confirmation: Confirmation, now: Timestamp, out: &mut Vec<Output>) {
         match confirmation {
-            Confirmation::HandedOver(handed) if handed.pilot == self.facts.pilot => {
-                self.handed_over(handed.lease, handover_of(&handed), now, out);
+            Confirmation::HandedOver(handed) if handed.handover.pilot == self.facts.pilot => {
+                self.handed_over(handed.lease, handed.handover, now, out);
             }
             Confirmation::TakenBack(taken) if taken.pilot == self.facts.pilot => {
                 self.taken_back(taken, now, out);
@@ -671,17 +671,6 @@ fn unproven_device(index: GpuIndex) -> Device {
         path: std::path::PathBuf::new(),
         major: 0,
         minor: 0,
-    }
-}
-
-fn handover_of(handed: &HandedOver) -> Handover {
-    Handover {
-        epoch: handed.epoch,
-        pilot: handed.pilot,
-        step: handed.step,
-        devices: handed.devices.clone(),
-        cores: handed.cores.clone(),
-        at: handed.at,
     }
 }
 

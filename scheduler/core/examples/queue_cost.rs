@@ -2,7 +2,7 @@
 //! --example queue_cost`.
 
 use hop_core::config::{Config, PoolConfig};
-use hop_core::{Core, Input, NodeFacts, ReplicaUp, Submit};
+use hop_core::{Core, Input, NodeFacts, ReplicaFacts, Submit};
 use hop_words::id::{Incarnation, JobId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Timestamp;
@@ -29,7 +29,7 @@ fn main() {
     }
     for k in 0..CELLS {
         let kernel = format!("k{k}");
-        let up = ReplicaUp {
+        let up = ReplicaFacts {
             kernel: kernel.as_str().into(),
             incarnation: Incarnation(1),
             user: format!("u{}", k % 100).as_str().into(),

@@ -3,7 +3,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::PlaceKernel;
+use crate::input::PlaceReplica;
 use crate::output::Output;
 use crate::state::{Kernel, Node, Replica};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
@@ -145,7 +145,7 @@ impl Core {
         let taken = kernel.replicas.iter().map(|r| r.node);
         let taken = taken.chain(kernel.planned.iter().map(|p| p.node));
         let pool = self.supply.pools[kernel.pool].config.name.clone();
-        let place = PlaceKernel {
+        let place = PlaceReplica {
             kernel: kernel.id.clone(),
             user: self.people.users[kernel.user].name.clone(),
             account: None,

@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::input::Submit;
-use crate::output::{Output, Record, StartLease};
+use crate::output::{DecidedLease, Output, Record};
 use crate::room::Spot;
 use crate::state::{
     Band, Cell, Kernel, Lease, LeaseState, Node, Pool, Rank, Running, Size, Timer, Told, Vain,
@@ -428,7 +428,7 @@ impl Core {
             submit: lease.submit,
             at: lease.ordered,
         }));
-        out.push(Output::StartLease(StartLease {
+        out.push(Output::StartLease(DecidedLease {
             lease: id,
             pilot,
             node,

@@ -101,7 +101,7 @@ pub enum Input {
 
     /// A front wants a replica of its kernel placed. Answered by [`crate::Output::Place`] or
     /// [`crate::Output::PlaceRefused`].
-    PlaceKernel(PlaceKernel),
+    PlaceKernel(PlaceReplica),
     /// The kernel is closed for good.
     CloseKernel {
         kernel: KernelId,
@@ -116,7 +116,7 @@ pub enum Input {
         soon: bool,
     },
     /// A replica is up, or came back.
-    ReplicaUp(ReplicaUp),
+    ReplicaUp(ReplicaFacts),
     /// The replica's connection broke: nothing can be asked of the replica before the next report. Optional:
     /// without this input, moves of the replica are planned and fail.
     ReplicaAway {
@@ -190,7 +190,7 @@ pub enum Input {
     LeaseEnded {
         pilot: JobId,
         #[serde(flatten)]
-        ended: EndedLease,
+        ended: ReportedEnd,
     },
 
     /// Somebody with the right to do so (the driver has checked) ends a lease, a cell or a kernel.
@@ -277,12 +277,12 @@ pub struct PilotUp {
     /// Steps that the pilot may still start before MaxStepCount.
     pub steps_left: u32,
     /// Leases that live there now.
-    pub leases: Vec<LiveLease>,
+    pub leases: Vec<ReportedLease>,
     /// Leases being started there, or ended before their start.
     #[serde(default)]
     pub starting: Vec<LeaseId>,
     /// Leases that ended there while nobody listened.
-    pub ended: Vec<EndedLease>,
+    pub ended: Vec<ReportedEnd>,
     /// It was told to drain before.
     pub draining: bool,
     /// Slurm drains its node: it is told to drain, and lends nothing.
@@ -290,16 +290,17 @@ pub struct PilotUp {
     pub node_drains: bool,
 }
 
+/// A lease that its node reports, as far as the policy needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LiveLease {
+pub struct ReportedLease {
     pub lease: LeaseId,
     pub kernel: KernelId,
     pub devices: Vec<GpuIndex>,
 }
 
-/// The end of a lease, by its node's word.
+/// The end of a lease, by its node's word and as far as the policy needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndedLease {
+pub struct ReportedEnd {
     pub lease: LeaseId,
     pub cause: EndCause,
     /// No process holds the devices; else they stay blocked.
@@ -327,8 +328,10 @@ pub struct Submit {
     pub print: u64,
 }
 
+/// The question for a place for a kernel's next replica. User and pool are named: the asking front proves the one and
+/// may leave out the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlaceKernel {
+pub struct PlaceReplica {
     pub kernel: KernelId,
     pub user: UserName,
     pub account: Option<AccountName>,
@@ -346,8 +349,9 @@ pub struct PlaceKernel {
     pub name: String,
 }
 
+/// A replica as `hopd` knows it after its report: user, pool and obstacles to moves are settled.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ReplicaUp {
+pub struct ReplicaFacts {
     pub kernel: KernelId,
     pub incarnation: Incarnation,
     pub user: UserName,

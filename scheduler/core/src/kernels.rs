@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::{EndedCell, ReplicaUp, Standby, Submit};
+use crate::input::{EndedCell, ReplicaFacts, Standby, Submit};
 use crate::journal::{KernelImage, Key};
 use crate::output::Output;
 use crate::predict::Habit;
@@ -97,7 +97,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn replica_up(&mut self, up: ReplicaUp, out: &mut Vec<Output>) {
+    pub(crate) fn replica_up(&mut self, up: ReplicaFacts, out: &mut Vec<Output>) {
         if self
             .find_kernel(&up.kernel)
             .is_some_and(|k| self.work.kernels[k].closed)
@@ -183,7 +183,7 @@ impl Core {
     }
 
     /// Notes that the replica is there. Returns whether it is new.
-    fn take_in(&mut self, k: Idx<Kernel>, up: &ReplicaUp) -> bool {
+    fn take_in(&mut self, k: Idx<Kernel>, up: &ReplicaFacts) -> bool {
         let mut replicas = self.work.kernels[k].replicas.iter_mut();
         if let Some(known) = replicas.find(|r| r.incarnation == up.incarnation) {
             known.executes = up.executes;
@@ -302,7 +302,7 @@ impl Core {
     }
 
     /// Reconciles the replica's lease with ours.
-    fn reconcile_holder(&mut self, k: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
+    fn reconcile_holder(&mut self, k: Idx<Kernel>, up: &ReplicaFacts, out: &mut Vec<Output>) {
         if let Some(ended) = &up.ended {
             self.heard_late(k, up.incarnation, ended, out);
         }

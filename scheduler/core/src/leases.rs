@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::EndedLease;
+use crate::input::ReportedEnd;
 use crate::journal::{Key, LeaseImage, Phase};
 use crate::output::{Output, Record};
 use crate::state::{Account, Cell, Kernel, Lease, LeaseState, Pilot, PilotState, Pool, Running, Timer, User};
@@ -506,8 +506,8 @@ impl Core {
         }
     }
 
-    pub(crate) fn lease_ended(&mut self, pilot: JobId, ended: EndedLease, out: &mut Vec<Output>) {
-        let EndedLease {
+    pub(crate) fn lease_ended(&mut self, pilot: JobId, ended: ReportedEnd, out: &mut Vec<Output>) {
+        let ReportedEnd {
             lease: id,
             cause,
             clean,

@@ -3,7 +3,7 @@
 use crate::asked::move_takes_by_default;
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::ReplicaUp;
+use crate::input::ReplicaFacts;
 use crate::late::GIVEN_UP;
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::{Output, Withdrawal};
@@ -448,7 +448,7 @@ impl Core {
     /// The log has elected an executor since the move was asked for. [`Self::moved_in`] comes first, so the new
     /// executor isn't the move's target. The executor in charge of the move is gone, and no other process knows of the
     /// move.
-    pub(crate) fn move_overtaken(&mut self, kernel: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
+    pub(crate) fn move_overtaken(&mut self, kernel: Idx<Kernel>, up: &ReplicaFacts, out: &mut Vec<Output>) {
         let overtakes = |m: &Moving| m.tenure.is_some() && up.executes > m.tenure;
         if self.work.kernels[kernel]
             .migrating

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[serde(tag = "output", rename_all = "kebab-case")]
 pub enum Output {
     /// To the pilot's agent: start this lease.
-    StartLease(StartLease),
+    StartLease(DecidedLease),
     /// To the pilot's agent: end it. `grace` is how long holders get.
     EndLease {
         lease: LeaseId,
@@ -138,8 +138,9 @@ pub enum Output {
     Journal(Entry),
 }
 
+/// A lease by the policy's decision. The order to the node's agent adds the term and the executor's process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StartLease {
+pub struct DecidedLease {
     pub lease: LeaseId,
     pub pilot: JobId,
     pub node: NodeName,

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::{PlaceKernel, SeatUp};
+use crate::input::{PlaceReplica, SeatUp};
 use crate::output::{Output, SeatPlan};
 use crate::state::{Kernel, Node, Pilot, PilotState, Planned, Pool, Replica, Seat, Timer, User};
 use hop_words::id::{GpuType, Incarnation, JobId, KernelId, NodeName};
@@ -20,7 +20,7 @@ const SUBSCRIPTION_CAP: f64 = 7.0;
 pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
 
 impl Core {
-    pub(crate) fn place_kernel(&mut self, place: PlaceKernel, out: &mut Vec<Output>) {
+    pub(crate) fn place_kernel(&mut self, place: PlaceReplica, out: &mut Vec<Output>) {
         let Some(pool) = self.find_pool(&place.pool) else {
             return out.push(Output::PlaceRefused {
                 kernel: place.kernel,
@@ -70,7 +70,7 @@ impl Core {
 
     /// A front that asks for numbers from `first` on has not used the seats of its earlier request: no replica comes
     /// there.
-    fn withdraw_unused_plans(&mut self, place: &PlaceKernel) {
+    fn withdraw_unused_plans(&mut self, place: &PlaceReplica) {
         let (Some(k), Some(first)) = (self.find_kernel(&place.kernel), place.first) else {
             return;
         };
@@ -151,7 +151,7 @@ impl Core {
         &self,
         pool: Idx<Pool>,
         user: Idx<User>,
-        place: &PlaceKernel,
+        place: &PlaceReplica,
     ) -> Option<Idx<Node>> {
         let need = &place.default_need;
         let gpus = u32::from(need.gpus);
@@ -189,7 +189,7 @@ impl Core {
     fn where_room_is(
         &self,
         pool: Idx<Pool>,
-        place: &PlaceKernel,
+        place: &PlaceReplica,
         seats: &BTreeSet<Idx<Node>>,
         fit: &mut Vec<Fit>,
     ) {

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::PlaceKernel;
+use crate::input::PlaceReplica;
 use crate::state::{Account, Band, Kernel, Node, Pilot, PilotState, Pool, Rank, User};
 use hop_words::id::{KernelId, PoolName, UserName};
 use hop_words::need::{Class, Need};
@@ -80,7 +80,7 @@ impl Core {
         user: Option<Idx<User>>,
         prospect: &Prospect,
     ) -> Option<Idx<Node>> {
-        let place = PlaceKernel {
+        let place = PlaceReplica {
             kernel: "".into(),
             user: prospect.user.clone(),
             account: None,

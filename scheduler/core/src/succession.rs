@@ -3,7 +3,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::ReplicaUp;
+use crate::input::ReplicaFacts;
 use crate::output::Output;
 use crate::state::{Cell, Kernel, LeaseState, Replica, Timer};
 use hop_words::id::{Incarnation, Tenure};
@@ -16,7 +16,7 @@ const ASKED_WITHIN: Span = Span::from_secs(10);
 
 impl Core {
     /// Whether the report comes from an executor whose kernel has another executor of a higher tenure.
-    pub(crate) fn is_deposed(&self, k: Idx<Kernel>, up: &ReplicaUp) -> bool {
+    pub(crate) fn is_deposed(&self, k: Idx<Kernel>, up: &ReplicaFacts) -> bool {
         let Some(tenure) = up.executes else {
             return false;
         };
@@ -26,7 +26,7 @@ impl Core {
 
     /// The executors to be replaced: the kernel's log has elected the new executor, perhaps unknown to these. An
     /// executor with a lease but without a replica held the lease before a restart of the driver.
-    pub(crate) fn deposed_by(&self, k: Idx<Kernel>, up: &ReplicaUp) -> BTreeSet<Incarnation> {
+    pub(crate) fn deposed_by(&self, k: Idx<Kernel>, up: &ReplicaFacts) -> BTreeSet<Incarnation> {
         if !has_log(up) {
             return BTreeSet::new();
         }
@@ -46,7 +46,7 @@ impl Core {
     pub(crate) fn cells_of_another(
         &mut self,
         k: Idx<Kernel>,
-        up: &ReplicaUp,
+        up: &ReplicaFacts,
         deposes: bool,
         out: &mut Vec<Output>,
     ) {
@@ -88,7 +88,7 @@ impl Core {
         &mut self,
         k: Idx<Kernel>,
         executor: Incarnation,
-        by: &ReplicaUp,
+        by: &ReplicaFacts,
         out: &mut Vec<Output>,
     ) {
         let until = self.now + ASKED_WITHIN;
@@ -111,6 +111,6 @@ impl Core {
 }
 
 /// Whether the kernel has a log for the election of its executors.
-fn has_log(up: &ReplicaUp) -> bool {
+fn has_log(up: &ReplicaFacts) -> bool {
     up.executes.is_some_and(|tenure| tenure > Tenure(0))
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{World, facts};
 use hop_core::config::{Config, Migrate, PoolConfig};
-use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, SeatUp, Standby, Withdrawal};
+use hop_core::{Doing, Input, MoveCause, Output, PlaceReplica, SeatUp, Standby, Withdrawal};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use hop_words::reason::{MoveRefused, RefusedBecause};
@@ -176,8 +176,8 @@ fn policy_moves_a_kernel_to_free_gpus_and_leaves_one_that_can_not_go() {
 }
 
 /// One more replica, on a node beside these.
-fn another(kernel: &KernelId, avoid: &[&str]) -> PlaceKernel {
-    PlaceKernel {
+fn another(kernel: &KernelId, avoid: &[&str]) -> PlaceReplica {
+    PlaceReplica {
         kernel: kernel.clone(),
         user: "ada".into(),
         account: None,
@@ -228,7 +228,7 @@ fn a_kernel_with_standbys_goes_to_one_that_has_free_gpus() {
 #[test]
 fn a_place_that_came_to_nothing_keeps_no_kernel_away() {
     let (mut w, k) = world(None);
-    let again = |first: u32, avoid: &[&str]| PlaceKernel {
+    let again = |first: u32, avoid: &[&str]| PlaceReplica {
         first: Some(Incarnation(first)),
         ..another(&k, avoid)
     };

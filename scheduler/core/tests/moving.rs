@@ -2,7 +2,7 @@
 
 use crate::world::{World, facts, report};
 use hop_core::config::{Config, Migrate, PoolConfig, Scale};
-use hop_core::{Input, NodeFacts, Output, Prospect, ReplicaUp, SeatPlan};
+use hop_core::{Input, NodeFacts, Output, Prospect, ReplicaFacts, SeatPlan};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, Tenure};
 use hop_words::lease::EndCause;
 use hop_words::need::{Class, Need};
@@ -240,7 +240,7 @@ fn a_kernel_with_a_broken_connection_is_moved_once_it_is_back() {
     });
     w.pass(Span::from_secs(600));
     assert!(w.migrations.is_empty(), "it can't be asked");
-    w.tell(Input::ReplicaUp(ReplicaUp {
+    w.tell(Input::ReplicaUp(ReplicaFacts {
         executes: Some(Tenure(0)),
         ..report(&kernel, "cyd", incarnation, "n0")
     }));

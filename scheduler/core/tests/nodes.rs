@@ -4,7 +4,7 @@
 use crate::world::{World, facts, on_demand};
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
 use hop_core::journal::{Entry, Key, TicketImage, Value};
-use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, Room, Submit};
+use hop_core::{Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceReplica, Room, Submit};
 use hop_words::id::{GpuIndex, Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -41,7 +41,7 @@ fn gone(node: &str) -> Input {
 }
 
 fn place(name: &str) -> Input {
-    Input::PlaceKernel(PlaceKernel {
+    Input::PlaceKernel(PlaceReplica {
         kernel: name.into(),
         user: "ada".into(),
         account: None,
@@ -585,7 +585,7 @@ fn restarted(now: Timestamp) -> Core {
 }
 
 fn up_on(node: &str) -> Input {
-    Input::ReplicaUp(hop_core::ReplicaUp {
+    Input::ReplicaUp(hop_core::ReplicaFacts {
         kernel: "k".into(),
         incarnation: Incarnation(1),
         user: "ada".into(),
@@ -616,7 +616,7 @@ fn a_node_of_the_journal_takes_nothing_until_somebody_has_named_it() {
         out
     };
     let cores = |name: &str| match place(name) {
-        Input::PlaceKernel(place) => Input::PlaceKernel(PlaceKernel {
+        Input::PlaceKernel(place) => Input::PlaceKernel(PlaceReplica {
             default_need: Need {
                 cpus: 1,
                 ..Need::default()

@@ -4,7 +4,7 @@
 use crate::world::{World, report};
 use hop_core::config::{Config, PoolConfig, Quantum};
 use hop_core::journal::Phase;
-use hop_core::{Input, Output, ParkedCell, Record, ReplicaUp, WaitingCell};
+use hop_core::{Input, Output, ParkedCell, Record, ReplicaFacts, WaitingCell};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
@@ -298,7 +298,7 @@ fn a_cell_that_parks_unasked_makes_room_as_well() {
 }
 
 fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
-    Input::ReplicaUp(ReplicaUp {
+    Input::ReplicaUp(ReplicaFacts {
         waiting: vec![WaitingCell {
             cell: cell.clone(),
             need: Need::gpus(1),

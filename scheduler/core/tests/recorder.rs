@@ -2,7 +2,7 @@
 
 use crate::world::{World, report};
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
-use hop_core::{Core, Input, LiveLease, Output, Record, Submit};
+use hop_core::{Core, Input, Output, Record, ReportedLease, Submit};
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
@@ -639,7 +639,7 @@ fn the_journal_brings_back_leases_kernels_and_counters() {
         cpus: 8,
         ends: None,
         steps_left: 1000,
-        leases: vec![LiveLease {
+        leases: vec![ReportedLease {
             lease: LeaseId(1),
             kernel: k.clone(),
             devices: vec![GpuIndex(0)],
@@ -695,7 +695,7 @@ fn placement_takes_the_least_subscribed_distinct_nodes() {
         w.pilot(n, 2, 8);
     }
     w.kernel("a", "ada", &["n0"], 2);
-    let place = hop_core::PlaceKernel {
+    let place = hop_core::PlaceReplica {
         kernel: "b".into(),
         user: "bob".into(),
         account: None,
@@ -709,7 +709,7 @@ fn placement_takes_the_least_subscribed_distinct_nodes() {
     };
     let avoiding = |nodes: &[&str]| {
         let avoid = nodes.iter().map(|n| (*n).into()).collect();
-        Input::PlaceKernel(hop_core::PlaceKernel {
+        Input::PlaceKernel(hop_core::PlaceReplica {
             avoid,
             ..place.clone()
         })
@@ -896,7 +896,7 @@ fn a_node_that_nothing_is_heard_of_is_taken_last() {
         let out = w.tell(Input::PlaceKernel(place(kernel, 1)));
         assert_eq!(placed(&out), "n2", "a loaded node is better than a silent one");
     }
-    let other = hop_core::PlaceKernel {
+    let other = hop_core::PlaceReplica {
         avoid: vec!["n2".into()],
         ..place("c", 1)
     };
@@ -904,8 +904,8 @@ fn a_node_that_nothing_is_heard_of_is_taken_last() {
     assert_eq!(placed(&out), "n0", "silence is no proof of a loss");
 }
 
-fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
-    hop_core::PlaceKernel {
+fn place(name: &str, gpus: u16) -> hop_core::PlaceReplica {
+    hop_core::PlaceReplica {
         kernel: name.into(),
         user: "ada".into(),
         account: None,
@@ -950,7 +950,7 @@ fn a_seat_is_as_full_as_its_replicas_make_it_whoever_reports_first() {
     assert_eq!(w.tell(seat_up(10_001, "n0", 1024)), []);
     assert_eq!(shared_seat(&mut w, "c"), Some(JobId(10_001)));
     // The living replica counts with the memory that its kernel asks for now.
-    let larger = hop_core::PlaceKernel {
+    let larger = hop_core::PlaceReplica {
         mem_mib: 1024,
         ..place("a", 1)
     };
@@ -981,7 +981,7 @@ fn a_replica_of_any_number_takes_the_seat_that_was_planned() {
             w.pilot(n, 2, 8);
         }
         let place = |name: &str, first| {
-            Input::PlaceKernel(hop_core::PlaceKernel {
+            Input::PlaceKernel(hop_core::PlaceReplica {
                 first,
                 ..place(name, 2)
             })
@@ -1009,7 +1009,7 @@ fn a_report_that_crosses_a_grant_ends_no_lease() {
     let out = w.confirm(job, LeaseId(1));
     assert!(kinds(&out).contains(&"granted"), "{out:?}");
     let report = |waiting: Vec<hop_core::WaitingCell>| {
-        Input::ReplicaUp(hop_core::ReplicaUp {
+        Input::ReplicaUp(hop_core::ReplicaFacts {
             waiting,
             ..report(&k, "ada", Incarnation(1), "n0")
         })
@@ -1041,7 +1041,7 @@ fn a_cell_that_ended_unheard_has_its_own_outcome() {
     let (cell, _) = w.submit(&k, Need::gpus(1));
     w.confirm(job, LeaseId(1));
     let report = |incarnation| {
-        Input::ReplicaUp(hop_core::ReplicaUp {
+        Input::ReplicaUp(hop_core::ReplicaFacts {
             ended: Some(hop_core::EndedCell {
                 cell: cell.clone(),
                 outcome: Outcome::Error,
@@ -1088,7 +1088,7 @@ fn a_report_of_ended_leases_ends_no_lease_that_follows_from_it() {
         steps_left: 1000,
         leases: vec![],
         starting: vec![],
-        ended: vec![hop_core::EndedLease {
+        ended: vec![hop_core::ReportedEnd {
             lease: LeaseId(1),
             cause: EndCause::StepLost,
             clean: true,

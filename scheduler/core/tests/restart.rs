@@ -2,7 +2,7 @@
 
 use crate::world::{World, facts, report};
 use hop_core::config::{Config, PoolConfig, Scale};
-use hop_core::{Core, Input, Output, ReplicaUp, WaitingCell};
+use hop_core::{Core, Input, Output, ReplicaFacts, WaitingCell};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
@@ -55,7 +55,7 @@ fn comes_back(w: &mut World, kernel: &KernelId, cells: &[&CellId]) {
         class: Class::Interactive,
         print: 0,
     });
-    w.tell(Input::ReplicaUp(ReplicaUp {
+    w.tell(Input::ReplicaUp(ReplicaFacts {
         waiting: waiting.collect(),
         ..report(kernel, user.as_str(), Incarnation(1), "n0")
     }));

@@ -3,7 +3,7 @@
 use hop_api::config::{Config, Pool};
 use hop_api::message::{AcctRow, AgentUp, CancelTarget, InfoReport, NodeInfo, QueueRow, Refusal, Told};
 use hop_core::config::PoolConfig;
-use hop_core::{Core, EndedLease, LeaseView, LiveLease, PilotUp};
+use hop_core::{Core, LeaseView, PilotUp, ReportedEnd, ReportedLease};
 use hop_words::clock::Skew;
 use hop_words::id::{CellId, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName};
 use hop_words::lease::LeaseEnd;
@@ -48,7 +48,7 @@ pub(crate) fn pilot_up(up: AgentUp, skew: Skew, node_drains: bool) -> PilotUp {
         leases: up
             .leases
             .into_iter()
-            .map(|l| LiveLease {
+            .map(|l| ReportedLease {
                 lease: l.order.lease,
                 kernel: l.order.kernel,
                 devices: l.handover.devices.iter().map(|d| d.index).collect(),
@@ -58,7 +58,7 @@ pub(crate) fn pilot_up(up: AgentUp, skew: Skew, node_drains: bool) -> PilotUp {
         ended: up
             .ended
             .into_iter()
-            .map(|e| EndedLease {
+            .map(|e| ReportedEnd {
                 lease: e.order.lease,
                 cause: e.end.cause,
                 clean: e.end.clean,

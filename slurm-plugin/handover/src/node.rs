@@ -25,6 +25,7 @@ use crate::token::{
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName};
+use hop_words::lease::Handover;
 use hop_words::process::start_time;
 use std::cell::OnceCell;
 use std::error::Error;
@@ -300,14 +301,16 @@ impl Node {
         }
         Ok(HandedOver {
             lease: token.lease,
-            epoch: token.epoch,
             node: NodeName::from(self.site.node.as_str()),
-            pilot: arrival.step.job,
-            step: arrival.step.step,
-            devices: record.devices,
-            cores: record.cores.to_string(),
             level,
-            at: now(),
+            handover: Handover {
+                epoch: token.epoch,
+                pilot: arrival.step.job,
+                step: arrival.step.step,
+                devices: record.devices,
+                cores: record.cores.to_string(),
+                at: now(),
+            },
         })
     }
 

@@ -9,6 +9,7 @@
 
 pub use hop_words::gpu::Device;
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, UserName};
+use hop_words::lease::Handover;
 use hop_words::line::{self, LineError};
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -135,17 +136,11 @@ pub struct BlockedDevice {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandedOver {
     pub lease: LeaseId,
-    pub epoch: Epoch,
     pub node: NodeName,
-    pub pilot: JobId,
-    /// The lease's step in the pilot.
-    pub step: u32,
-    pub devices: Vec<Device>,
-    /// A Linux cpu list ("2-5,8"); empty where no cores were asked for or the site doesn't constrain them.
-    pub cores: String,
     #[serde(default)]
     pub level: Level,
-    pub at: Timestamp,
+    #[serde(flatten)]
+    pub handover: Handover,
 }
 
 /// Evidence, for the node, that nobody holds a device after its lease.
@@ -430,6 +425,23 @@ mod tests {
                 r#""issued_at":1700000000000000}"#
             )
         );
+    }
+
+    #[test]
+    fn the_written_form_of_a_handover_is_stable() {
+        let text = concat!(
+            r#"{"v":1,"body":{"kind":"handed-over","lease":7,"epoch":40,"node":"n1","pilot":12,"step":3,"#,
+            r#""devices":[{"index":1,"path":"/dev/nvidia1","major":195,"minor":1}],"cores":"2-5","#,
+            r#""level":"counted","at":1700000000000000}}"#
+        );
+        let Confirmation::HandedOver(handed) = Confirmation::from_line(text.as_bytes()).unwrap() else {
+            panic!("{text}")
+        };
+        assert_eq!((handed.lease, handed.level), (LeaseId(7), Level::Counted));
+        assert_eq!((handed.handover.step, handed.handover.devices.len()), (3, 1));
+        let keys = |line: &[u8]| line::decode::<serde_json::Value>(line).unwrap();
+        let written = Confirmation::HandedOver(handed).to_line();
+        assert_eq!(keys(&written), keys(text.as_bytes()));
     }
 
     #[test]

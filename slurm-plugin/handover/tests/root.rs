@@ -322,7 +322,7 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
         .lend(&first, &lend, &arrival(0), &gpu, steps[1], this_process())
         .unwrap();
     assert_eq!(
-        (handed.devices.len(), handed.devices[0].minor),
+        (handed.handover.devices.len(), handed.handover.devices[0].minor),
         (1, gpus.minors[1])
     );
     assert!(!shell.opens(&paths[0]) && shell.opens(&paths[1]));

@@ -5,8 +5,8 @@
 
 use hop_core::config::PoolConfig;
 use hop_core::{
-    CancelTarget, Config, Core, EndedCell, EndedLease, GpuSlot, Input, LiveLease, Output, PilotUp, ReplicaUp,
-    Submit, WaitingCell,
+    CancelTarget, Config, Core, EndedCell, GpuSlot, Input, Output, PilotUp, ReplicaFacts, ReportedEnd,
+    ReportedLease, Submit, WaitingCell,
 };
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, Tenure};
 use hop_words::lease::{EndCause, Outcome};
@@ -202,8 +202,8 @@ fn small(lease: LeaseId) -> u8 {
     u8::try_from(lease.0).expect("few leases")
 }
 
-fn report(kernel: &str, replica: u8, tenure: Option<u8>) -> ReplicaUp {
-    ReplicaUp {
+fn report(kernel: &str, replica: u8, tenure: Option<u8>) -> ReplicaFacts {
+    ReplicaFacts {
         kernel: kernel.into(),
         incarnation: Incarnation(u32::from(replica) + 1),
         user: "ada".into(),
@@ -338,7 +338,7 @@ impl Hopd {
                     cell: name(cell),
                     outcome: Outcome::Ok,
                 });
-                self.hear(Input::ReplicaUp(ReplicaUp {
+                self.hear(Input::ReplicaUp(ReplicaFacts {
                     holds: holds.map(|(lease, cell)| (LeaseId(u64::from(lease)), Some(name(cell)))),
                     waiting: waiting.into_iter().collect(),
                     ended,
@@ -411,7 +411,7 @@ impl Hopd {
             },
             Said::Over { node, lease } => Input::LeaseEnded {
                 pilot: pilot(node),
-                ended: EndedLease {
+                ended: ReportedEnd {
                     lease: LeaseId(u64::from(lease)),
                     cause: EndCause::Done,
                     clean: true,
@@ -423,12 +423,12 @@ impl Hopd {
     }
 
     fn agent(&mut self, node: u8, live: Option<(u8, bool)>, over: Option<u8>) {
-        let live = live.map(|(lease, ours)| LiveLease {
+        let live = live.map(|(lease, ours)| ReportedLease {
             lease: LeaseId(u64::from(lease)),
             kernel: if ours { OURS } else { RIVAL }.into(),
             devices: vec![GpuIndex(0)],
         });
-        let over = over.map(|lease| EndedLease {
+        let over = over.map(|lease| ReportedEnd {
             lease: LeaseId(u64::from(lease)),
             cause: EndCause::Done,
             clean: true,

@@ -3,7 +3,7 @@
 
 use super::*;
 use hop_api::message::SeatStep;
-use hop_handover::token::{Device as TokenDevice, Hold, Holder, Level, Refused};
+use hop_handover::token::{Device as TokenDevice, HandedOver, Hold, Holder, Level, Refused};
 use hop_words::id::{CellId, JobId};
 
 const T0: Timestamp = Timestamp(1_000_000_000);
@@ -186,21 +186,23 @@ fn handed(lease: u64, epoch: u64, gpus: &[u16]) -> Input {
     Input::Confirmed(Confirmation::HandedOver(HandedOver {
         level: Level::Counted,
         lease: LeaseId(lease),
-        epoch: Epoch(epoch),
         node: "n1".into(),
-        pilot: JobId(9),
-        step: u32::try_from(lease).unwrap(),
-        devices: gpus
-            .iter()
-            .map(|g| TokenDevice {
-                index: GpuIndex(*g),
-                path: format!("/dev/gpu{g}").into(),
-                major: 4,
-                minor: u32::from(*g),
-            })
-            .collect(),
-        cores: String::new(),
-        at: T0,
+        handover: Handover {
+            epoch: Epoch(epoch),
+            pilot: JobId(9),
+            step: u32::try_from(lease).unwrap(),
+            devices: gpus
+                .iter()
+                .map(|g| TokenDevice {
+                    index: GpuIndex(*g),
+                    path: format!("/dev/gpu{g}").into(),
+                    major: 4,
+                    minor: u32::from(*g),
+                })
+                .collect(),
+            cores: String::new(),
+            at: T0,
+        },
     }))
 }
 
@@ -816,7 +818,7 @@ fn a_confirmation_for_another_pilot_changes_nothing() {
     let Input::Confirmed(Confirmation::HandedOver(mut other)) = handed(1, 100, &[0]) else {
         unreachable!()
     };
-    other.pilot = JobId(10);
+    other.handover.pilot = JobId(10);
     b.expect(Input::Confirmed(Confirmation::HandedOver(other)), &["warn"]);
     assert!(b.state.agent_up().leases.is_empty());
 }

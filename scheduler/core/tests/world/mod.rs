@@ -12,8 +12,8 @@
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Scale, Share, Shares};
 use hop_core::journal::Entry;
 use hop_core::{
-    CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
-    PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, Submit, WaitingCell,
+    CancelTarget, Core, DecidedLease, GpuSlot, Input, NodeFacts, Output, ParkedCell, PilotUp, PlaceReplica,
+    Record, ReplicaFacts, ReportedEnd, ReportedLease, SeatPlan, Standby, Submit, WaitingCell,
 };
 use hop_words::id::{CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, Tenure};
 use hop_words::lease::{EndCause, Outcome};
@@ -34,8 +34,8 @@ pub fn on_demand(gpus: u16, most: u32) -> PoolConfig {
 }
 
 /// A report of a replica that has nothing to say.
-pub fn report(kernel: &KernelId, user: &str, incarnation: Incarnation, node: &str) -> ReplicaUp {
-    ReplicaUp {
+pub fn report(kernel: &KernelId, user: &str, incarnation: Incarnation, node: &str) -> ReplicaFacts {
+    ReplicaFacts {
         kernel: kernel.clone(),
         incarnation,
         user: user.into(),
@@ -94,7 +94,7 @@ pub struct Agent {
     pub gpu_type: GpuType,
     pub cpus: u16,
     /// Leases ordered and not started.
-    pub starting: BTreeMap<LeaseId, StartLease>,
+    pub starting: BTreeMap<LeaseId, DecidedLease>,
     pub live: BTreeMap<LeaseId, (KernelId, Vec<GpuIndex>)>,
     pub ending: BTreeMap<LeaseId, EndCause>,
     pub blocked: BTreeSet<GpuIndex>,
@@ -411,7 +411,7 @@ impl World {
             leases: agent
                 .live
                 .iter()
-                .map(|(l, (k, d))| LiveLease {
+                .map(|(l, (k, d))| ReportedLease {
                     lease: *l,
                     kernel: k.clone(),
                     devices: d.clone(),
@@ -437,7 +437,7 @@ impl World {
 
     pub fn kernel(&mut self, name: &str, user: &str, nodes: &[&str], gpus: u16) -> KernelId {
         let id: KernelId = name.into();
-        let place = PlaceKernel {
+        let place = PlaceReplica {
             kernel: id.clone(),
             user: user.into(),
             account: Some(format!("acct-{}", user.len() % 2).into()),
@@ -500,7 +500,7 @@ impl World {
             class: Class::Interactive,
             print: 0,
         });
-        self.tell(Input::ReplicaUp(ReplicaUp {
+        self.tell(Input::ReplicaUp(ReplicaFacts {
             waiting: waiting.collect(),
             executes,
             ..report(kernel, user.as_str(), incarnation, node)
@@ -522,7 +522,7 @@ impl World {
     pub fn stands_by(&mut self, kernel: &KernelId, standbys: Vec<Standby>) {
         let (incarnation, node) = self.kernels[kernel][0].clone();
         let user = self.core.owner(kernel).expect("it has one").clone();
-        self.tell(Input::ReplicaUp(ReplicaUp {
+        self.tell(Input::ReplicaUp(ReplicaFacts {
             standbys,
             ..report(kernel, user.as_str(), incarnation, node.as_str())
         }));
@@ -584,7 +584,7 @@ impl World {
         {
             agent.blocked.extend(devices);
         }
-        let ended = EndedLease {
+        let ended = ReportedEnd {
             lease,
             cause,
             clean,
@@ -637,7 +637,7 @@ impl World {
         let (_, node) = replicas.iter().find(|(i, _)| *i == executor).expect("it runs it");
         let node = node.clone();
         let user = self.core.owner(kernel).expect("it has one").clone();
-        self.tell(Input::ReplicaUp(ReplicaUp {
+        self.tell(Input::ReplicaUp(ReplicaFacts {
             waiting: vec![WaitingCell {
                 cell: cell.clone(),
                 need: Need::gpus(1),
@@ -1084,8 +1084,8 @@ impl World {
     }
 }
 
-pub fn ended(lease: LeaseId) -> EndedLease {
-    EndedLease {
+pub fn ended(lease: LeaseId) -> ReportedEnd {
+    ReportedEnd {
         lease,
         cause: EndCause::Done,
         clean: true,

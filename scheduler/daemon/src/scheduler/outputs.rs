@@ -155,14 +155,14 @@ impl Scheduler {
         }
     }
 
-    fn step_name(&self, start: &hop_core::StartLease) -> String {
+    fn step_name(&self, start: &hop_core::DecidedLease) -> String {
         match self.config.hopd.step_names {
             StepNames::Notebook => access::step_name(&start.user, &start.name, &start.kernel),
             StepNames::Lease => access::step_name(&start.user, &start.lease.to_string(), &start.kernel),
         }
     }
 
-    fn start_lease(&mut self, start: hop_core::StartLease) {
+    fn start_lease(&mut self, start: hop_core::DecidedLease) {
         let replica = ReplicaId {
             kernel: start.kernel.clone(),
             incarnation: start.executor,

@@ -145,7 +145,7 @@ impl Scheduler {
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
         let account = self.seats.get(up.seat.job).and_then(|seat| seat.account.clone());
-        self.todo.push_back(Input::ReplicaUp(hop_core::ReplicaUp {
+        self.todo.push_back(Input::ReplicaUp(hop_core::ReplicaFacts {
             kernel: up.kernel,
             incarnation: up.incarnation,
             user: user.clone(),

@@ -278,7 +278,7 @@ impl Scheduler {
                 self.ended_unknown(pilot, &ended);
                 self.was_held(pilot, &ended);
                 let EndedLease { order, end, .. } = *ended;
-                let ended = hop_core::EndedLease {
+                let ended = hop_core::ReportedEnd {
                     lease: order.lease,
                     cause: end.cause,
                     clean: end.clean,
@@ -467,7 +467,7 @@ impl Scheduler {
         self.pool_lends(&pool)?;
         self.registry.placing(place.kernel.clone(), conn, id);
         let seat = &self.config.seat;
-        self.todo.push_back(Input::PlaceKernel(hop_core::PlaceKernel {
+        self.todo.push_back(Input::PlaceKernel(hop_core::PlaceReplica {
             kernel: place.kernel,
             user: user.clone(),
             // Slurm names the charged account once a seat is there: the asker doesn't choose the limits.

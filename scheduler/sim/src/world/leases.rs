@@ -1,7 +1,7 @@
 //! Agents: they start leases and end them, after a while.
 
 use super::{Event, World};
-use hop_core::{EndedLease, Input, StartLease};
+use hop_core::{DecidedLease, Input, ReportedEnd};
 use hop_words::id::{GpuIndex, JobId, LeaseId};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
@@ -12,13 +12,13 @@ pub(super) struct Lease {
     pub gpus: u16,
     pub ordered: Timestamp,
     pub devices: Vec<usize>,
-    pub start: StartLease,
+    pub start: DecidedLease,
     /// Its cell was parked: nothing has to leave the GPUs.
     pub off: bool,
 }
 
 impl World<'_> {
-    pub(super) fn start_lease(&mut self, start: StartLease) {
+    pub(super) fn start_lease(&mut self, start: DecidedLease) {
         let id = start.lease;
         let session = self.by_kernel[&start.kernel];
         self.slurm.pilot(start.pilot).leases += 1;
@@ -86,7 +86,7 @@ impl World<'_> {
         self.result
             .held
             .span(lease.ordered, self.now, i64::from(lease.gpus));
-        let ended = EndedLease {
+        let ended = ReportedEnd {
             lease: id,
             cause: EndCause::Done,
             clean: true,

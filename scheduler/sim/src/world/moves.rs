@@ -5,7 +5,7 @@
 //! `hopd` asks for the election as for a move.
 
 use super::{Event, World, node_name};
-use hop_core::{Input, ReplicaUp, SeatPlan, Standby};
+use hop_core::{Input, ReplicaFacts, SeatPlan, Standby};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::Span;
 
@@ -78,7 +78,7 @@ impl World<'_> {
             seat,
         };
         let log = self.sessions[s].log.as_ref();
-        self.tell(Input::ReplicaUp(ReplicaUp {
+        self.tell(Input::ReplicaUp(ReplicaFacts {
             kernel: self.sessions[s].kernel.clone(),
             incarnation,
             user: session.user.as_str().into(),

@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::metrics::{CellResult, Foretold, PROGRESS, Why};
 use crate::rng::Rng;
 use crate::trace::Trace;
-use hop_core::{Input, PlaceKernel, Submit, WaitingCell};
+use hop_core::{Input, PlaceReplica, Submit, WaitingCell};
 use hop_words::id::{CellId, KernelId, LeaseId, NodeName};
 use hop_words::lease::Outcome;
 use hop_words::need::{Class, Need};
@@ -99,7 +99,7 @@ impl World<'_> {
     /// Asks for a place for one more replica, on another node.
     pub(super) fn ask_for_place(&mut self, s: usize, avoid: Vec<NodeName>) {
         let session = &self.trace.sessions[s];
-        self.tell(Input::PlaceKernel(PlaceKernel {
+        self.tell(Input::PlaceKernel(PlaceReplica {
             kernel: self.sessions[s].kernel.clone(),
             user: session.user.as_str().into(),
             account: session.account.as_deref().map(Into::into),
