@@ -1,11 +1,12 @@
 //! An explanation of a cell's wait, item by item: its reason, its place, its expected start, and the lease it runs on.
 //!
 //! The core decides the items, the wire carries them, and an item's `Display` is its sentence. Items on a kernel's
-//! start, sleep and moves are `hopd`'s own: `scheduler/api` has them.
+//! start, sleep and moves are `hopd`'s own: `scheduler/api` has them, but for the replicas' [`Parts`].
 
-use crate::id::{KernelId, LeaseId, NodeName, UserName};
+use crate::id::{Incarnation, KernelId, LeaseId, NodeName, UserName};
 use crate::lease::ParkAsk;
 use crate::reason::{Reason, plural};
+use crate::replica::{ReplicaRole, ReplicaRow};
 use crate::time::{Span, spell};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -197,6 +198,59 @@ impl Item {
     }
 }
 
+/// The part of each of a kernel's replicas.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parts {
+    /// The replica that runs the cells.
+    pub executor: Incarnation,
+    /// Node of the executor.
+    pub node: NodeName,
+    /// The replica that leads the kernel's log, if it is one of these.
+    pub leader: Option<Incarnation>,
+    pub standbys: Vec<ReplicaRow>,
+}
+
+impl fmt::Display for Parts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let leads = self.leader == Some(self.executor);
+        write!(f, "Its replica {} on {} runs its cells", self.executor, self.node)?;
+        if leads {
+            f.write_str(" and leads its log")?;
+        }
+        for s in &self.standbys {
+            let does = match (s.role, self.leader == Some(s.incarnation)) {
+                (ReplicaRole::Hot, false) => "has its variables as well",
+                (ReplicaRole::Hot, true) => "has its variables as well and leads its log",
+                (ReplicaRole::Executor | ReplicaRole::Warm, false) => "has its log",
+                (ReplicaRole::Executor | ReplicaRole::Warm, true) => "leads its log",
+            };
+            write!(f, "; replica {} on {} {does}", s.incarnation, s.node)?;
+            match s.behind {
+                Some(0) => Ok(()),
+                Some(1) => f.write_str(", and is 1 entry behind"),
+                Some(n) => write!(f, ", and is {} entries behind", thousands(n)),
+                // The executor's seat leads, and would know.
+                None if leads => f.write_str(", and has not answered the leader"),
+                None => Ok(()),
+            }?;
+        }
+        f.write_str(".")
+    }
+}
+
+/// The number with a comma before each third digit.
+fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut said = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            said.push(',');
+        }
+        said.push(digit);
+    }
+    said
+}
+
 fn lent(gpus: u16, cpus: u16) -> String {
     match gpus {
         0 => format!("{cpus} core{}", plural(cpus)),
@@ -217,6 +271,7 @@ fn nodes(on: &[NodeName], more: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::JobId;
 
     #[test]
     fn an_item_is_a_sentence() {
@@ -331,6 +386,51 @@ mod tests {
         ];
         for (item, sentence) in table {
             assert_eq!(item.to_string(), sentence);
+        }
+    }
+
+    #[test]
+    fn the_parts_of_the_replicas_are_a_sentence() {
+        use ReplicaRole::{Hot, Warm};
+        let parts = |leader: Option<u32>, standbys: [(ReplicaRole, Option<u64>); 2]| Parts {
+            executor: Incarnation(1),
+            node: "n0".into(),
+            leader: leader.map(Incarnation),
+            standbys: (2..)
+                .zip(standbys)
+                .map(|(number, (role, behind))| ReplicaRow {
+                    incarnation: Incarnation(number),
+                    role,
+                    node: format!("n{}", number - 1).as_str().into(),
+                    seat: JobId(7),
+                    behind,
+                })
+                .collect(),
+        };
+        let table = [
+            (
+                parts(Some(1), [(Warm, Some(0)), (Warm, Some(1_204))]),
+                "Its replica 1 on n0 runs its cells and leads its log; replica 2 on n1 has its log; replica 3 on n2 has its log, and is 1,204 entries behind.",
+            ),
+            (
+                parts(Some(1), [(Hot, Some(1)), (Warm, None)]),
+                "Its replica 1 on n0 runs its cells and leads its log; replica 2 on n1 has its variables as well, and is 1 entry behind; replica 3 on n2 has its log, and has not answered the leader.",
+            ),
+            (
+                parts(Some(2), [(Warm, Some(0)), (Hot, None)]),
+                "Its replica 1 on n0 runs its cells; replica 2 on n1 leads its log; replica 3 on n2 has its variables as well.",
+            ),
+            (
+                parts(Some(3), [(Warm, None), (Hot, Some(12))]),
+                "Its replica 1 on n0 runs its cells; replica 2 on n1 has its log; replica 3 on n2 has its variables as well and leads its log, and is 12 entries behind.",
+            ),
+            (
+                parts(None, [(Warm, None), (Warm, None)]),
+                "Its replica 1 on n0 runs its cells; replica 2 on n1 has its log; replica 3 on n2 has its log.",
+            ),
+        ];
+        for (parts, sentence) in table {
+            assert_eq!(parts.to_string(), sentence);
         }
     }
 }

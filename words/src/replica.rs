@@ -46,6 +46,19 @@ pub enum ReplicaRole {
     Warm,
 }
 
+/// One replica of a kernel, as users see it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaRow {
+    pub incarnation: Incarnation,
+    pub role: ReplicaRole,
+    pub node: NodeName,
+    /// The seat's job.
+    pub seat: JobId,
+    /// Entries of the kernel's log that it lacks. 0: none for longer than a second. `None`: nobody knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<u64>,
+}
+
 /// How many replicas a kernel should have. Two would be lost with either of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]

@@ -23,7 +23,7 @@ use hop_words::id::{
 };
 pub use hop_words::lease::{EndCause, Handover, LeaseEnd, Outcome};
 use hop_words::need::{Class, Need};
-pub use hop_words::replica::{Bound, MoveCause, ReplicaRole, SeatPlan, SeatStep};
+pub use hop_words::replica::{Bound, MoveCause, ReplicaRole, ReplicaRow, SeatPlan, SeatStep};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,7 @@
 //! none.
 
 use super::{MoveFailure, MoveRow};
-use hop_words::explain::Item;
+use hop_words::explain::{Item, Parts};
 use hop_words::id::{CellId, JobId, KernelId};
 use hop_words::time::{Span, spell};
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ pub enum Told {
     Cell(Item),
     /// On the kernel.
     Kernel(KernelItem),
-    /// An item of a newer `hopd`: its sentence is at the same place among [`Explanation::sentences`].
+    /// An item of a newer `hopd`, or of one whose item has other fields: its sentence is at the same place among [`Explanation::sentences`].
     Newer(serde_json::Value),
 }
 
@@ -77,10 +77,8 @@ pub enum KernelItem {
         time: Span,
     },
     Asleep,
-    /// The part of each of the kernel's replicas, as a sentence.
-    Replicas {
-        roles: String,
-    },
+    /// The part of each of its replicas.
+    Replicas(Parts),
     Moves(MoveRow),
     /// Time until Slurm's time limit of the kernel's seat.
     SeatEnds {
@@ -109,7 +107,7 @@ impl fmt::Display for KernelItem {
                 spell(*time)
             ),
             Self::Asleep => f.write_str("The kernel sleeps: its state is in its user's home."),
-            Self::Replicas { roles } => f.write_str(roles),
+            Self::Replicas(parts) => parts.fmt(f),
             Self::Moves(MoveRow { to, cause, .. }) => write!(f, "The kernel moves to {to}: {cause}."),
             Self::SeatEnds { job, within } => {
                 let minutes = within.0 / 60_000_000;
@@ -131,10 +129,10 @@ impl fmt::Display for KernelItem {
 mod tests {
     use super::*;
     use hop_words::explain::LeasePhase;
-    use hop_words::id::LeaseId;
+    use hop_words::id::{Incarnation, LeaseId};
     use hop_words::lease::ParkAsk;
     use hop_words::reason::{Reason, Yours};
-    use hop_words::replica::MoveCause;
+    use hop_words::replica::{MoveCause, ReplicaRole, ReplicaRow};
     use hop_words::time::Timestamp;
 
     fn every_item() -> Vec<Told> {
@@ -190,7 +188,18 @@ mod tests {
             KernelItem::NoCell,
             KernelItem::Starts { time: minute },
             KernelItem::Asleep,
-            KernelItem::Replicas { roles: why() },
+            KernelItem::Replicas(Parts {
+                executor: Incarnation(1),
+                node: "n0".into(),
+                leader: Some(Incarnation(2)),
+                standbys: vec![ReplicaRow {
+                    incarnation: Incarnation(2),
+                    role: ReplicaRole::Warm,
+                    node: "n1".into(),
+                    seat: JobId(8),
+                    behind: Some(3),
+                }],
+            }),
             KernelItem::Moves(MoveRow {
                 to: "n1".into(),
                 cause: MoveCause::Drain,
@@ -235,6 +244,12 @@ mod tests {
             panic!("{read:?}")
         };
         assert_eq!(newer["x"], 1, "kept for JSON");
+    }
+
+    #[test]
+    fn an_older_hopds_sentence_on_the_replicas_is_shown() {
+        let told: Told = serde_json::from_str(r#"{"item": "replicas", "roles": "A."}"#).unwrap();
+        assert!(matches!(told, Told::Newer(_)), "{told:?}");
     }
 
     #[test]

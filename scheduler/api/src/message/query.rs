@@ -5,7 +5,7 @@ use hop_words::id::{
     Tenure, Term, UserName,
 };
 use hop_words::need::{Class, Need};
-use hop_words::replica::{MoveCause, ReplicaRole};
+use hop_words::replica::{MoveCause, ReplicaRow};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -255,19 +255,6 @@ impl KernelState {
             Self::Asleep => "ASLEEP",
         }
     }
-}
-
-/// One replica of a kernel.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReplicaRow {
-    pub incarnation: Incarnation,
-    pub role: ReplicaRole,
-    pub node: NodeName,
-    /// The seat's job.
-    pub seat: JobId,
-    /// Entries of the kernel's log that it lacks. 0: none for longer than a second. `None`: nobody knows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub behind: Option<u64>,
 }
 
 /// A move under way.

@@ -1,11 +1,10 @@
 //! Messages between `hopd` and a kernel's front, and between `hopd` and the executing replica.
 
-use super::query::ReplicaRow;
 use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};
 use hop_words::id::{AccountName, CellId, Incarnation, KernelId, LeaseId, NodeName, PoolName, Tenure};
 use hop_words::lease::{EndCause, Handover};
 use hop_words::need::{Class, Need};
-use hop_words::replica::{Bound, MoveCause, SeatPlan, SeatStep};
+use hop_words::replica::{Bound, MoveCause, ReplicaRow, SeatPlan, SeatStep};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 

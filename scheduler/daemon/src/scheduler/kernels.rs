@@ -1,7 +1,6 @@
 //! Kernels as their users see and steer them: listed, moved, put to sleep, woken, forgotten.
 
 use super::kept::Asleep;
-use super::registry::Registered;
 use super::requests::{Answer, DONE};
 use super::{JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
@@ -11,6 +10,7 @@ use hop_api::message::{
     ReplicaRole, ReplicaRow, Request, Response, Told,
 };
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
+use hop_words::explain::Parts;
 use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
 use std::collections::HashSet;
 use tracing::info;
@@ -137,8 +137,12 @@ impl Scheduler {
         if let Some((id, executor)) = self.registry.executor(kernel)
             && !executor.standbys.is_empty()
         {
-            let roles = roles(id.incarnation, executor);
-            items.push(KernelItem::Replicas { roles });
+            items.push(KernelItem::Replicas(Parts {
+                executor: id.incarnation,
+                node: executor.node.clone(),
+                leader: executor.leader_among(id.incarnation),
+                standbys: executor.standbys.clone(),
+            }));
         }
         if let Some(m) = self.kept.moving(kernel) {
             items.push(KernelItem::Moves(m.row.clone()));
@@ -427,52 +431,6 @@ fn asleep_row(kernel: &KernelId, asleep: &Asleep) -> KernelRow {
         cpus: 0,
         stayed: None,
     }
-}
-
-/// A sentence on the part of each of the kernel's replicas.
-fn roles(me: Incarnation, executor: &Registered) -> String {
-    let leader = executor.leader_among(me);
-    let standbys = executor.standbys.iter().map(|s| {
-        let does = match (s.role, leader == Some(s.incarnation)) {
-            (ReplicaRole::Hot, false) => "has its variables as well",
-            (ReplicaRole::Hot, true) => "has its variables as well and leads its log",
-            (ReplicaRole::Executor | ReplicaRole::Warm, false) => "has its log",
-            (ReplicaRole::Executor | ReplicaRole::Warm, true) => "leads its log",
-        };
-        let lag = match s.behind {
-            Some(0) => String::new(),
-            Some(1) => ", and is 1 entry behind".to_owned(),
-            Some(n) => format!(", and is {} entries behind", thousands(n)),
-            // The executor's seat leads, and would know.
-            None if leader == Some(me) => ", and has not answered the leader".to_owned(),
-            None => String::new(),
-        };
-        format!("replica {} on {} {does}{lag}", s.incarnation, s.node)
-    });
-    let standbys: Vec<String> = standbys.collect();
-    format!(
-        "Its replica {me} on {} runs its cells{}; {}.",
-        executor.node,
-        if leader == Some(me) {
-            " and leads its log"
-        } else {
-            ""
-        },
-        standbys.join("; ")
-    )
-}
-
-/// The number with a comma before each third digit.
-fn thousands(number: u64) -> String {
-    let digits = number.to_string();
-    let mut said = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            said.push(',');
-        }
-        said.push(digit);
-    }
-    said
 }
 
 fn stays(what: &str, kernel: &KernelId, why: &str) -> Refusal {
