@@ -20,6 +20,20 @@ pub fn is_gone(pid: u32, start: u64) -> bool {
     }
 }
 
+/// The children of a process with this name, of those that its first thread started.
+pub fn children_named(parent: u32, name: &str) -> Vec<u32> {
+    let listed = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let children = listed.unwrap_or_default();
+    let has_name = |child: &u32| {
+        std::fs::read_to_string(format!("/proc/{child}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    children
+        .split_whitespace()
+        .filter_map(|child| child.parse().ok())
+        .filter(has_name)
+        .collect()
+}
+
 /// Fields count from the last parenthesis, since the command's name may hold anything.
 fn parse_start_time(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
@@ -48,6 +62,30 @@ mod tests {
     fn this_process_has_a_start() {
         assert!(start_time(std::process::id()).is_some());
         assert_eq!(start_time(u32::MAX), None);
+    }
+
+    #[test]
+    fn children_are_told_by_their_name() {
+        let shell = "sleep 60 & sleep 60 & echo; wait";
+        let mut shell = std::process::Command::new("sh")
+            .args(["-c", shell])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let started = shell.stdout.take().unwrap();
+        std::io::Read::read(&mut { started }, &mut [0]).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let mut sleepers = children_named(shell.id(), "sleep");
+        while sleepers.len() < 2 && std::time::Instant::now() < until {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            sleepers = children_named(shell.id(), "sleep");
+        }
+        let others = children_named(shell.id(), "srun");
+        for pid in &sleepers {
+            let _ = std::process::Command::new("kill").arg(pid.to_string()).status();
+        }
+        shell.wait().unwrap();
+        assert_eq!((sleepers.len(), others.len()), (2, 0));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use hop_protocol::step::{Step, StepSize, Turn, forget_job, run_args};
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
+use hop_words::process::children_named;
 use hop_words::replica::Replicas;
 use hop_words::time::Timestamp;
 use std::collections::BTreeMap;
@@ -656,11 +657,9 @@ fn scancel(job: JobId) -> Command {
 /// writes to the child, and complains on the user's terminal if the pipe has no reader: keep the returned reader until
 /// then.
 pub fn detach(srun: u32) -> Vec<File> {
-    let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
     let mut ears = Vec::new();
-    for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
-        let comm = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
-        if let Some(pid) = rustix::process::Pid::from_raw(child).filter(|_| comm.trim() == "srun") {
+    for child in children_named(srun, "srun") {
+        if let Some(pid) = rustix::process::Pid::from_raw(child.cast_signed()) {
             ears.extend(ears_for(srun, child));
             // The process may already have exited.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
@@ -670,7 +669,7 @@ pub fn detach(srun: u32) -> Vec<File> {
 }
 
 /// The reading ends of `child` of pipes that `srun` writes into.
-fn ears_for(srun: u32, child: i32) -> Vec<File> {
+fn ears_for(srun: u32, child: u32) -> Vec<File> {
     let written: Vec<PathBuf> = pipes(&format!("/proc/{srun}"), "1").into_values().collect();
     let read = pipes(&format!("/proc/{child}"), "0").into_iter();
     read.filter(|(_, pipe)| written.contains(pipe))

@@ -9,6 +9,7 @@ use hop_handover::token::{KernelProcess, Lend, Look, MAX_AGE_S, Op, TOKEN_VARIAB
 use hop_words::clock;
 use hop_words::error::system_words;
 use hop_words::id::{Epoch, JobId, LeaseId};
+use hop_words::process::children_named;
 use hop_words::time::Span;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -155,10 +156,9 @@ impl Steps {
 /// without a word. Without the child a killed srun leaves the step alone; an srun that ends normally only logs the
 /// child's absence.
 pub(crate) fn detach(srun: u32) {
-    let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
-    for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
-        let comm = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
-        if let Some(pid) = rustix::process::Pid::from_raw(child).filter(|_| comm.trim() == "srun") {
+    for child in children_named(srun, "srun") {
+        if let Some(pid) = rustix::process::Pid::from_raw(child.cast_signed()) {
+            // The process may already have exited.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
