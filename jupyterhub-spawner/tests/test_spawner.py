@@ -342,7 +342,7 @@ async def test_a_users_command_for_which_nobody_waits_any_more_fills_no_memory(t
     await until(lambda: pipes() <= before, "its pipes are closed")
 
 
-async def test_what_slurm_says_of_all_servers_may_be_long_and_a_users_answer_as_long_as_the_limit() -> None:
+async def test_slurms_word_on_all_servers_may_be_long_and_a_users_answer_up_to_the_limit() -> None:
     assert len(await slurm.run(["head", "-c", str(slurm.OUT_MOST + 1), "/dev/zero"])) == slurm.OUT_MOST + 1
     assert len(await slurm.run(["head", "-c", str(slurm.OUT_MOST), "/dev/zero"], user=ME)) == slurm.OUT_MOST
     long = b"x" * (1 << 20)

@@ -82,7 +82,7 @@ def test_the_front_is_killed_while_the_kernels_first_seat_waits(cluster: Cluster
         book.close()
 
 
-def test_a_front_that_stands_still_for_over_a_minute_finds_its_kernel_and_the_running_cell(
+def test_a_front_that_stood_still_for_a_minute_finds_its_kernel_and_the_running_cell(
     cluster: Cluster, alice: Notebook
 ) -> None:
     assert alice.execute("x = 41")["status"] == "ok"

@@ -44,7 +44,7 @@ fn runs(w: &World, kernel: &KernelId) -> bool {
 }
 
 #[test]
-fn a_kernel_on_its_way_takes_nothing_where_it_leaves_and_keeps_what_is_set_aside_where_it_goes() {
+fn a_moving_kernel_takes_nothing_where_it_leaves_and_keeps_its_gpus_where_it_goes() {
     let (mut w, comes, (busy, cell)) = on_its_way();
     let out = w.end_cell(&busy, &cell);
     let claimed = |o: &Output| {

@@ -776,7 +776,7 @@ fn without_a_group_the_kernel_stays_with_one_replica() {
 }
 
 #[test]
-fn the_node_of_a_member_that_is_gone_may_have_the_next_one_and_a_failed_ones_if_there_is_no_other() {
+fn a_gone_members_node_may_have_the_next_one_and_a_failed_ones_if_no_other_is_left() {
     let mut world = grown();
     let lacks = Input::Lacks(Lack {
         replicas: 1,

@@ -21,7 +21,7 @@ fn settled(world: &World) -> Option<(Tenure, u64)> {
 }
 
 #[test]
-fn a_dead_kernel_goes_on_behind_its_last_record_though_an_earlier_one_comes_to_the_disk_first() {
+fn a_dead_kernel_goes_on_behind_its_last_record_whichever_reaches_the_disk_first() {
     let mut world = recorded(&["a", "b"]);
     let out = world.dies();
     assert!(out.contains(&"sync".into()), "{out:?}");
