@@ -38,7 +38,17 @@ def test_where_all_is_right_nothing_is_named_on_host_and_nodes(cluster: Cluster)
     looked_at = {row["node"] for row in rows if row["check"] == "munge-back"}
     assert looked_at == set(nodes(cluster))
     of_n2 = {row["check"] for row in rows if row["node"] == nodes(cluster)[1]}
-    assert {"configuration", "munge", "munge-here", "plugin", "gres", "agent-state", "seat-log", "hopd", "lease"} <= of_n2
+    assert {
+        "configuration",
+        "munge",
+        "munge-here",
+        "plugin",
+        "gres",
+        "agent-state",
+        "seat-log",
+        "hopd",
+        "lease",
+    } <= of_n2
     leases = {row["node"]: row["result"] for row in rows if row["check"] == "lease"}
     assert leases == dict.fromkeys(nodes(cluster), "ok"), [row for row in rows if row["check"] == "lease"]
 

@@ -116,7 +116,11 @@ pub(crate) struct NodeSeen {
 
 /// Where seats keep the logs of kernels with three replicas, unless a job has a `TMPDIR` of its own.
 pub(crate) fn log_dir(config: &Config) -> &Path {
-    config.seat.log_dir.as_deref().unwrap_or(Path::new("/tmp"))
+    config
+        .seat
+        .log_dir
+        .as_deref()
+        .unwrap_or_else(|| Path::new("/tmp"))
 }
 
 /// Everything that was seen.

@@ -184,10 +184,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
         home,
     } = open(&mut start).await?;
-    let mut states = states(&start);
-    if let (Some(states), Some(running)) = (&mut states, &file.state) {
-        states.store.clone_from(&running.store);
-    }
+    let states = states_with(&start, &file);
     let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
     if let Some(state) = &file.state {
         say(&Said::Tenure { tenure: state.tenure });
@@ -479,6 +476,15 @@ fn states(start: &Start) -> Option<States> {
         kernel: state_dir(&start.kernel)?,
         store: content::place(start.launch.local)?,
     })
+}
+
+/// The same, with the store in which a running kernel has begun.
+fn states_with(start: &Start, file: &FrontFile) -> Option<States> {
+    let mut states = states(start)?;
+    if let Some(running) = &file.state {
+        states.store.clone_from(&running.store);
+    }
+    Some(states)
 }
 
 impl Main {

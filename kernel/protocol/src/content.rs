@@ -115,7 +115,7 @@ fn look(path: &Path) -> Result<Option<Metadata>, StoreError> {
 }
 
 fn made(store: &Path, uid: u32) -> Result<Metadata, StoreError> {
-    let above = store.parent().unwrap_or(Path::new("/"));
+    let above = store.parent().unwrap_or_else(|| Path::new("/"));
     // The folder above may be reached by a link of the site's.
     if !above.is_dir() {
         let nearest = above.ancestors().find(|path| path.exists());

@@ -809,7 +809,7 @@ isolation = "devices"
             ("/scratch/{user}/../all", "\"..\""),
             ("/scratch/{user}/{node}", "no other braces"),
             ("/scratch/{user}/$HOME", "variable"),
-            ("/scratch/{user}\0", "control"),
+            ("/scratch/{user}\t", "control"),
         ] {
             let message = with(store).unwrap_err();
             assert!(

@@ -433,7 +433,7 @@ test("property inspector", LAB, async ({ bob }) => {
   await bob.run(0);
   await expect(bob.output(0)).toHaveText("x");
   expect(await tooltip(0)).toBeNull();
-  // For the whole notebook; a cell's own number goes before it, and a page that is loaded again has both.
+  // For the whole notebook; a cell's own number goes before it.
   await field("GPUs of each cell of the notebook").fill("1");
   await gpus.fill("0");
   await bob.run(0);

@@ -134,9 +134,7 @@ impl Core {
     }
 
     fn why_attempt_waits(&mut self) -> Option<&'static str> {
-        if self.group().is_none() {
-            return None;
-        }
+        self.group()?;
         let age = self.attempts.shown.at.map(|at| self.now.since(at));
         if age.is_none_or(|age| age >= SHOWS_EVERY) {
             self.show_office();

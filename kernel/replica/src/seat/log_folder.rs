@@ -147,7 +147,7 @@ mod tests {
         let missing = tmp.path().join("missing");
         let made = make(vec![missing.clone(), tmp.path().to_owned()], &node).unwrap();
         assert_eq!(made.path().parent(), Some(tmp.path()));
-        let nowhere = make(vec![missing.clone()], &node).unwrap_err().to_string();
+        let nowhere = make(vec![missing], &node).unwrap_err().to_string();
         assert!(
             nowhere.contains("seat.log_dir") && nowhere.contains("missing"),
             "{nowhere}"
