@@ -143,10 +143,11 @@ class Links:
             return True
         return f"0::/{self.folder(side).name}" in groups
 
-    def seats_can_be_cut(self) -> None:
-        """Each seat's listener is in its node's group. A seat that was started before its node was taken in has another."""
+    def seats_can_be_cut(self, user: str) -> None:
+        """Each listener of the user's seats is in its node's group. A seat that was started before its node was taken in
+        has another."""
         of_pid = {int(pid): line for line in self.sockets("-l") for pid in re.findall(r"pid=(\d+)", line)}
-        for pid in self.cluster.pids(KEEPER):
+        for pid in self.cluster.pids(KEEPER, user):
             node, line = self.cluster.environ(pid).get("SLURMD_NODENAME", ""), of_pid.get(pid, "")
             if not line.endswith(f"cgroup:/{self.folder(node).name}"):
                 raise Failed(f"the links of a seat on {node} can't be cut: {line or 'it has no listener'}")

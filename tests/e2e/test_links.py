@@ -70,7 +70,7 @@ class Kernel:
     def begin(self) -> None:
         self.person.begin()
         self.grow()
-        self.links.seats_can_be_cut()
+        self.links.seats_can_be_cut("alice")
 
     def grow(self) -> None:
         until("the kernel has three replicas", lambda: is_grown(self.cluster), 120)
