@@ -86,10 +86,6 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
-        // A lost cell gives the reason itself. An unused process is not missed.
-        if !self.cells.is_any_with_kernel() && !starting {
-            durable.notices.push(wording::process_is_new(&reason));
-        }
         // The move goes on once the process is back: no cell runs before.
         if let Some(leaving) = &mut durable.leaving {
             (leaving.until, leaving.flushed) = (leaving.by, false);
@@ -99,7 +95,13 @@ impl Core {
         durable.captured.clear();
         durable.failed_captures = 0;
         self.forget_process();
-        self.lose_running_cells(&reason);
+        // An unused process is not missed.
+        if !self.lose_running_cells(&reason)
+            && !starting
+            && let Some(durable) = &mut self.durable
+        {
+            durable.notices.push(wording::process_is_new(&reason));
+        }
         let mut early = self.asked.process_is_new();
         early.extend(self.phase.take_early());
         self.phase = Phase::Starting {
@@ -147,14 +149,16 @@ impl Core {
         }
     }
 
-    /// The cell running at the process's death is lost, and the cells behind it are aborted as behind any error.
-    fn lose_running_cells(&mut self, reason: &str) {
-        let mut aborts = false;
+    /// The cell running at the process's death is lost, and the cells behind it are aborted as behind any error. Returns
+    /// whether a cell has told of the death: one that had not begun runs in the next process, and tells nothing.
+    fn lose_running_cells(&mut self, reason: &str) -> bool {
+        let (mut aborts, mut told) = (false, false);
         let ahead: BTreeSet<CellId> = self
             .durable
             .as_ref()
             .map_or_else(BTreeSet::new, |d| d.journal.ahead().cloned().collect());
         for lost in self.cells.take_sent(|cell| ahead.contains(cell)) {
+            told |= !matches!(lost, LostCell::Behind(_));
             match lost {
                 LostCell::Ended(cell) => {
                     self.tell_may_be_missing(&cell.header);
@@ -172,5 +176,6 @@ impl Core {
         if aborts {
             self.abort_held();
         }
+        told
     }
 }

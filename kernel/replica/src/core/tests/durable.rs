@@ -356,6 +356,8 @@ fn a_cell_that_has_not_begun_runs_in_the_next_process() {
     let expected = [
         "front: note kernel-up",
         "hopd: up",
+        // No lost cell has said so.
+        "front: stream a gresshopper: this kernel's process is new",
         "kernel: execute_request a",
         "kernel: execute_request b",
     ];
