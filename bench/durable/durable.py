@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -41,6 +40,9 @@ from typing import Any
 from jupyter_client.manager import start_new_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from figures import figure, percentile  # noqa: E402
+
 #: All that was answered is on disk by then.
 SAVED = 1.5
 
@@ -77,27 +79,10 @@ def timed(kernel: Kernel, code: str) -> float:
     return time.perf_counter() - begin
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def say(case: str, unit: str, share: float, ours: list[float], peer: tuple[str, list[float]] | None = None) -> None:
     scale = 1e3 if unit == "ms" else 1.0
     value = (peer[0], scale * percentile(peer[1], share)) if peer else None
-    figure(case, unit, scale * percentile(ours, share), len(ours), value)
-
-
-def figure(case: str, unit: str, ours: float, n: int, peer: tuple[str, float] | None = None) -> None:
-    said = {
-        "bench": "durable",
-        "case": case,
-        "ours": round(ours, 4),
-        "peer": peer[0] if peer else None,
-        "peer_value": round(peer[1], 4) if peer else None,
-        "unit": unit,
-        "n": n,
-    }
-    print(json.dumps(said), flush=True)
+    figure("durable", case, unit, scale * percentile(ours, share), len(ours), peer=value)
 
 
 def round_trips(ours: str, plain: str, n: int) -> None:
@@ -249,10 +234,10 @@ def hibernated(cluster: Any, n: int) -> None:
     # A seat without kernels ends by itself; here it only has to be gone.
     until_ended(cluster)
     case = f"hibernated_{n}"
-    figure(f"{case}_processes", "processes", len(cluster.pids(".", "alice")), n)
-    figure(f"{case}_cpu_percent", "percent of a core", cpu_percent(hopd), n, ("none asleep", before))
-    figure(f"{case}_hopd_bytes", "bytes", (resident_bytes(hopd) - resident) / n, n)
-    figure(f"{case}_disk_kib", "KiB", (bytes_in(states) - used) / n / 1024, n)
+    figure("durable", f"{case}_processes", "processes", len(cluster.pids(".", "alice")), n)
+    figure("durable", f"{case}_cpu_percent", "percent of a core", cpu_percent(hopd), n, peer=("none asleep", before))
+    figure("durable", f"{case}_hopd_bytes", "bytes", (resident_bytes(hopd) - resident) / n, n)
+    figure("durable", f"{case}_disk_kib", "KiB", (bytes_in(states) - used) / n / 1024, n)
     asleep = [row["kernel_id"] for row in rows(cluster) if row["state"] == "ASLEEP"]
     assert len(asleep) == n + TOGETHER, len(asleep)
     cluster.run("alice", "hop", "forget", *asleep, timeout=300)

@@ -37,8 +37,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/e2e"))
-from harness import HUB_PYTHON, REPO, Cluster, Failed, until
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/e2e")]
+from figures import percentile  # noqa: E402
+from harness import HUB_PYTHON, REPO, Cluster, Failed, until  # noqa: E402
 
 TRACE = "/work/shared/data/adobe-june-2021.csv"
 # Hours of the month in which the most cells are submitted, once sessions are dropped.
@@ -211,14 +213,10 @@ class Log:
         return sum(gpus * (self.over[lease] - at) for at, lease, gpus in leases) / 3600
 
 
-def quantile(values: list[float], at: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(at * len(values)))]
-
-
 def spread(values: list[float]) -> dict[str, float]:
     if not values:
         return {"p50": 0.0, "p99": 0.0}
-    return {"p50": round(max(statistics.median(values), 0.0), 6), "p99": round(max(quantile(values, 0.99), 0.0), 6)}
+    return {"p50": round(max(statistics.median(values), 0.0), 6), "p99": round(max(percentile(values, 0.99), 0.0), 6)}
 
 
 def reuse(nodes: list[list[Any]]) -> list[bool]:
@@ -300,8 +298,8 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, float]:
     return {
         "held": sum(run["held"] for run in runs),
         "delay_p50": statistics.median(delays),
-        "delay_p90": quantile(delays, 0.9),
-        "delay_p99": quantile(delays, 0.99),
+        "delay_p90": percentile(delays, 0.9),
+        "delay_p99": percentile(delays, 0.99),
         "delay_mean": statistics.mean(delays),
         "immediate": statistics.mean(each for run in runs for each in run["immediate"]),
         "reused": statistics.mean(each for run in runs for each in run["reused"]),
@@ -346,7 +344,7 @@ def report(ways: dict[str, list[dict[str, Any]]]) -> None:
         took = [span for hour in hours for span in hour["live"]["moved"]]
         if took:
             line(f"{way}_move_p50", statistics.median(took), None, None, len(took))
-            line(f"{way}_move_p99", quantile(took, 0.99), None, None, len(took))
+            line(f"{way}_move_p99", percentile(took, 0.99), None, None, len(took))
         p99[way] = live["delay_p99"], n
     for case, way in (("moves_p99", "one_on"), ("three_p99", "three")):
         if way in p99 and "one_off" in p99:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import pwd
 import statistics
@@ -40,7 +39,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/e2e"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/e2e")]
+from figures import figure, percentile  # noqa: E402
 from harness import Cluster, Notebook, lost_node, notebook, until  # noqa: E402
 
 BASE = "/srv/gresshopper-bench-replica"
@@ -50,21 +50,8 @@ GROWS_WITHIN = 120
 Without = Callable[[Cluster, str], AbstractContextManager[None]]
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
-
-
 def say(case: str, unit: str, ours: float, n: int, peer: tuple[str, float] | None = None) -> None:
-    line = {
-        "bench": "replica",
-        "case": case,
-        "ours": round(ours, 4),
-        "peer": peer[0] if peer else None,
-        "peer_value": round(peer[1], 4) if peer else None,
-        "unit": unit,
-        "n": n,
-    }
-    print(json.dumps(line), flush=True)
+    figure("replica", case, unit, ours, n, peer=peer)
 
 
 def spread(
