@@ -30,8 +30,9 @@ fn choose(user: Option<PathBuf>, site: Option<PathBuf>, data: Option<PathBuf>) -
     let user = user.filter(|path| path.is_absolute());
     let of_user = user.map(|path| (path, Chosen::ByUser));
     let of_site = site.map(|path| (path, Chosen::BySite));
-    let of_user = of_user.or(of_site);
-    of_user.or_else(|| Some((data?.join("store"), Chosen::ByDefault)))
+    of_user
+        .or(of_site)
+        .or_else(|| Some((data?.join("store"), Chosen::ByDefault)))
 }
 
 /// Why variables can't be written to a store.
@@ -61,21 +62,12 @@ pub enum StoreError {
 /// # Errors
 /// The store can't be made, or other users could read or replace it.
 pub fn prepare(store: &Path) -> Result<(), StoreError> {
-    let uid = own_uid()?;
+    let uid = rustix::process::geteuid().as_raw();
     let found = match look(store)? {
         Some(found) => found,
         None => made(store, uid)?,
     };
     check(store, &found, uid)
-}
-
-fn own_uid() -> Result<u32, StoreError> {
-    let path = Path::new("/proc/self");
-    let own = std::fs::metadata(path).map_err(|source| StoreError::Io {
-        path: path.to_owned(),
-        source,
-    });
-    own.map(|own| own.uid())
 }
 
 fn check(store: &Path, found: &Metadata, uid: u32) -> Result<(), StoreError> {
@@ -90,15 +82,12 @@ fn check(store: &Path, found: &Metadata, uid: u32) -> Result<(), StoreError> {
     if mode & 0o077 != 0 {
         return Err(StoreError::Open { path: path(), mode });
     }
-    let Some(above) = store.parent() else {
-        return Ok(());
-    };
-    match look(above)?.map(|above| above.mode() & 0o7777) {
-        Some(mode) if mode & 0o1002 == 0o002 => Err(StoreError::Replaceable {
-            path: above.to_owned(),
-            mode,
-        }),
-        _ => Ok(()),
+    // The folder above may be reached by a link of the site's.
+    let above = store.parent().unwrap_or(store).to_owned();
+    match std::fs::metadata(&above).map(|found| found.mode() & 0o7777) {
+        Ok(mode) if mode & 0o1002 == 0o002 => Err(StoreError::Replaceable { path: above, mode }),
+        Ok(_) => Ok(()),
+        Err(source) => Err(StoreError::Io { path: above, source }),
     }
 }
 
@@ -166,6 +155,9 @@ mod tests {
         prepare(&store).unwrap();
         assert_eq!(std::fs::metadata(&store).unwrap().mode() & 0o777, 0o700);
         prepare(&store).unwrap();
+        let link = tmp.path().join("link");
+        symlink(tmp.path().join("gresshopper"), &link).unwrap();
+        prepare(&link.join("store")).unwrap();
     }
 
     #[test]
@@ -173,7 +165,7 @@ mod tests {
         // The folder is another user's, as a mount point is root's.
         let tmp = tempfile::tempdir().unwrap();
         let store = tmp.path().join("alice/store");
-        let error = made(&store, own_uid().unwrap() + 1).unwrap_err();
+        let error = made(&store, rustix::process::geteuid().as_raw() + 1).unwrap_err();
         assert!(error.to_string().contains("alice is missing"), "{error}");
         assert!(!tmp.path().join("alice").exists());
     }

@@ -187,6 +187,11 @@ impl std::fmt::Debug for Takeover {
 }
 
 impl Launch {
+    /// Whether the kernel has a log of its state. Other kernels than ipykernels can't be saved.
+    pub fn has_log(&self) -> bool {
+        self.durable != Durable::No && self.is_ipykernel()
+    }
+
     /// Whether our package can be loaded into the kernel.
     pub fn is_ipykernel(&self) -> bool {
         self.argv.iter().any(|a| a.contains("ipykernel"))
@@ -249,8 +254,7 @@ pub fn make_private(dir: &Path) -> io::Result<()> {
     let opened = File::open(dir)?;
     use std::os::unix::fs::MetadataExt;
     let meta = opened.metadata()?;
-    let ours =
-        std::fs::symlink_metadata(dir)?.is_dir() && meta.uid() == std::fs::metadata("/proc/self")?.uid();
+    let ours = std::fs::symlink_metadata(dir)?.is_dir() && meta.uid() == rustix::process::geteuid().as_raw();
     if !ours {
         let text = format!("{} belongs to another user", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));

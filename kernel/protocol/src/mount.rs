@@ -14,6 +14,16 @@ pub enum Kind {
     Local,
 }
 
+impl Kind {
+    /// The name of a file system that several machines share.
+    pub fn network(self) -> Option<&'static str> {
+        match self {
+            Self::Network(name) => Some(name),
+            Self::Memory | Self::Local => None,
+        }
+    }
+}
+
 /// The kind of the file system on which the path lies.
 ///
 /// # Errors

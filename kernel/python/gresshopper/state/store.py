@@ -104,7 +104,7 @@ class Store:
         places = self.root / "places"
         mark = hashlib.blake2b(os.fsencode(directory), digest_size=16).hexdigest()
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)  # its owner may have removed it meanwhile
+            _make(self.root)  # its owner may have removed it meanwhile
             places.mkdir(mode=0o700, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.symlink(directory, places / mark)
