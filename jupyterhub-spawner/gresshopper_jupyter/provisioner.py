@@ -414,7 +414,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self._front is not None:
             await _in_thread(partial(self._front.end, close=not restart))
             self._died_of = self._front.reason
-            self._tenure = max(self._tenure, self._front.tenure)
+            self._tenure = self._front.tenure
             # A kernel that ran is restarted afresh, by its user. A saved kernel after a failed start keeps its state, and
             # so does a kernel that died: the restart is Jupyter's own.
             if self._front.was_up:

@@ -16,7 +16,9 @@ pub(crate) fn place(local: bool) -> Option<PathBuf> {
 
 /// The site's store for this user. A kernel without Slurm is no kernel of the site's.
 fn of_site(local: bool) -> Option<PathBuf> {
-    let config = Config::load().ok().filter(|_| !local)?;
+    let config = (!local).then(Config::load)?.ok()?;
+    // Most sites name no store, and a user's name may be far away.
+    config.seat.store.as_ref()?;
     let user = user_name(rustix::process::geteuid().as_raw())?;
     config.seat.store_of(&user)
 }
@@ -24,7 +26,7 @@ fn of_site(local: bool) -> Option<PathBuf> {
 /// Has a kernel whose store can't be used start unsaved, and returns the sentence for its user. A kernel that runs is
 /// saved as it began.
 pub(crate) fn settle(start: &mut Start) -> Option<String> {
-    if start.launch.durable == Durable::No || !start.launch.is_ipykernel() {
+    if !start.launch.has_log() {
         return None;
     }
     if start.resume

@@ -3,7 +3,7 @@
 
 use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
-use crate::opening::{Executor, Opening, Origin};
+use crate::opening::{Opening, Origin, Place};
 use crate::owner::{Said, Start, say};
 use anyhow::{Context, Result, bail};
 use hop_api::client;
@@ -150,14 +150,6 @@ pub struct Started {
     pub state: Option<State>,
 }
 
-/// A place for a replica: a seat's job and node.
-#[derive(Debug, Clone)]
-pub struct Place {
-    pub incarnation: Incarnation,
-    job: JobId,
-    node: NodeName,
-}
-
 /// A replica waiting in its seat for a tenure.
 #[derive(Debug)]
 pub struct Prepared {
@@ -244,16 +236,12 @@ pub async fn start(order: &Order) -> Result<Started> {
     let (place, heard) = match &config {
         Some(config) => take_place(order, first, config).await?,
         None => {
-            let (job, node) = (JobId(0), "localhost".into());
-            let incarnation = first;
-            (
-                Place {
-                    incarnation,
-                    job,
-                    node,
-                },
-                Tenure(0),
-            )
+            let here = Place {
+                incarnation: first,
+                job: JobId(0),
+                node: "localhost".into(),
+            };
+            (here, Tenure(0))
         }
     };
     let known = order.known.max(heard);
@@ -261,10 +249,9 @@ pub async fn start(order: &Order) -> Result<Started> {
         known,
         ..order.clone()
     };
-    let (node, job) = (place.node.clone(), place.job);
-    let incarnation = place.incarnation;
+    let (place_, incarnation) = (place.clone(), place.incarnation);
     let size = config.as_ref().map(|config| order.size(config));
-    let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node, size)).await??;
+    let state = spawn_blocking(move || open_tenure(&order_, &place_, size)).await??;
     let process = match &config {
         Some(config) => start_in_seat(order, &place, config, Turn::Now)?,
         None => start_local(order, incarnation)?,
@@ -334,8 +321,7 @@ pub async fn switch(order: Order, prepared: Prepared) -> Result<Started> {
     let incarnation = place.incarnation;
     let config = Config::load().context("can't read the configuration")?;
     let size = Some(order.size(&config));
-    let opened =
-        spawn_blocking(move || open_tenure(&order, incarnation, place.job, place.node, size)).await?;
+    let opened = spawn_blocking(move || open_tenure(&order, &place, size)).await?;
     match opened {
         Ok(state) => Ok(Started {
             process: Some(process),
@@ -443,23 +429,17 @@ async fn grow_by_one(
 }
 
 /// Opens the next tenure in the store, and tells the replica of it in `front.json`.
-fn open_tenure(
-    order: &Order,
-    incarnation: Incarnation,
-    job: JobId,
-    node: NodeName,
-    size: Option<StepSize>,
-) -> Result<Option<State>> {
+fn open_tenure(order: &Order, place: &Place, size: Option<StepSize>) -> Result<Option<State>> {
     let grouped = order.file.launch.replicas != Replicas::One;
     let mut file = FrontFile {
-        incarnation,
+        incarnation: place.incarnation,
         state: None,
         takeover: size.filter(|_| grouped).map(Takeover::here),
         ..order.file.clone()
     };
     let state = match &order.states {
         Some(states) => {
-            let state = next_tenure(&states.kernel, incarnation, job, &node, order)?;
+            let state = next_tenure(&states.kernel, place, order)?;
             file.state = Some(StateFolder {
                 kernel: states.kernel.clone(),
                 tenure: state.tenure(),
@@ -485,26 +465,15 @@ pub(crate) fn unwritable(folder: &Path) -> String {
 }
 
 /// Several fronts may try: the first successful rename has the tenure, and the others take the next tenure.
-fn next_tenure(
-    kernel: &Path,
-    incarnation: Incarnation,
-    job: JobId,
-    node: &NodeName,
-    order: &Order,
-) -> Result<State> {
+fn next_tenure(kernel: &Path, place: &Place, order: &Order) -> Result<State> {
     let opening = Opening {
         origin: order.origin,
         replicas: order.file.launch.replicas,
         known: order.known,
         now: now(),
     };
-    let executor = Executor {
-        incarnation,
-        seat: job,
-        node: node.clone(),
-    };
     for _ in 0..OPENINGS {
-        let state = opening.open(states::newest(kernel)?, executor.clone())?;
+        let state = opening.open(states::newest(kernel)?, place)?;
         // First of all: the owner may start the kernel again before it hears anything else of this tenure.
         let tenure = state.tenure();
         say(&Said::Tenure { tenure });

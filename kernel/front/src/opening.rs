@@ -2,7 +2,7 @@
 //! seats and `hopd` follow, so it is above each one that the kernel is known to have had, whatever the clock says. Pure:
 //! [`crate::launch`] reads and writes the store, and collects the known numbers.
 
-use hop_log::{Act, Entry, Generation, Index, Refusal, Sequence, State};
+use hop_log::{Act, Entry, Generation, Refusal, Sequence, State};
 use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Timestamp;
@@ -38,25 +38,25 @@ pub(crate) struct Opening {
     pub(crate) now: Timestamp,
 }
 
-/// The replica that takes office.
+/// A place for a replica: a seat's job and node.
 #[derive(Debug, Clone)]
-pub(crate) struct Executor {
-    pub(crate) incarnation: Incarnation,
-    pub(crate) seat: JobId,
+pub struct Place {
+    pub incarnation: Incarnation,
+    pub(crate) job: JobId,
     pub(crate) node: NodeName,
 }
 
 impl Opening {
-    /// The state with this executor in office. `stored` is the store's state, if the kernel has one.
+    /// The state with the replica of this place in office. `stored` is the store's state, if the kernel has one.
     ///
     /// # Errors
     /// No number is left.
-    pub(crate) fn open(self, stored: Option<State>, executor: Executor) -> Result<State, NotOpened> {
+    pub(crate) fn open(self, stored: Option<State>, place: &Place) -> Result<State, NotOpened> {
         let before = match stored {
             Some(stored) => self.at_rest(stored)?,
             None => self.beginning()?,
         };
-        in_office(before, executor, self.origin)
+        in_office(before, place, self.origin)
     }
 
     /// The state of a kernel without one.
@@ -117,19 +117,15 @@ pub(crate) fn may_be_elected(tenure: Tenure, last: Tenure) -> bool {
     last > Tenure(0) && tenure >= last && Generation::of(tenure) == Generation::of(last)
 }
 
-fn in_office(mut state: State, executor: Executor, origin: Origin) -> Result<State, NotOpened> {
-    let Executor {
-        incarnation,
-        seat,
-        node,
-    } = executor;
-    let apply = |state: &mut State, entry: &Entry| state.apply(Index(state.applied().0 + 1), entry);
+fn in_office(mut state: State, place: &Place, origin: Origin) -> Result<State, NotOpened> {
+    let incarnation = place.incarnation;
+    let apply = |state: &mut State, entry: &Entry| state.apply(state.applied().next(), entry);
     apply(
         &mut state,
         &Entry::Join {
             incarnation,
-            seat,
-            node,
+            seat: place.job,
+            node: place.node.clone(),
             hot: false,
         },
     )?;
@@ -190,12 +186,12 @@ mod tests {
     /// What a front opens.
     fn opened(opening: Opening, stored: Option<State>) -> State {
         let incarnation = stored.as_ref().map_or(Incarnation(0), State::highest_incarnation);
-        let executor = Executor {
+        let place = Place {
             incarnation: Incarnation(incarnation.0 + 1),
-            seat: JobId(1),
+            job: JobId(1),
             node: "n1".into(),
         };
-        let state = opening.open(stored, executor).unwrap();
+        let state = opening.open(stored, &place).unwrap();
         state.sanity_check().unwrap();
         state
     }
@@ -303,12 +299,12 @@ mod tests {
         let last = Generation(u32::MAX).last_tenure();
         for known in [last, Tenure(u64::MAX)] {
             for replicas in [Replicas::One, Replicas::Three] {
-                let executor = Executor {
+                let place = Place {
                     incarnation: Incarnation(1),
-                    seat: JobId(1),
+                    job: JobId(1),
                     node: "n1".into(),
                 };
-                let spent = opening(Origin::Nothing, replicas, known, TODAY).open(None, executor);
+                let spent = opening(Origin::Nothing, replicas, known, TODAY).open(None, &place);
                 assert!(matches!(spent, Err(NotOpened::Spent)), "{replicas:?} {known}");
             }
         }

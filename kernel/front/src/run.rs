@@ -25,7 +25,7 @@ use crate::termination::{self, Keeps, Outcome, Removal, Termination};
 use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir};
+use hop_protocol::file::{FrontFile, kernel_dir, state_dir, states_dir};
 use hop_protocol::jupyter::Channel;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::meanwhile::Meanwhile;
@@ -184,7 +184,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
         home,
     } = open(&mut start).await?;
-    let states = states_with(&start, &file);
+    let states = states(&start, &file);
     let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
     if let Some(state) = &file.state {
         say(&Said::Tenure { tenure: state.tenure });
@@ -259,8 +259,7 @@ async fn close_in_its_place(start: &Start) -> Result<bool> {
         orphans::end_sruns(&start.kernel);
     }
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
-    let states = states(start).map(|states| states.kernel);
-    claim::clear_away(Removal::Kernel, &dir, states.as_deref(), None);
+    claim::clear_away(Removal::Kernel, &dir, state_folder(start).as_deref(), None);
     Ok(true)
 }
 
@@ -382,7 +381,7 @@ fn claimed(mut start: Start) -> Claimed {
             "this notebook's kernel {kernel} {how}, so this one begins without its variables"
         ))
     };
-    let notebook = start.notebook.clone().filter(|_| states(&start).is_some());
+    let notebook = start.notebook.clone().filter(|_| state_folder(&start).is_some());
     if let (Some(notebook), false, Some(all)) = (&notebook, start.fresh || start.resume, states_dir()) {
         claimed = match claim::find(&all, notebook, &start.kernel, was_left) {
             Found::Nothing => (None, None),
@@ -425,8 +424,8 @@ fn claimed(mut start: Start) -> Claimed {
         };
     }
     let (mut owned, sentence) = claimed;
-    if let (None, Some(states)) = (&owned, states(&start)) {
-        owned = Owned::take(&states.kernel).unwrap_or_else(|error| {
+    if let (None, Some(folder)) = (&owned, state_folder(&start)) {
+        owned = Owned::take(&folder).unwrap_or_else(|error| {
             tracing::warn!(%error, "the kernel's folder can't be taken, so the kernel won't be found again");
             None
         });
@@ -466,25 +465,18 @@ fn was_left(kernel: &KernelId) -> bool {
     file.is_some_and(|file| file.kernel == *kernel && file.state.is_some())
 }
 
-/// The folders of a kernel with a log. `None` means a kernel without a log.
-fn states(start: &Start) -> Option<States> {
-    // Other kernels can't be saved.
-    if start.launch.durable == Durable::No || !start.launch.is_ipykernel() {
-        return None;
-    }
-    Some(States {
-        kernel: state_dir(&start.kernel)?,
-        store: content::place(start.launch.local)?,
-    })
+/// The folder of a kernel's log. `None` means a kernel without a log.
+fn state_folder(start: &Start) -> Option<PathBuf> {
+    start.launch.has_log().then(|| state_dir(&start.kernel))?
 }
 
-/// The same, with the store in which a running kernel has begun.
-fn states_with(start: &Start, file: &FrontFile) -> Option<States> {
-    let mut states = states(start)?;
-    if let Some(running) = &file.state {
-        states.store.clone_from(&running.store);
-    }
-    Some(states)
+/// The folders of a kernel with a log. A running kernel keeps the store in which it has begun.
+fn states(start: &Start, file: &FrontFile) -> Option<States> {
+    let running = file.state.as_ref().map(|running| running.store.clone());
+    Some(States {
+        kernel: state_folder(start)?,
+        store: running.or_else(|| content::place(start.launch.local))?,
+    })
 }
 
 impl Main {

@@ -48,7 +48,8 @@ number!(
     u64
 );
 number!(
-    /// Counts the reopenings of the kernel's group from the store, each after the loss of a majority.
+    /// The kernel's groups of replicas, in the order in which fronts opened them. Numbers may be left out: a restart
+    /// takes the clock's seconds.
     Generation,
     u32
 );

@@ -381,7 +381,15 @@ impl State {
     /// anybody.
     #[must_use]
     pub fn reopened(self, generation: Generation, highest: Incarnation) -> Self {
-        self.in_generation(generation, highest)
+        let last = generation.before_first_tenure();
+        Self {
+            applied: Index(0),
+            generation,
+            highest: self.highest.max(highest),
+            skipped: BTreeSet::new(),
+            office: Office::Vacant { last },
+            ..self.at_rest()
+        }
     }
 
     /// The first state of a kernel with one replica that was begun anew: its next tenure follows this one.
@@ -397,18 +405,6 @@ impl State {
     /// The first state of a kernel that was begun anew, and may have had groups of earlier generations.
     #[must_use]
     pub fn begun_again(generation: Generation) -> Self {
-        Self::new().in_generation(generation, Incarnation(0))
-    }
-
-    fn in_generation(self, generation: Generation, highest: Incarnation) -> Self {
-        let last = generation.before_first_tenure();
-        Self {
-            applied: Index(0),
-            generation,
-            highest: self.highest.max(highest),
-            skipped: BTreeSet::new(),
-            office: Office::Vacant { last },
-            ..self.at_rest()
-        }
+        Self::begun_after(generation, generation.before_first_tenure())
     }
 }

@@ -356,9 +356,9 @@ impl Seat {
 
     /// The folder above all users' stores.
     pub fn stores(&self) -> Option<PathBuf> {
-        let (before, _) = self.store.as_ref()?.split_once(USER)?;
-        let (folder, _) = before.rsplit_once('/')?;
-        Some(Path::new(if folder.is_empty() { "/" } else { folder }).to_owned())
+        let mut above = Path::new(self.store.as_ref()?).ancestors();
+        let above = above.find(|path| !path.to_string_lossy().contains(USER))?;
+        Some(above.to_owned())
     }
 
     /// Whether a kernel may have so much memory and so many cores.
