@@ -35,9 +35,12 @@ fn ask_for(folder: &StateFolder) -> anyhow::Result<usize> {
 
 /// The folder of the newest log. A tenure without a record yet goes on from the log of an earlier one.
 fn log_of(kernel: &Path) -> Result<Option<PathBuf>, states::ReadError> {
-    let newest = states::newest_folder(kernel)?;
-    let settled = states::newest(kernel)?.and_then(|state| state.restore().settled.cloned());
-    let settled = settled.map(|s| states::folder(kernel, s.tenure, s.part));
-    let has_log = |folder: &PathBuf| folder.join("head").exists();
-    Ok(newest.filter(has_log).or(settled))
+    let Some(newest) = states::newest_folder(kernel)? else {
+        return Ok(None);
+    };
+    if newest.join("head").exists() {
+        return Ok(Some(newest));
+    }
+    let settled = states::read(&newest)?.restore().settled.cloned();
+    Ok(settled.map(|s| states::folder(kernel, s.tenure, s.part)))
 }

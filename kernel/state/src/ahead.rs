@@ -1,46 +1,33 @@
 //! The files that a restoration of a state will read, for a node that reads them ahead.
 
-use crate::form::{self, ReadError, StreamRef, Unit};
-use crate::log::Key;
+use crate::form::{self, ReadError};
+use crate::log::{Key, own_uid};
 use hop_blobs::ChunkId;
 use hop_blobs::local::Local;
-use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The content of the variables that the state in this folder has now, as files of the store; the log itself is read
-/// by this. A missing chunk is the restoration's affair.
+/// The content that the state in this folder has now, as files of the store; the log itself is read by this. A missing
+/// chunk is the restoration's affair.
 ///
 /// # Errors
 /// The log can't be read or proven.
 pub fn files(folder: &Path, store: &Path, key: &Key) -> Result<Vec<PathBuf>, ReadError> {
-    let owner = fs::metadata("/proc/self").map_err(|source| ReadError::Missing {
-        path: "/proc/self".into(),
+    let uid = own_uid().map_err(|source| ReadError::Missing {
+        path: folder.to_owned(),
         source,
     })?;
-    let snapshot = form::read(folder, key.bytes(), owner.uid())?;
+    let snapshot = form::read(folder, key.bytes(), uid)?;
     let local = Local::at(&store.join("chunks"));
-    let names: BTreeSet<&String> = snapshot.units.values().flat_map(chunks).collect();
-    let ids = names.into_iter().filter_map(|name| name.parse::<ChunkId>().ok());
+    let names = snapshot.live().into_iter();
+    let ids = names.filter_map(|name| name.parse::<ChunkId>().ok());
     Ok(ids.filter_map(|id| local.file(id)).collect())
-}
-
-fn chunks(unit: &Unit) -> impl Iterator<Item = &String> {
-    let of_stream = match &unit.stream {
-        StreamRef::Chunks { c, .. } => &c[..],
-        StreamRef::Inline { .. } => &[],
-    };
-    unit.buffers
-        .iter()
-        .flat_map(|(_, _, chunks)| chunks)
-        .chain(of_stream)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::writer::Writer;
+    use std::fs;
 
     #[test]
     fn the_present_versions_content_is_named_packed_or_not() {

@@ -192,6 +192,18 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// The chunks of the present variables and sections.
+    pub(crate) fn live(&self) -> HashSet<&String> {
+        let units = self.units.values();
+        let streams = units.clone().map(|u| &u.stream).chain(self.sections.values());
+        let in_chunks = streams.filter_map(|stream| match stream {
+            StreamRef::Chunks { c, .. } => Some(c),
+            StreamRef::Inline { .. } => None,
+        });
+        let buffers = units.flat_map(|unit| unit.buffers.iter().map(|b| &b.2));
+        in_chunks.chain(buffers).flatten().collect()
+    }
+
     /// Notes `bytes` bytes of content in these chunks.
     fn refer(&mut self, bytes: u64, chunks: &[String]) {
         let mut left = bytes;
@@ -539,19 +551,8 @@ impl Contents {
 
     /// Bytes of the chunks of the present variables and sections, and of all other chunks.
     pub(crate) fn live_and_garbage(&self) -> (u64, u64) {
-        let units = self.snapshot.units.values();
-        let streams = units
-            .clone()
-            .map(|u| &u.stream)
-            .chain(self.snapshot.sections.values());
-        let in_chunks = streams.filter_map(|stream| match stream {
-            StreamRef::Chunks { c, .. } => Some(c),
-            StreamRef::Inline { .. } => None,
-        });
-        let buffers = units.flat_map(|unit| unit.buffers.iter().map(|b| &b.2));
-        let live: HashSet<&String> = in_chunks.chain(buffers).flatten().collect();
         let bytes = |name: &String| self.snapshot.chunks.get(name).copied().unwrap_or(0);
-        let live: u64 = live.into_iter().map(bytes).sum();
+        let live: u64 = self.snapshot.live().into_iter().map(bytes).sum();
         let all: u64 = self.snapshot.chunks.values().sum();
         (live, all - live)
     }
