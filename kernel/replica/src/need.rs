@@ -58,9 +58,8 @@ impl Unattended {
         if run.is_null() {
             return Ok(Self::default());
         }
-        let run: Self = serde_json::from_value(run).map_err(|e| BadNeed::Unattended(e.to_string()))?;
-        check(&run.count(Need::default())).map_err(BadNeed::Unattended)?;
-        Ok(run)
+        counts(&run).map_err(BadNeed::Unattended)?;
+        serde_json::from_value(run).map_err(|e| BadNeed::Unattended(e.to_string()))
     }
 
     fn count(&self, mut need: Need) -> Need {
@@ -327,23 +326,22 @@ fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
 /// # Errors
 /// A sentence for the user.
 pub fn of_value(value: Value) -> Result<Need, String> {
-    count("gpus", &value["gpus"], u64::from(GPUS_MAX))?;
-    count("cpus", &value["cpus"], u64::from(CPUS_MAX))?;
+    counts(&value)?;
     count("gpu_mem_mib", &value["gpu_mem_mib"], u64::MAX)?;
     let need: Need = serde_json::from_value(value).map_err(|e| e.to_string())?;
     if need.gpus == 0 && (need.gpu_type.is_some() || need.gpu_mem_mib > 0) {
         return Err("gpus is 0, though gpu_type or gpu_mem_mib says what the GPUs are to be".to_owned());
     }
-    check(&need).map(|()| need)
+    if let Some(kind) = &need.gpu_type {
+        parse_type(kind.as_str())?;
+    }
+    Ok(need)
 }
 
-/// Whether a need is within bounds.
-fn check(need: &Need) -> Result<(), String> {
-    count("gpus", &need.gpus.into(), u64::from(GPUS_MAX))?;
-    count("cpus", &need.cpus.into(), u64::from(CPUS_MAX))?;
-    need.gpu_type
-        .as_ref()
-        .map_or(Ok(()), |kind| parse_type(kind.as_str()).map(drop))
+/// Whether the numbers of GPUs and of cores are within bounds.
+fn counts(written: &Value) -> Result<(), String> {
+    count("gpus", &written["gpus"], u64::from(GPUS_MAX))?;
+    count("cpus", &written["cpus"], u64::from(CPUS_MAX))
 }
 
 /// Whether a number that a person wrote is one, and within its bounds: serde would name Rust's types.

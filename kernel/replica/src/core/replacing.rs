@@ -152,13 +152,15 @@ impl Core {
     /// The cell running at the process's death is lost, and the cells behind it are aborted as behind any error. Returns
     /// whether a cell has told of the death: one that had not begun runs in the next process, and tells nothing.
     fn lose_running_cells(&mut self, reason: &str) -> bool {
-        let (mut aborts, mut told) = (false, false);
+        let mut aborts = false;
         let ahead: BTreeSet<CellId> = self
             .durable
             .as_ref()
             .map_or_else(BTreeSet::new, |d| d.journal.ahead().cloned().collect());
-        for lost in self.cells.take_sent(|cell| ahead.contains(cell)) {
-            told |= !matches!(lost, LostCell::Behind(_));
+        // An aborted cell is behind a lost one.
+        let lost = self.cells.take_sent(|cell| ahead.contains(cell));
+        let told = !lost.is_empty();
+        for lost in lost {
             match lost {
                 LostCell::Ended(cell) => {
                     self.tell_may_be_missing(&cell.header);
