@@ -4,6 +4,7 @@ use super::Finding;
 use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen, log_dir};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_handover::options::Options;
+use hop_protocol::mount::Kind;
 use hop_slurm::{Partition, Version};
 use hop_words::id::UserName;
 use std::collections::{BTreeMap, BTreeSet};
@@ -174,7 +175,7 @@ fn locks(facts: &Facts) -> Option<Finding> {
             "locks",
             format!(
                 "{folder} ({}) has no file locks ({why}): a kernel is not found again if its server and its node are lost",
-                home.network.unwrap_or("a local disk")
+                home.kind.network().unwrap_or("a local disk")
             ),
             "Lustre: mount it with -o flock. NFSv3: start rpc-statd here and lockd on the server, or mount NFSv4.",
         ),
@@ -686,14 +687,14 @@ fn seat_log(node: &NodeSeen, facts: &Facts) -> Finding {
     let path = log_dir(config).display();
     let mend = format!("install -d -m 1777 {path}, on a local disk, or set seat.log_dir.");
     let wrong = match &node.log_dir {
-        Some(seen) if seen.is_dir => match (seen.network, seen.mode) {
-            (Some(kind), _) => format!("{path} is on {kind}: seats don't keep their logs there"),
+        Some(seen) if seen.is_dir => match (seen.kind, seen.mode) {
+            (Kind::Network(kind), _) => format!("{path} is on {kind}: seats don't keep their logs there"),
             (_, mode) if mode & 0o003 != 0o003 => format!("users can't write in {path} (mode {mode:o})"),
             (_, mode) if mode & 0o1000 == 0 => {
                 format!("in {path} anybody may remove anybody's files (mode {mode:o}): seats don't use it")
             }
-            _ if seen.in_memory => return Finding::ok(CHECK, format!("{path}, in memory")),
-            _ => return Finding::ok(CHECK, path.to_string()),
+            (Kind::Memory, _) => return Finding::ok(CHECK, format!("{path}, in memory")),
+            (Kind::Local, _) => return Finding::ok(CHECK, path.to_string()),
         },
         _ => format!("{path} is no folder here"),
     };
@@ -735,7 +736,7 @@ fn folder(check: &str, path: &Path, seen: Option<&Seen>, facts: &Facts, private:
             mend,
         ));
     }
-    seen.network.map(|kind| {
+    seen.kind.network().map(|kind| {
         Finding::failed(
             check,
             format!("{path} is on {kind}: its locks and sockets must be local"),

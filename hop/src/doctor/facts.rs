@@ -71,9 +71,8 @@ pub(crate) struct Seen {
     pub(crate) uid: u32,
     pub(crate) mode: u32,
     pub(crate) is_dir: bool,
-    /// The network file system of the folder, if any.
-    pub(crate) network: Option<&'static str>,
-    pub(crate) in_memory: bool,
+    /// The kind of its file system.
+    pub(crate) kind: Kind,
 }
 
 /// Slurm by its own words.
@@ -153,8 +152,8 @@ pub(crate) struct Facts {
 #[derive(Debug, Clone)]
 pub(crate) struct HomeSeen {
     pub(crate) folder: PathBuf,
-    /// The network file system of the folder, if any.
-    pub(crate) network: Option<&'static str>,
+    /// The kind of the folder's file system.
+    pub(crate) kind: Kind,
     pub(crate) lock: Result<(), String>,
 }
 
@@ -219,7 +218,7 @@ fn home(data: &Path) -> Option<HomeSeen> {
     let file = tempfile::tempfile_in(folder).ok()?;
     Some(HomeSeen {
         folder: folder.to_owned(),
-        network: network_of(folder),
+        kind: kind_of(folder).unwrap_or(Kind::Local),
         lock: file.try_lock().map_err(|error| match error {
             fs::TryLockError::Error(error) => system_words(&error),
             busy @ fs::TryLockError::WouldBlock => busy.to_string(),
@@ -233,17 +232,8 @@ pub(crate) fn seen(path: &Path) -> Option<Seen> {
         uid: about.uid(),
         mode: about.mode() & 0o7777,
         is_dir: about.is_dir(),
-        network: network_of(path),
-        in_memory: kind_of(path).is_ok_and(|kind| kind == Kind::Memory),
+        kind: kind_of(path).unwrap_or(Kind::Local),
     })
-}
-
-/// The name of the path's file system, if several machines share it.
-fn network_of(path: &Path) -> Option<&'static str> {
-    match kind_of(path) {
-        Ok(Kind::Network(name)) => Some(name),
-        _ => None,
-    }
 }
 
 fn installed(prefix: &Path) -> BTreeMap<String, Option<Seen>> {

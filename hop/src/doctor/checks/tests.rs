@@ -31,8 +31,7 @@ fn seen(uid: u32, mode: u32, is_dir: bool) -> Option<Seen> {
         uid,
         mode,
         is_dir,
-        network: None,
-        in_memory: false,
+        kind: Kind::Local,
     })
 }
 
@@ -150,7 +149,7 @@ fn right() -> Facts {
         hopd: Ok(report()),
         home: Some(HomeSeen {
             folder: "/home/a".into(),
-            network: Some("NFS"),
+            kind: Kind::Network("NFS"),
             lock: Ok(()),
         }),
         stores: seen(0, 0o755, true),
@@ -323,7 +322,7 @@ const BROKEN: &[(&str, &str, Break)] = &[
         f.node.as_mut().unwrap().log_dir = seen(0, 0o777, true)
     }),
     ("seat-log", "is on NFS: seats", |f| {
-        f.node.as_mut().unwrap().log_dir.as_mut().unwrap().network = Some("NFS")
+        f.node.as_mut().unwrap().log_dir.as_mut().unwrap().kind = Kind::Network("NFS")
     }),
     ("hopd-state", "open to others", |f| {
         f.hopd_state = seen(900, 0o755, true)
@@ -397,7 +396,7 @@ fn a_credential_of_another_key_is_named_by_the_node() {
 #[test]
 fn a_state_folder_on_a_shared_file_system_is_named() {
     let mut facts = right();
-    facts.node.as_mut().unwrap().state_dir.as_mut().unwrap().network = Some("NFS");
+    facts.node.as_mut().unwrap().state_dir.as_mut().unwrap().kind = Kind::Network("NFS");
     let found = of_host(&facts);
     assert!(failed(&found)[0].says.contains("is on NFS"), "{found:#?}");
 }
