@@ -82,7 +82,8 @@ pub struct Handover {
     /// The lease's step in the pilot: `squeue -s` and `sacct` show it.
     pub step: u32,
     pub devices: Vec<Device>,
-    /// The cores lent, as a Linux cpu list ("2-5,8"); empty where none were asked for or the site doesn't constrain them.
+    /// The cores lent, as a Linux cpu list ("2-5,8"); empty where none were asked for or the site doesn't constrain
+    /// them.
     pub cores: String,
     pub at: Timestamp,
 }

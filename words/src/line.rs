@@ -1,8 +1,8 @@
 //! JSON lines: a conversation of one value a line, over pipes and Unix sockets.
 //!
 //! A reader's memory is bounded: an over-long line is reported once and skipped up to its newline. [`Lines`] and
-//! [`write`](fn@write) block; `line::tokio` has the same for tasks, behind the feature `tokio` since root's plugin is built without
-//! it. Versions, time limits and the peer's identity are left to the callers.
+//! [`write`](fn@write) block; `line::tokio` has the same for tasks, behind the feature `tokio`: root's plugin doesn't
+//! ask for it. Versions, time limits and the peer's identity are left to the callers.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -93,10 +93,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// The next line without its newline. `None` means the end.
-    ///
-    /// # Errors
-    /// Reading failed, or the line is too long.
-    pub fn next_line(&mut self) -> Result<Option<Vec<u8>>, LineError> {
+    fn next_line(&mut self) -> Result<Option<Vec<u8>>, LineError> {
         loop {
             let chunk = match self.from.fill_buf() {
                 Ok(chunk) => chunk,
@@ -117,7 +114,8 @@ impl<R: BufRead> Lines<R> {
     /// The next line's value. `None` means the end.
     ///
     /// # Errors
-    /// As [`Lines::next_line`], or the line is not the JSON of a `T`. The line after it can still be read.
+    /// Reading failed, the line is too long, or it is not the JSON of a `T`. The line after a wrong one can still be
+    /// read.
     pub fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
         self.next_line()?.map(|line| decode(&line)).transpose()
     }
@@ -170,7 +168,7 @@ mod tests {
     use super::*;
     use std::io::{BufReader, Cursor, Read};
 
-    /// Endless, or cut by timeouts: a `None` in the list is one.
+    /// Reads cut by timeouts: a `None` in the list is one.
     struct Pieces(Vec<Option<&'static [u8]>>);
 
     impl Read for Pieces {

@@ -20,7 +20,7 @@ pub fn is_gone(pid: u32, start: u64) -> bool {
     }
 }
 
-/// The children of a process with this name, of those that its first thread started.
+/// The children called `name` that the first thread of `parent` has started.
 pub fn children_named(parent: u32, name: &str) -> Vec<u32> {
     let listed = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     let children = listed.unwrap_or_default();

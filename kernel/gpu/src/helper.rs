@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Where the helper listens unless told otherwise.
 pub const SOCKET: &str = "/run/gresshopper/gpu-helper.sock";
 const VERSION: u32 = 1;
-/// A request is a pid, a step and at most 8 pairs of UUIDs.
+/// The longest line, in bytes: a request is a pid, a step and at most 8 pairs of UUIDs.
 const MAX_LINE: usize = 8 << 10;
 /// Time after which a silent peer is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -175,17 +175,15 @@ impl Helper {
         }
     }
 
-    fn one(&self, stream: UnixStream, caller: u32) -> Result<(), LineError> {
-        let limits = stream.set_read_timeout(Some(PATIENCE));
-        limits
-            .and_then(|()| stream.set_write_timeout(Some(PATIENCE)))
-            .map_err(LineError::Io)?;
+    fn one(&self, stream: UnixStream, caller: u32) -> io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         let reply = match Lines::new(BufReader::new(&stream), MAX_LINE).read() {
             Ok(Some(request)) => self.answer(caller, &request),
-            Err(error @ LineError::Io(_)) => return Err(error),
+            Err(LineError::Io(error)) => return Err(error),
             Ok(None) | Err(_) => refused("that is no request"),
         };
-        line::write(&mut &stream, &reply)
+        Ok(line::write(&mut &stream, &reply)?)
     }
 
     fn answer(&self, caller: u32, request: &Request) -> Reply {

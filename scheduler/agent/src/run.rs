@@ -258,7 +258,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
                     break;
                 }
             }
-            // A holder sends nothing after its hello: any read means the holder's end.
+            // A holder sends nothing after its hello: one more line, or the end, means that the holder is over.
             _ = said.next_line() => break,
         }
     }

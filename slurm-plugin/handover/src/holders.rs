@@ -217,7 +217,7 @@ impl<'a> Scan<'a> {
     fn tell(&mut self, mut out: &File) -> io::Result<bool> {
         let mut any = false;
         for found in self.found.drain() {
-            line::write(&mut out, &found).map_err(io::Error::from)?;
+            line::write(&mut out, &found)?;
             any = true;
         }
         Ok(any)

@@ -10,7 +10,7 @@
 pub use hop_words::gpu::Device;
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, UserName};
 use hop_words::lease::Handover;
-use hop_words::line::{self, LineError};
+use hop_words::line;
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -305,7 +305,7 @@ pub enum Refusal {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("not valid JSON of the handover protocol")]
-    Json(#[source] LineError),
+    Json(#[source] serde_json::Error),
     #[error("version {theirs} of the handover protocol, this is {VERSION}")]
     Version { theirs: u32 },
     #[error("longer than {MAX_LINE} bytes")]
@@ -328,7 +328,7 @@ fn check_version(bytes: &[u8]) -> Result<(), ReadError> {
     if bytes.len() > MAX_LINE {
         return Err(ReadError::TooLong);
     }
-    let VersionOnly { v } = line::decode(bytes).map_err(ReadError::Json)?;
+    let VersionOnly { v } = serde_json::from_slice(bytes).map_err(ReadError::Json)?;
     if v == VERSION {
         Ok(())
     } else {
@@ -348,7 +348,7 @@ impl Token {
     /// Another version is told as such before anything else is read.
     pub fn from_payload(bytes: &[u8]) -> Result<Self, ReadError> {
         check_version(bytes)?;
-        line::decode(bytes).map_err(ReadError::Json)
+        serde_json::from_slice(bytes).map_err(ReadError::Json)
     }
 }
 
@@ -368,7 +368,7 @@ impl Confirmation {
     /// Another version is told as such before anything else is read.
     pub fn from_line(line: &[u8]) -> Result<Self, ReadError> {
         check_version(line)?;
-        let line: Line<Self> = line::decode(line).map_err(ReadError::Json)?;
+        let line: Line<Self> = serde_json::from_slice(line).map_err(ReadError::Json)?;
         Ok(line.body)
     }
 }

@@ -10,7 +10,7 @@ use crate::nodes::{Node, Partition};
 use crate::run::Runner;
 use hop_words::id::JobId;
 use hop_words::line::LineError;
-use hop_words::line::tokio::{Lines, write};
+use hop_words::line::tokio::{Lines, write as write_line};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -339,7 +339,7 @@ impl Link {
             stdin,
             stdout: Lines::new(BufReader::new(stdout), MAX_LINE),
         };
-        let hello: Hello = answer(&mut process).await?;
+        let hello: Hello = read_line(&mut process).await?;
         if hello.protocol != PROTOCOL {
             return Err(LinkError::Protocol(hello.protocol));
         }
@@ -363,11 +363,11 @@ impl State {
 }
 
 async fn exchange(process: &mut Process, ask: &Ask) -> Result<Answer, LinkError> {
-    write(&mut process.stdin, ask).await.map_err(failed)?;
-    answer(process).await
+    write_line(&mut process.stdin, ask).await.map_err(failed)?;
+    read_line(process).await
 }
 
-async fn answer<T: DeserializeOwned>(process: &mut Process) -> Result<T, LinkError> {
+async fn read_line<T: DeserializeOwned>(process: &mut Process) -> Result<T, LinkError> {
     process
         .stdout
         .read()

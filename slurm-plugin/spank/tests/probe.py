@@ -85,11 +85,13 @@ def hold_in_thread(path: str) -> int:
 
     def hold(ready: Callable[[], None]) -> None:
         def work() -> None:
-            libc.unshare(CLONE_FILES)
-            os.open(path, FLAGS)
-            ready()
-            while True:
-                time.sleep(1)
+            with contextlib.suppress(BaseException):
+                libc.unshare(CLONE_FILES)
+                os.open(path, FLAGS)
+                ready()
+                while True:
+                    time.sleep(1)
+            os._exit(1)
 
         threading.Thread(target=work).start()
 
