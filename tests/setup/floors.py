@@ -3,7 +3,8 @@
 
 Arrows come from cargo's metadata (normal, build and development dependencies), and from the imports of our Python
 packages. A crate that no source of its dependent names is wrong as well, but for those that only bring a feature along
-(`FEATURES`). Root's plugin is held to few crates, however far below they are. Each wrong arrow is a line on standard error with its cure; the exit status is then 1.
+(`FEATURES`). Root's plugin is held to few crates, however far below they are. Each wrong arrow is a line on standard
+error with its cure; the exit status is then 1.
 """
 
 from __future__ import annotations

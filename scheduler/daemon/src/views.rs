@@ -1,7 +1,9 @@
 //! Views between the core's types and the wire's: people's queries, and agents' reports.
 
 use hop_api::config::{Config, Pool};
-use hop_api::message::{AcctRow, AgentUp, CancelTarget, InfoReport, NodeInfo, QueueRow, Refusal, Told};
+use hop_api::message::{
+    AcctRow, AgentUp, CancelTarget, EndedLease, InfoReport, NodeInfo, QueueRow, Refusal, Told,
+};
 use hop_core::config::PoolConfig;
 use hop_core::{Core, LeaseView, PilotUp, ReportedEnd, ReportedLease};
 use hop_words::clock::Skew;
@@ -55,23 +57,24 @@ pub(crate) fn pilot_up(up: AgentUp, skew: Skew, node_drains: bool) -> PilotUp {
             })
             .collect(),
         starting: up.starting,
-        ended: up
-            .ended
-            .into_iter()
-            .map(|e| ReportedEnd {
-                lease: e.order.lease,
-                cause: e.end.cause,
-                clean: e.end.clean,
-                detail: end_of(&e.end),
-            })
-            .collect(),
+        ended: up.ended.iter().map(reported_end).collect(),
         draining: up.draining,
         node_drains,
     }
 }
 
+/// An agent's word of a lease's end.
+pub(crate) fn reported_end(ended: &EndedLease) -> ReportedEnd {
+    ReportedEnd {
+        lease: ended.order.lease,
+        cause: ended.end.cause,
+        clean: ended.end.clean,
+        detail: end_of(&ended.end),
+    }
+}
+
 /// The end of a lease for the books: what its node says, and whom the take-back ended.
-pub(crate) fn end_of(end: &LeaseEnd) -> String {
+fn end_of(end: &LeaseEnd) -> String {
     const NAMED: usize = 8;
     if end.ended_pids.is_empty() {
         return end.detail.clone();

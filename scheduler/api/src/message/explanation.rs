@@ -38,7 +38,8 @@ pub enum Told {
     Cell(Item),
     /// On the kernel.
     Kernel(KernelItem),
-    /// An item of a newer `hopd`, or of one whose item has other fields: its sentence is at the same place among [`Explanation::sentences`].
+    /// An item of a newer `hopd`, or of one whose item has other fields: its sentence is at the same place among
+    /// [`Explanation::sentences`].
     Newer(serde_json::Value),
 }
 

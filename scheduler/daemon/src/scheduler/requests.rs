@@ -277,13 +277,7 @@ impl Scheduler {
             Request::LeaseEnded(ended) => {
                 self.ended_unknown(pilot, &ended);
                 self.was_held(pilot, &ended);
-                let EndedLease { order, end, .. } = *ended;
-                let ended = hop_core::ReportedEnd {
-                    lease: order.lease,
-                    cause: end.cause,
-                    clean: end.clean,
-                    detail: views::end_of(&end),
-                };
+                let ended = views::reported_end(&ended);
                 self.todo.push_back(Input::LeaseEnded { pilot, ended });
             }
             _ => unreachable!("sorted by its sender"),
