@@ -241,6 +241,7 @@ impl Core {
                 c.id,
                 self.work.kernels[c.kernel].id
             );
+            self.check_limited(i)?;
         }
         self.check_queues()
     }
@@ -295,6 +296,21 @@ impl Core {
         if let Some(scope) = c.limited {
             let listed = self.people.limited.get(&scope).is_some_and(|s| s.contains(&i));
             hold!(listed, "cell {} is not listed under its limit", c.id);
+        }
+        Ok(())
+    }
+
+    /// A cell that only limits hold up is on the list of a limit that is against it now: such a list is tried when its
+    /// limit counts fewer GPUs, and nothing else tries the cell.
+    fn check_limited(&self, i: Idx<Cell>) -> Result<(), Insane> {
+        let c = &self.work.cells[i];
+        let mut against = self.limits_over(c).map(|over| over.scope).peekable();
+        if against.peek().is_some() && self.spot(i).is_some() {
+            hold!(
+                against.any(|scope| c.limited == Some(scope)),
+                "cell {} is over a limit, and not on its list",
+                c.id
+            );
         }
         Ok(())
     }

@@ -338,7 +338,10 @@ impl Core {
     /// Whether a limit makes a pilot for the cell useless: the cell couldn't start now, or not beside others with
     /// pilots on their way. The cell is then tried again as soon as the limit counts fewer GPUs.
     pub(crate) fn limits_demand(&mut self, cell: Idx<Cell>) -> bool {
-        let over = self.over_limit_soon(cell).map(|over| over.scope);
+        // A limit against the cell now comes first: one that counts what is on its way may never be reached, and the cell
+        // would not be tried when the other counts fewer GPUs.
+        let now = self.over_limit(&self.work.cells[cell]);
+        let over = now.or_else(|| self.over_limit_soon(cell)).map(|over| over.scope);
         match over {
             Some(scope) => self.limit(cell, scope),
             None => self.unlimit(cell),
