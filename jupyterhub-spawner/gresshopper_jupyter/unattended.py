@@ -270,7 +270,7 @@ class Book:
         )
 
     def save(self, last: bool = False) -> str | None:
-        """Replaces the output file. What stands there and is no file gets the last notebook alone. Returns the reason of a
+        """Replaces the output file. A pipe or a device in its place gets the last notebook alone. Returns the reason of a
         failure."""
         try:
             text = nbformat.writes(self.nb) + "\n"

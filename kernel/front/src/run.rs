@@ -470,7 +470,7 @@ fn state_folder(start: &Start) -> Option<PathBuf> {
     start.launch.has_log().then(|| state_dir(&start.kernel))?
 }
 
-/// The folders of a kernel with a log. A running kernel keeps the store in which it has begun.
+/// The folders of a kernel with a log. A running kernel keeps the store with which it began.
 fn states(start: &Start, file: &FrontFile) -> Option<States> {
     let running = file.state.as_ref().map(|running| running.store.clone());
     Some(States {
@@ -835,7 +835,7 @@ impl Main {
         let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
         let last = match elected {
             true => self.front.tenure(),
-            // The front before may have opened a tenure that this one has not met.
+            // The front before may have opened a tenure that this front has not met.
             false => self.front.tenure().max(self.life.tenure()),
         };
         if self.states.is_some() && tenure <= last {

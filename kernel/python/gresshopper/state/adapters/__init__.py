@@ -86,8 +86,8 @@ class Adapter:
     accessors: tuple[str, ...] = ()
 
 
-#: The adapters, and the modules of which one has to be loaded for the adapter to matter. Where two would take an
-#: object, the first has it; sections are set in this order.
+#: The adapters, each with modules of which one has to be loaded for the adapter to matter. The first adapter that
+#: takes an object has it. Sections are set in this order.
 _KNOWN = {
     "_ipython": ("IPython",),
     "_numpy": ("numpy",),
