@@ -114,8 +114,8 @@ impl<R: BufRead> Lines<R> {
     /// The next line's value. `None` means the end.
     ///
     /// # Errors
-    /// Reading failed, the line is too long, or it is not the JSON of a `T`. After a wrong line the next line can still
-    /// be read.
+    /// Reading failed, the line is too long, or it is not the JSON of a `T`. After a wrong line the next line can
+    /// still be read.
     pub fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
         self.next_line()?.map(|line| decode(&line)).transpose()
     }

@@ -98,8 +98,8 @@ impl Opening {
     }
 
     /// Returns a generation above `last` and above each known one, and not below `clock`. After an earlier replica of
-    /// this front, only `last` counts: that replica left the store's state. In a store that was set back, the number is
-    /// then too low, and the front recognises the loss.
+    /// this front, only `last` counts: that replica left the store's state. In a store that was set back, the number
+    /// is then too low, and the front recognises the loss.
     fn above(self, last: Generation, clock: u64) -> Result<Generation, NotOpened> {
         let known = match self.origin {
             Origin::MyReplica => Some(last),

@@ -636,7 +636,7 @@ impl Main {
     }
 
     /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to
-    /// exit: a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
+    /// exit. A slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
     fn end_old(&self, old: Option<Tenure>, ends_itself: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {

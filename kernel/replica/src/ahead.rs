@@ -1,5 +1,5 @@
-//! Reads a kernel's state ahead on the node to which the kernel moves, while its cells go on elsewhere: on a network file
-//! system the new process then finds the state in this node's memory.
+//! Reads a kernel's state ahead on the node to which the kernel moves, while its cells go on elsewhere. On a network
+//! file system the new process then finds the state in this node's memory.
 
 use hop_protocol::file::StateFolder;
 use hop_protocol::states;

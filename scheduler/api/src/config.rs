@@ -192,8 +192,8 @@ pub struct Pool {
     /// How long a lease stays with its kernel after a cell, by the kernel's own think times.
     #[serde(default)]
     pub linger: Linger,
-    /// Grace at the end of a lease, in milliseconds: first for the kernel to leave its GPUs before they are taken
-    /// back, then for the remaining holders before they are ended.
+    /// Grace at the end of a lease, in milliseconds. The kernel has this time to leave its GPUs before they are taken
+    /// back. Remaining holders then have it once more, before they are ended.
     #[serde(default = "default_grace_ms")]
     pub grace_ms: u64,
     #[serde(default)]

@@ -300,8 +300,8 @@ impl Core {
         Ok(())
     }
 
-    /// A cell held up by limits alone is on the list of a limit that is against it now. The list is tried when its limit
-    /// counts fewer GPUs, and nothing else tries the cell.
+    /// A cell held up by limits alone is on the list of a limit that is against it now. The list is tried when its
+    /// limit counts fewer GPUs, and nothing else tries the cell.
     fn check_limited(&self, i: Idx<Cell>) -> Result<(), Insane> {
         let c = &self.work.cells[i];
         let mut against = self.limits_over(c).map(|over| over.scope).peekable();

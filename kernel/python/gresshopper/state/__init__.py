@@ -5,8 +5,9 @@
 - Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
   `event_loop`, `limits`, `interrupts`, `threads`, `incoming` requests, `draining` and `muting` of messages, the
   `gc_pause`, and the `switch_interval`.
-- Changes: `capture` makes the deltas. `variables` finds the changed variables, by the `names` in a cell. `units` has the
-  known groups, and `grouping` searches for groups. `buffers` has the content of large memory, `marks` those of values.
+- Changes: `capture` makes the deltas. `variables` finds the changed variables, by the `names` in a cell. `units` has
+  the known groups, and `grouping` searches for groups. `buffers` has the content of large memory, `marks` those of
+  values.
 - Outside of variables: `process`, with `settings`, `standard`, `loggers`, `contexts`, `context_variables`, `streams`,
   `libraries`, `singles`, `places` and `user_modules`.
 - Objects as bytes: `pickling` in a `session`, by `rules` and `adapters` of libraries; `writing` holds the result, and

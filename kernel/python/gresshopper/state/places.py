@@ -2,8 +2,8 @@
 path`, `g = globals()`, `hist = In`.
 
 A capture writes such a container as its place. After a restore the variable holds the new process's container. The
-content belongs to the process, or is restored apart. The pickler writes exact dictionaries and lists without a word to
-the engine, so that one within an object is found in the memo, and then the dump is made anew.
+content belongs to the process, or is restored apart. The pickler writes exact dictionaries and lists without asking
+the engine. A container within an object is therefore found in the memo, and the dump is made anew.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ def home_store() -> Path:
 
 
 def _make(root: Path) -> None:
-    """Make the store's folder. Folders above it are made only within the user's own: where a file system isn't mounted,
-    nothing is written beneath its mount point (`hop_protocol::content` does the same before a kernel starts).
+    """Make the store's folder. Folders above it are made only within the user's own: where a file system isn't
+    mounted, nothing is written beneath its mount point (`hop_protocol::content` does the same before a kernel
+    starts).
     """
     nearest = next((above for above in root.parents if above.exists()), Path("/"))
     if nearest != root.parent and nearest.stat().st_uid != os.geteuid():

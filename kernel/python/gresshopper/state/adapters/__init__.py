@@ -1,8 +1,8 @@
-"""The engine's knowledge of libraries: an adapter a library.
+"""The engine's knowledge of libraries: an adapter for each library.
 
-An adapter says how objects of its library are written and loaded, which of them may be shared without linking
-variables, and what of the library's settings belongs to the process. It is imported once its library is: a kernel
-without torch never sees torch's adapter.
+An adapter says how objects of its library are written and loaded, and which of them may be shared without linking
+variables. It also says which of the library's settings belong to the process. An adapter is imported after its
+library: a kernel without torch never has torch's adapter.
 """
 
 from __future__ import annotations
