@@ -8,7 +8,7 @@ Without a cluster, on this host (`--local`), with plain ipykernel by turns:
 - `failover_process_p50|p95`: from SIGKILL of ipykernel to the reply of the next cell, which reads a variable; beside it the
   start of a plain ipykernel to its first reply. `failover_replica_*`: the same for the supervisor.
 - `restore_1gb_s`, with `--large` (a kernel with numpy): from SIGKILL of ipykernel to the reply of the next cell, which
-  reads an array of 1 GB; beside it `cp` of a file of 1 GB, by turns. Neither is in the page cache.
+  reads an array of 1 GB. The peer is `cp` of a file of 1 GB, by turns. Neither is in the page cache.
 
 With a cluster:
 
@@ -16,8 +16,9 @@ With a cluster:
 - `blackout_p50|p95`: the longest wait of a cell among cells sent one after the other during such a move.
 - `wake_p50|p95`: from a cell's request to a hibernating kernel to the reply; the seat is still there.
 - `drain_s`: from the order to drain a node with `--kernels` kernels until all are elsewhere.
-- `hibernated_N_*`, with `--asleep N` kernels whose servers are gone: `processes` of their user, `cpu_percent` of `hopd`
-  beside that with no kernel asleep, `hopd_bytes` of `hopd`'s resident memory and `disk_kib` of the user's home for each.
+- `hibernated_N_*`, with `--asleep N` kernels whose servers are gone. `processes` are their user's; `cpu_percent` is of
+  `hopd`, beside that with no kernel asleep. For each kernel: `hopd_bytes` of `hopd`'s resident memory, and `disk_kib`
+  of the user's home.
 - `failover_node_p50|p95`: from the loss of everything on the node to the reply of the next cell, which another node gives.
 
 Prints a measured line per case (see hop-bench).

@@ -1,7 +1,7 @@
 """A user's people at their notebooks, for bench `replay`: runs as that user and follows standard input.
 
-Reads and writes a JSON object a line. `open` starts a session's kernel and waits for its answer; `go` has every session
-submit its cells by the session's clock, but never before the last reply; `close` shuts all down.
+Reads and writes a JSON object a line. `open` starts a session's kernel and waits for its answer. `go` has every
+session submit its cells by the session's clock, but never before the last reply. `close` shuts all down.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ cell's first instruction, and from the order of a move to the new executor's rep
 
 In both, GPU-hours held are from the order of a lease to its end. A delay is from the submission, by the person's
 clock, to the cell's first instruction. A cell is granted at once if it was never queued. Prints a measured line per
-case (see hop-bench): ours is the live run, the peer the simulator (mean of ten seeds of its latencies); in `moves_p99`
+case (see hop-bench). Ours is the live run, the peer the simulator (mean of ten seeds of its latencies). In `moves_p99`
 and `three_p99` the peer is the live run without moves.
 """
 

@@ -188,7 +188,7 @@ def quantum() -> None:
 
 
 def families() -> None:
-    """Families that nobody tuned for, at 90 % load, one seed."""
+    """Families of traces for which no policy was tuned, at 90 % load, with one seed."""
     said = run("families", "-l", "90", "ours", "notebookos", "warm-pool")
     pattern = re.compile(
         r"(.+?) +90 % +(\d+) nodes (\S+) +antt +(\S+) mean +(\S+) s p99 +\S+ s longest +(\S+) h overtaken +(\S+) moves +(\S+)"

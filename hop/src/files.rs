@@ -1,7 +1,7 @@
 //! Files that users name.
 //!
 //! A symbolic link stands for the file that it leads to. A file is never put in the place of a pipe, a device, a socket
-//! or a folder. What is written, and how, is left to the commands.
+//! or a folder. The commands decide the content, and the way of writing it.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};

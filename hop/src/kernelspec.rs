@@ -195,7 +195,7 @@ impl Remove {
 }
 
 impl Install {
-    /// Refuses what no kernel of it could ever have.
+    /// Refuses a kernelspec whose kernels could never start: the site allows less, or has no such pool.
     fn check(&self, config: Option<&Config>) -> Result<(), Failure> {
         if self.gpu_type.is_some() && self.gpus == 0 {
             return Err(Failure::Usage(
@@ -407,8 +407,8 @@ impl Install {
     }
 }
 
-/// Keys of a kernelspec that are not true of one made from it: the name by which VS Code takes it for one of its own,
-/// and the promise of a handshake (JEP 66), for which a client would write another file.
+/// Keys of the base that a kernelspec made from it must not have. By `name` VS Code takes a kernelspec for one of its
+/// own. `kernel_protocol_version` promises a handshake (JEP 66), for which a client would write another file.
 const OF_THE_BASE: [&str; 2] = ["name", "kernel_protocol_version"];
 
 /// The base's metadata, with the provisioner.
@@ -422,7 +422,8 @@ fn metadata(base: &Map<String, Value>, config: Value) -> Map<String, Value> {
     metadata.insert("kernel_provisioner".into(), provisioner);
     // Keys for CurveZMQ would be the local kernel's.
     metadata.remove("supported_encryption");
-    // VS Code's notes on kernelspecs that it registers itself. It would hide this one, or start the interpreter in them.
+    // VS Code writes these notes into kernelspecs that it registers. With them it would hide this kernelspec, or start
+    // the interpreter that they name.
     for key in ["vscode", "interpreter", "originalSpecFile"] {
         metadata.remove(key);
     }
@@ -433,7 +434,7 @@ fn metadata(base: &Map<String, Value>, config: Value) -> Map<String, Value> {
 /// command.
 fn launcher_argv(front: &Path, config: &Value, command: &[Value]) -> Value {
     let front = front.display().to_string();
-    // jupyverse fills placeholders in by `str.format`, to which each brace begins one.
+    // jupyverse fills in placeholders by `str.format`, which takes each brace for the beginning of one.
     let options = config
         .to_string()
         .replace('%', "%25")

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// JSON instead of text
     #[arg(long, global = true)]
     json: bool,
-    /// Where content is kept, instead of the site's place (seat.store) or ~/.local/share/gresshopper/store
+    /// Folder of content, instead of the site's (seat.store) or ~/.local/share/gresshopper/store
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
     store: Option<PathBuf>,
     /// Place of named states, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
@@ -662,7 +662,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
             let store = Store::of(&address)?;
             let saved = store.read(&address, &place.owner_key()?)?;
             let fetched = store.fetch(&saved, &place.local()?, context)?;
-            // A collection forgets a place that isn't there.
+            // The folder comes before its entry among the places: a collection forgets places without a folder.
             state_remote::install(&saved, &folder)?;
             place.keep_content_of(&folder)?;
             writeln!(

@@ -50,7 +50,7 @@ impl Store {
         let env: Variables = std::env::vars_os()
             .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
             .collect();
-        // The client starts its tasks in its constructor.
+        // The client's constructor starts tasks, for which the runtime has to be entered.
         let entered = runtime.enter();
         let remote = Remote::open(place, &env).map_err(|e| failure(&called, &e))?;
         drop(entered);

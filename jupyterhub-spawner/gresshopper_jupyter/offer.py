@@ -17,8 +17,8 @@ from .programs import NotInstalled, find_program
 from .slurm import Shared, SlurmError, run
 
 FRESH_S = 60.0
-#: Before a choice is refused, or while slurmdbd is away, Slurm is asked again, if its answer is older than this: forged
-#: choices and impatient users are not to become a load on slurmdbd.
+#: Before a choice is refused, or while slurmdbd is away, Slurm is asked again if its answer is older than this. A
+#: younger answer is kept: forged choices and impatient users must not become a load on slurmdbd.
 SURE_S = 5.0
 #: Nobody waits longer for the form because of the number of free GPUs.
 HOP_S = 3.0

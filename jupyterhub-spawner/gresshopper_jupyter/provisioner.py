@@ -108,8 +108,8 @@ class Front:
 
     @property
     def tenure(self) -> int:
-        """The highest tenure of the kernel so far. The next start goes on above it: a restart may remove every other
-        record of it."""
+        """The highest tenure of the kernel so far. The next start goes on above it. A restart may remove every other
+        record of the number."""
         return int(self._start["tenure"])
 
     @property
@@ -119,7 +119,7 @@ class Front:
 
     @property
     def was_dismissed(self) -> bool:
-        """Whether somebody asked for the kernel's end or restart. A kernel that died was not dismissed by that."""
+        """Whether somebody asked for the kernel's end or restart. The kernel's death is no dismissal."""
         return self._was_dismissed
 
     def wait_launched(self) -> dict[str, int]:
@@ -291,7 +291,8 @@ class Front:
 
 
 def _close_pipes(process: subprocess.Popen[str]) -> None:
-    """Of a process that has ended. Python closes them by itself, with a warning that some clients take for an error."""
+    """Close the pipes of a process that has ended. Python would close them itself, with a warning that some clients
+    take for an error."""
     for pipe in (process.stdin, process.stdout):
         # The process never read this input: it is lost.
         with contextlib.suppress(OSError):
@@ -348,7 +349,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     #: The notebook's first kernel, if it ran elsewhere when this kernel began.
     _beside: str | None = None
     _incarnation = 0
-    #: The highest tenure of the kernel so far, as its fronts told.
+    #: The highest tenure of the kernel so far, by the reports of its fronts.
     _tenure = 0
     _ports: dict[str, int] = {}
 

@@ -83,7 +83,7 @@ def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
     return f'#!{shell}\n{prologue}\nexec "{python}" -m gresshopper_jupyter.server_job run "{env_file}"\n'
 
 
-#: Variables that would change what Slurm's commands do.
+#: Beginnings of the names of variables that would change how Slurm's commands act.
 SLURMS_OWN = (
     "SLURM_",
     "SLURMD_",

@@ -669,8 +669,10 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             self.log.error("server of %s: job %s may go on, as nothing ends it: %s", self._log_name, job_id, error)
 
     async def run_post_stop_hook(self) -> None:
-        """The hub has taken the route away, and forgets the job next: nobody needs the port of a server that has ended,
-        nor a server whose node comes back, nor a job that starts once Slurm answers again."""
+        """Ends what is left of the server, once the hub has taken the route away and before it forgets the job.
+
+        Nobody needs the port of an ended server any more, a server whose node comes back, or a job that starts once
+        Slurm answers again."""
         if self.job_id:
             job = await self._look(self.poll_age_s)
             if job is None or job.server_ended or (job.alive and job.state != "COMPLETING"):

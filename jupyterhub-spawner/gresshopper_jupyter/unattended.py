@@ -1,7 +1,7 @@
 """Runs a whole notebook with nbclient, for ``hop run``, which plans and tells people (``hop/src/run``).
 
-Standard input is an end of a socket pair; both sides write a JSON object a line. ``hop`` says ``open`` (which notebook,
-where to), ``go``, ``cell`` (how to run the cell in question), ``stop`` and ``end``; this side says ``opened``,
+Standard input is an end of a socket pair; both sides write a JSON object a line. ``hop`` says ``open`` (the notebook
+and its output), ``go``, ``cell`` (how to run the cell in question), ``stop`` and ``end``. This side says ``opened``,
 ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and ``refused``.
 
 After a failure the kernel may be kept for a while, with its variables. A record names the place, and the next ``hop run
@@ -270,8 +270,8 @@ class Book:
         )
 
     def save(self, last: bool = False) -> str | None:
-        """Replaces the output file. What stands there and is no file gets the last notebook alone. Returns the reason of a
-        failure."""
+        """Replaces the output file. A pipe or a device in its place gets the last notebook alone. Returns the reason
+        of a failure."""
         try:
             text = nbformat.writes(self.nb) + "\n"
             if not files.is_stream(self.out):

@@ -29,7 +29,7 @@ pub enum Item {
     Waits(Reason),
     /// Number of cells before it for the same GPUs.
     Position { ahead: u32 },
-    /// Expected time until its start. `None` means that too few cells like those before it were seen.
+    /// Expected time until its start. `None` means that too few cells like the ones ahead were seen.
     Expected { within: Option<Span> },
     /// The cell was parked after this run.
     Parked { ran: Span },
@@ -205,7 +205,7 @@ pub struct Parts {
     pub executor: Incarnation,
     /// Node of the executor.
     pub node: NodeName,
-    /// The replica that leads the kernel's log, if it is one of these.
+    /// The replica that leads the kernel's log. `None` means that none of these replicas is known to lead.
     pub leader: Option<Incarnation>,
     pub standbys: Vec<ReplicaRow>,
 }

@@ -33,7 +33,7 @@ impl From<LineError> for io::Error {
     }
 }
 
-/// One line with its newline.
+/// Returns the value as a line, with its newline.
 ///
 /// # Errors
 /// JSON can't say the value.
@@ -43,7 +43,7 @@ pub fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, LineError> {
     Ok(line)
 }
 
-/// One more line at the end of `lines`.
+/// Appends the value to `lines`, as a line with its newline.
 ///
 /// # Errors
 /// JSON can't say the value, and `lines` is as before.
@@ -76,7 +76,7 @@ pub fn write<T: Serialize + ?Sized>(to: &mut impl Write, value: &T) -> Result<()
         .map_err(LineError::Io)
 }
 
-/// Reads lines of a bounded length. A read that times out loses nothing: the next one goes on within the line.
+/// Reads lines of a bounded length. After a read that timed out, the next read goes on within the line.
 #[derive(Debug)]
 pub struct Lines<R> {
     from: R,
@@ -114,8 +114,8 @@ impl<R: BufRead> Lines<R> {
     /// The next line's value. `None` means the end.
     ///
     /// # Errors
-    /// Reading failed, the line is too long, or it is not the JSON of a `T`. The line after a wrong one can still be
-    /// read.
+    /// Reading failed, the line is too long, or it is not the JSON of a `T`. After a wrong line the next line can
+    /// still be read.
     pub fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
         self.next_line()?.map(|line| decode(&line)).transpose()
     }
@@ -126,7 +126,7 @@ impl<R: BufRead> Lines<R> {
 struct Pending {
     bytes: Vec<u8>,
     bound: usize,
-    /// The line was too long: it is dropped up to its newline.
+    /// The line is too long: the rest of it is dropped, up to its newline.
     skips: bool,
 }
 

@@ -46,7 +46,7 @@ pub enum ReplicaRole {
     Warm,
 }
 
-/// One replica of a kernel, as users see it.
+/// A replica of a kernel, as users see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaRow {
     pub incarnation: Incarnation,
@@ -54,7 +54,8 @@ pub struct ReplicaRow {
     pub node: NodeName,
     /// The seat's job.
     pub seat: JobId,
-    /// Entries of the kernel's log that it lacks. 0: none for longer than a second. `None`: nobody knows.
+    /// Entries of the kernel's log that the replica lacks. 0 means that it lacks none for longer than a second; `None`
+    /// means that nobody knows the number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<u64>,
 }

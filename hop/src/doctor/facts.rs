@@ -113,7 +113,7 @@ pub(crate) struct NodeSeen {
     pub(crate) log_dir: Option<Seen>,
 }
 
-/// Where seats keep the logs of kernels with three replicas, unless a job has a `TMPDIR` of its own.
+/// The folder in which seats keep the logs of kernels with three replicas, unless a job has a `TMPDIR` of its own.
 pub(crate) fn log_dir(config: &Config) -> &Path {
     config
         .seat
@@ -144,7 +144,7 @@ pub(crate) struct Facts {
     pub(crate) hopd: Result<InfoReport, String>,
     /// `None` means that the asking user has no home that can be written.
     pub(crate) home: Option<HomeSeen>,
-    /// The folder that holds all users' stores, if it is there.
+    /// The folder above all users' stores. `None` means that it is missing, or that the site names no store.
     pub(crate) stores: Option<Seen>,
 }
 

@@ -362,7 +362,7 @@ impl Local {
     pub fn keeps_all(&self, ids: Vec<ChunkId>) -> Result<bool, PutError> {
         let kept = Arc::new(AtomicBool::new(true));
         let (local, all) = (self.clone(), Arc::clone(&kept));
-        // One thread: a name costs the file system less than another thread.
+        // A single thread is enough: a look at a name costs less than a further thread.
         self.patiently(1, ids.len(), move |i, _| {
             if !local.touch(ids[i]) {
                 all.store(false, Ordering::Relaxed);

@@ -218,7 +218,7 @@ impl Doors {
 /// Connects to the door of a process of `uid`'s, looked for in `dirs`.
 ///
 /// # Errors
-/// Nobody listens there, or not that process.
+/// No process listens there, or another one than `pid`.
 pub fn connect(pid: Pid, uid: u32, dirs: &[PathBuf]) -> Result<UnixStream, AskError> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for dir in dirs {

@@ -74,7 +74,7 @@ pub struct Owned {
 pub enum Saved {
     /// All: the last word of the state, or of the kernel's front, is that all was saved.
     Whole,
-    /// The ones at this time, if it is known. The kernel ended without a later save.
+    /// The variables at this time, if it is known. The kernel ended without a later save.
     Then(Option<SystemTime>),
 }
 

@@ -23,8 +23,8 @@ fn of_site(local: bool) -> Option<PathBuf> {
     config.seat.store_of(&user)
 }
 
-/// Has a kernel whose store can't be used start unsaved, and returns the sentence for its user. A kernel that runs is
-/// saved as it began.
+/// Has a kernel whose store can't be used start unsaved, and returns the sentence for its user. A running kernel stays
+/// as it began, saved or unsaved.
 pub(crate) fn settle(start: &mut Start) -> Option<String> {
     if !start.launch.has_log() {
         return None;

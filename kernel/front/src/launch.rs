@@ -1,5 +1,5 @@
-//! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of this process (`local`) or a
-//! step in a seat of the user's, on the node named by `hopd`. All of Slurm is asked under the user's own identity.
+//! Starts a kernel's replica. It opens the replica's tenure in the user's store, and starts a child of this process
+//! (`local`) or a step in a seat of the user's, on the node named by `hopd`. All calls of Slurm are made as the user.
 
 use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};

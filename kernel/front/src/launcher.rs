@@ -88,7 +88,8 @@ fn braced(options: &str) -> String {
 
 /// The connection file, and the kernel's command with the placeholder in its place. `ours` is the file before `--`.
 /// Zed fills each word that is the placeholder, Enterprise Gateway and Positron each placeholder, VS Code the first one.
-/// For a Python that it takes for its own, VS Code removes the first one with its flag, and appends `--f=FILE`.
+/// In a kernelspec that VS Code takes for a Python kernel of its own, it removes the first placeholder with its flag,
+/// and appends `--f=FILE`.
 fn located(ours: Option<&str>, mut command: Vec<String>) -> Result<(String, Vec<String>)> {
     if let Some(file) = ours.and_then(filled) {
         let words = command.iter().map(|word| emptied(word, file)).collect();
@@ -147,7 +148,8 @@ fn is_flag(word: &str) -> bool {
     dashed && matches!(name, "f" | "connection-file" | "connection_file")
 }
 
-/// The value without the quotes that VS Code puts around a path with spaces. `None` means that no client filled it in.
+/// The value without the quotes that VS Code puts around a path with spaces. `None` means that no client filled in
+/// the placeholder.
 fn filled(value: &str) -> Option<&str> {
     let value = unquoted(value.trim());
     (!value.is_empty() && !value.contains(PLACEHOLDER)).then_some(value)

@@ -52,8 +52,8 @@ const FIRST_PAUSE: Span = Span::from_secs(1);
 const LONGEST_PAUSE: Span = Span::from_secs(30);
 
 /// A started replica connects within this time, or is started anew. The time is much shorter while a further try is
-/// left: if a step's node doesn't reach the front's, `srun` waits for the step for minutes, but a client waits for a
-/// kernel for one.
+/// left: a client waits for a kernel for a minute. If a step's node doesn't reach the front's, `srun` waits for
+/// several.
 const CONNECTS: Span = Span::from_secs(90);
 const CONNECTS_OR_AGAIN: Span = Span::from_secs(30);
 

@@ -78,7 +78,7 @@ fn main() -> ExitCode {
 async fn front() -> Result<bool> {
     let mut lines = Lines::new(BufReader::new(tokio::io::stdin()), MAX_LINE);
     let line = lines.next_line().await.context("can't read what to run")?;
-    // An owner that ends before its order has said an empty line.
+    // The line is empty if the owner ends before its order; it is then refused.
     let start: Start =
         line::decode(&line.unwrap_or_default()).context("what to run is not of this release")?;
     anyhow::ensure!(

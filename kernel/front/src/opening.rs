@@ -59,14 +59,14 @@ impl Opening {
         in_office(before, place, self.origin)
     }
 
-    /// The state of a kernel without one.
+    /// The first state of a kernel that has no state in the store.
     ///
     /// A restart may remove the kernel's folders, and with them the number of its group's generation. Members of that
-    /// group may live on behind a cut link, and what is known may be of an earlier group: of a kernel with three
-    /// replicas, the clock's seconds count as well.
+    /// group may live on behind a cut link, and `known` may be a number of an earlier group. For a kernel with three
+    /// replicas the clock's seconds count as well.
     fn beginning(self) -> Result<State, NotOpened> {
         let clock = match (self.origin, self.replicas) {
-            // The kernel's state is gone. The front recognises it by a number that is not above its own, and ends.
+            // The kernel's state is gone. The front recognises the loss by a tenure not above its own, and ends.
             (Origin::MyReplica, _) => return Ok(State::new()),
             (Origin::Nothing, Replicas::Three) => self.now.0 / 1_000_000,
             (Origin::Nothing | Origin::Before, Replicas::One) => return self.beginning_alone(),
@@ -97,8 +97,9 @@ impl Opening {
         Ok(state.reopened(generation, highest))
     }
 
-    /// A generation above this one and all that are known. The earlier replica of this front left the store's state, so
-    /// no other number counts: in a store that was set back, the front recognises the loss by the number.
+    /// Returns a generation above `last` and above each known one, and not below `clock`. After an earlier replica of
+    /// this front, only `last` counts: that replica left the store's state. In a store that was set back, the number
+    /// is then too low, and the front recognises the loss.
     fn above(self, last: Generation, clock: u64) -> Result<Generation, NotOpened> {
         let known = match self.origin {
             Origin::MyReplica => Some(last),
@@ -227,7 +228,7 @@ mod tests {
                 for (round, by) in [TODAY, now, now, TODAY, now].into_iter().enumerate() {
                     let told = elects(last.clone(), 3);
                     let is_saved = round % 2 == 1;
-                    // The front before told its owner the tenure, or nobody did and the store has it.
+                    // Either the owner knows the tenure, by the front before, or the store has it.
                     let known = if is_saved { Tenure(0) } else { told.tenure() };
                     let stored = is_saved.then(|| told.clone());
                     let next = opened(opening(Origin::Nothing, replicas, known, by), stored);
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    /// It died, or its server was lost: Jupyter starts it again under the same id.
+    /// The kernel died, or its server was lost: Jupyter starts the kernel again under the same id.
     #[test]
     fn a_kernel_without_a_state_begins_above_what_is_known() {
         for replicas in [Replicas::One, Replicas::Three] {
@@ -254,7 +255,7 @@ mod tests {
         }
     }
 
-    /// A home is back as it was at its backup.
+    /// The user's home was restored from a backup.
     #[test]
     fn a_state_that_was_set_back_is_opened_above_what_is_known() {
         for replicas in [Replicas::One, Replicas::Three] {

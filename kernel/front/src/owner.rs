@@ -143,7 +143,7 @@ pub enum Said {
         #[serde(skip_serializing_if = "Option::is_none")]
         beside: Option<KernelId>,
     },
-    /// The front opens this tenure, or takes it over, for the owner's next start of this kernel.
+    /// The tenure that the front opens or takes over. The owner names it in its next start of this kernel.
     Tenure { tenure: Tenure },
     /// The kernel runs there.
     Up { node: String },

@@ -470,7 +470,7 @@ fn state_folder(start: &Start) -> Option<PathBuf> {
     start.launch.has_log().then(|| state_dir(&start.kernel))?
 }
 
-/// The folders of a kernel with a log. A running kernel keeps the store in which it has begun.
+/// The folders of a kernel with a log. A running kernel keeps the store with which it began.
 fn states(start: &Start, file: &FrontFile) -> Option<States> {
     let running = file.state.as_ref().map(|running| running.store.clone());
     Some(States {
@@ -636,7 +636,7 @@ impl Main {
     }
 
     /// Ends the step of the earlier replica, which may still run. A replica that has announced its end gets a moment to
-    /// exit: a slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
+    /// exit. A slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
     fn end_old(&self, old: Option<Tenure>, ends_itself: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
@@ -835,7 +835,7 @@ impl Main {
         let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
         let last = match elected {
             true => self.front.tenure(),
-            // The front before may have opened a tenure that this one has not met.
+            // The front before may have opened a tenure that this front has not met.
             false => self.front.tenure().max(self.life.tenure()),
         };
         if self.states.is_some() && tenure <= last {

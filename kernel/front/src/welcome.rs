@@ -24,8 +24,8 @@ impl Awaited<'_> {
                 version,
                 reason: reason.to_owned(),
             },
-            // Both numbers go into each welcome, because the connection before may have broken first: the end of the
-            // taken frames, and the frames to send again, which a killed front took and didn't finish.
+            // Each welcome has the end of the taken frames, and the frames to send again, which a killed front took
+            // and didn't finish. The connection before may have broken before its welcome came.
             None => Welcome::Yes {
                 version,
                 epoch,

@@ -290,9 +290,9 @@ fn against_copy_out(found: &Found) -> Vec<Reason> {
     reasons
 }
 
-/// Reasons against stopping the process in its running cell and taking it off by the driver alone: all reasons against
-/// rung (c), and the lack of a way to go on later with any other GPU. `gpus` is the number of GPUs in this machine;
-/// `None` means unknown.
+/// Reasons against parking the process in its running cell, by the driver alone. They are all reasons against rung
+/// (c), and the lack of a way to go on later with any other GPU. `gpus` is the number of GPUs in this machine; `None`
+/// means unknown.
 pub fn against_mid_cell(found: &Found, state: Option<ProcessState>, gpus: Option<usize>) -> Vec<Reason> {
     if !found.touched && found.children.is_empty() {
         return vec![Reason::NotOnGpu];

@@ -216,7 +216,7 @@ impl Group {
             return;
         }
         memory.doing = None;
-        // Another leader has the executor's ear meanwhile. Once this member leads again, it tells again.
+        // Another leader may tell the executor its needs meanwhile. This member repeats its own once it leads again.
         self.withdraw_need(memory);
         memory.lagging.clear();
         memory.parted.clear();

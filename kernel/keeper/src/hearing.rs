@@ -21,7 +21,7 @@ pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
 /// Consecutive refused dials after which the seat is lost: nobody listens at its address any more. A keeper listens all
 /// its life, so a refusal is no shorter cut; the second refusal guards against a single odd answer.
 pub const LOST_AFTER_REFUSALS: u32 = 2;
-/// Time without a link after which a seat never comes back at whose address nobody listens any more.
+/// Time without a link after which a seat never comes back, if nobody listens at its address any more.
 pub const GONE_AFTER_REFUSALS: Span = Span::from_secs(3);
 /// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);

@@ -121,9 +121,9 @@ impl Settled {
 }
 
 impl Entry {
-    /// A proof of the executor's presence: an act at place 0, which no tenure evaluates. It changes nothing. Its
-    /// application without a refusal shows its proposer that it was still in office after the proposal. Proofs of one
-    /// tenure have different numbers: an entry that was proposed before may be applied late, or twice.
+    /// A proof of the executor's presence: an act at place 0, which no tenure evaluates. The entry changes nothing.
+    /// Once it is applied without a refusal, its proposer knows that it was still in office after the proposal.
+    /// Proofs of a tenure have different numbers: an entry that was proposed before may be applied late, or twice.
     pub fn presence(tenure: Tenure, number: u64) -> Self {
         let (cell, why) = (format!("{PRESENCE}{number}").as_str().into(), String::new());
         Self::Act {

@@ -392,7 +392,7 @@ impl State {
         }
     }
 
-    /// The first state of a kernel with one replica that was begun anew: its next tenure follows this one.
+    /// The first state of a kernel that is begun anew in this generation: its next tenure is the one after `last`.
     #[must_use]
     pub fn begun_after(generation: Generation, last: Tenure) -> Self {
         Self {

@@ -56,8 +56,8 @@ pub enum StoreError {
     },
 }
 
-/// Has the store be a private folder of the user's, and makes it where it isn't there yet. Folders above it are made
-/// only within the user's own: where a file system is not mounted, nothing is written beneath its mount point.
+/// Checks that the store is a private folder of the user's, and makes a missing one. Folders above it are made only
+/// within the user's own: where a file system is not mounted, nothing is written beneath its mount point.
 ///
 /// # Errors
 /// The store can't be made, or other users could read or replace it.
@@ -91,7 +91,7 @@ fn check(store: &Path, found: &Metadata, uid: u32) -> Result<(), StoreError> {
     }
 }
 
-/// A link at the store's place is not followed: another user could have put it there.
+/// Doesn't follow a link at the store's place: another user could have made the link.
 fn look(path: &Path) -> Result<Option<Metadata>, StoreError> {
     match std::fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),

@@ -61,8 +61,8 @@ pub struct Header {
     pub subshell_id: Option<String>,
 }
 
-/// Whether another process of the kernel can be asked a request whose process or replica was lost: a question without
-/// effect, or a request on control, whose effect was the process's own (a debugger's session, a subshell).
+/// Whether a request that was lost with its process or replica can be sent to the kernel's next process. A question
+/// has no effect. The effect of a request on control was the lost process's own (a debugger's session, a subshell).
 pub fn can_be_asked_again(channel: Channel, msg_type: &str) -> bool {
     match channel {
         Channel::Control => {

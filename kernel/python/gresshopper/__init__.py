@@ -10,7 +10,7 @@ In a cell of its own: ``%%gpu 1``. In the middle of one::
 ``%gpu`` says how the kernel stands towards its GPU and its memory limit, :func:`status` and :func:`memory` the same
 to a program.
 
-This package is put into the kernel by Gresshopper itself and speaks with the kernel's supervisor; elsewhere an import
+Gresshopper itself puts this package into the kernel, where it speaks with the kernel's supervisor. Elsewhere an import
 works, and a request for a GPU raises an error that says so.
 """
 

@@ -1,8 +1,8 @@
 """The GPU half of a kernel whose supervisor lends GPUs. The first import of a framework with GPU support loads this
 module: other kernels carry nothing of it.
 
-A lease is for one cell here. A cell came with a lease when the supervisor wrote so into its request's metadata; any
-other cell found to need a GPU obtains a lease for its rest, as `with gresshopper.gpu():` does.
+A lease is for one cell here. A cell came with a lease if the supervisor wrote so into the request's metadata. Any
+other cell that is found to need a GPU gets a lease for its rest, as by `with gresshopper.gpu():`.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def queue() -> list[Waiting]:
 
 
 def line_magic(line: str) -> None:
-    """``%gpu`` says how this kernel stands and how much of its memory is used; ``%gpu release`` ends the lease that is kept for the next cell; ``%gpu --help``
-    says how to ask for GPUs."""
+    """``%gpu`` shows what this kernel holds or waits for, and how much of its memory is used. ``%gpu release`` ends
+    the lease that is kept for the next cell. ``%gpu --help`` says how to ask for GPUs."""
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
 

@@ -1,7 +1,7 @@
 """Stops a cell whose lease is taken away with an exception of our own, :class:`LeaseRevoked`.
 
-The supervisor writes the sentence to a file and then interrupts, as a user would. While a cell or a block runs with a lease,
-the handler of the interrupt looks for that file; else Python's own handler is in place, as it is without us.
+The supervisor writes the reason to a file and then interrupts, as a user would. While a cell or a block runs with a
+lease, the handler of the interrupt looks for that file. At all other times Python's own handler is in place.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 //! openraft's log in the seat's WAL.
 //!
-//! A leader's entry is reported as stored after its write, before its sync: openraft 0.9 sends entries to followers
+//! A leader's entry is reported as stored after its write, before its sync. openraft 0.9 sends entries to followers
 //! only after the leader's own report, and two fdatasyncs in series would double the wait. The group waits for the
 //! leader's sync before an entry's effects are shown (`machine.rs`). A written entry survives the process's death. A
-//! member whose node lost power never comes back under its incarnation: no voting member can forget anything. Followers
-//! report after their fdatasync.
+//! member whose node lost power never comes back under its incarnation: no voting member can forget anything.
+//! Followers report after their fdatasync.
 
 use crate::types::{Entry, LogId, Parts, Storage, Types, Vote};
 use bytes::Bytes;

@@ -93,7 +93,7 @@ impl Remote {
             let state = match &parts[..] {
                 [state, head] if head == "head" => state,
                 _ if self.log_of(meta).is_some() => continue,
-                // Of another release, perhaps: what it needs is unknown.
+                // The object may be of another release: its chunks are unknown.
                 _ => {
                     let place = meta.location.to_string();
                     return Err(RemoteError::Strange { place });

@@ -1,5 +1,5 @@
-//! Reads a kernel's state ahead on the node to which the kernel moves, while its cells go on elsewhere: on a network file
-//! system the new process then finds the state in this node's memory.
+//! Reads a kernel's state ahead on the node to which the kernel moves, while its cells go on elsewhere. On a network
+//! file system the new process then finds the state in this node's memory.
 
 use hop_protocol::file::StateFolder;
 use hop_protocol::states;
@@ -10,8 +10,8 @@ use rustix::fs::{Advice, fadvise};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// In a thread of its own: a file system that hangs holds nobody up. What fails here fails again, and is told, when the
-/// kernel is here.
+/// Reads the state in a thread of its own, so that a file system that hangs holds nobody up. A failure is only logged:
+/// the new process will meet it again, and tells its user.
 pub(crate) fn read(folder: StateFolder) {
     std::thread::spawn(move || match ask_for(&folder) {
         Ok(files) => tracing::info!(files, "the kernel's state is read ahead"),
@@ -26,7 +26,7 @@ fn ask_for(folder: &StateFolder) -> anyhow::Result<usize> {
     };
     let files = ahead::files(&log, &folder.store, &Key::of_owner()?)?;
     let asked = files.iter().filter(|path| {
-        // A collection may have taken it meanwhile.
+        // A collection may have removed the file meanwhile.
         let file = File::open(path);
         file.is_ok_and(|file| fadvise(&file, 0, None, Advice::WillNeed).is_ok())
     });

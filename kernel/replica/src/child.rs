@@ -1,7 +1,7 @@
 //! The kernel process: start, signals, end, and the sentence on the cause of death.
 //!
-//! The process starts as `hop-replica exec`, the program binds the process to the supervisor's life, makes the process
-//! the first victim of a lack of memory, and then becomes the kernel. The kernel leads its own process group, and
+//! The process starts as `hop-replica exec`. This program binds the process to the supervisor's life, makes it the
+//! first to be killed when memory is short, and then becomes the kernel. The kernel leads its own process group, and
 //! signals the group itself on an interrupt.
 
 use crate::agent::FD_VARIABLE;

@@ -1,7 +1,7 @@
-//! The system's promise to end this process at a given time, even if the process stands still then: a stopped process
-//! can't end its kernel itself, and would let it run on for a moment once it is continued. [`crate::core`] says when.
+//! A timer by which Linux ends this process at a given time, even a stopped process. A stopped process can't end its
+//! kernel itself, and would let the kernel run on for a moment once it is continued. [`crate::core`] decides the time.
 //!
-//! The kernel's process ends with this one: [`crate::child`] binds it to our life.
+//! The kernel's process ends with this process, by [`crate::child`].
 
 use hop_words::clock::SteadyClock;
 use hop_words::time::Timestamp;
@@ -16,12 +16,12 @@ const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
-    /// Dropped, it ends nothing any more.
+    /// Dropping the timer disarms it.
     timer: Option<Timer>,
 }
 
 impl Guard {
-    /// Ends this process at that time by `clock`. `None`: at no time.
+    /// Has Linux end this process at this time by `clock`. `None` disarms the timer.
     pub(crate) fn set(&mut self, at: Option<Timestamp>, clock: SteadyClock) {
         let set = match at {
             Some(at) => self.arm(at, clock),

@@ -67,7 +67,7 @@ struct TurnArgs {
     /// Wait with an empty kernel until the front moves the notebook's kernel here.
     #[arg(long)]
     standby: bool,
-    /// Go on from what the kernel's group has, which has elected this replica; end if it hasn't.
+    /// Go on from the state of the kernel's group, which has elected this replica; end if it hasn't.
     #[arg(long)]
     elected: bool,
     /// Follow the log of the kernel's group until it elects this replica; end if it can't be followed.

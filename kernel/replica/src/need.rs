@@ -344,7 +344,8 @@ fn counts(written: &Value) -> Result<(), String> {
     count("cpus", &written["cpus"], u64::from(CPUS_MAX))
 }
 
-/// Whether a number that a person wrote is one, and within its bounds: serde would name Rust's types.
+/// Refuses a number that isn't a whole one within its bounds, in words for the person who wrote it: serde would name
+/// Rust's types.
 fn count(name: &str, value: &Value, most: u64) -> Result<(), String> {
     if !value.is_number() || value.as_u64().is_some_and(|n| n <= most) {
         return Ok(());

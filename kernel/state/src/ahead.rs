@@ -6,8 +6,8 @@ use hop_blobs::ChunkId;
 use hop_blobs::local::Local;
 use std::path::{Path, PathBuf};
 
-/// The content that the state in this folder has now, as files of the store; the log itself is read by this. A missing
-/// chunk is the restoration's affair.
+/// Returns the files of the store with the content that the state in this folder has now. Reads the log itself. A
+/// missing chunk is left to the restoration.
 ///
 /// # Errors
 /// The log can't be read or proven.

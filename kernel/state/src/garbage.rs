@@ -1,8 +1,11 @@
 //! Removes content from a user's store that no state refers to (docs/state.md, "Room in the store").
 //!
 //! A state not understood here might need any content: then nothing is removed, and the error names the place. All
-//! states of the store's user count: named ones, every folder of every kernel's tenures with its records of the last
-//! moment, and states saved into folders elsewhere, which the store knows by [`register`].
+//! states of the store's user count:
+//!
+//! - named states
+//! - every folder of every kernel's tenures, with its records of the last moment
+//! - states saved into folders elsewhere, which the store knows by [`register`]
 
 use crate::form::{self, ReadError};
 use crate::log::{Key, own_uid};

@@ -445,8 +445,8 @@ pub unsafe extern "C" fn hop_track_scan(
 /// Addresses in a pickler's memo, sorted, without objects of the types in `harmless`; see [`walk::memo_ids`].
 ///
 /// # Safety
-/// The interpreter's lock must be held; `pickler` must be a C pickler of a Python whose layout was tested; `harmless` must be
-/// `count` types, and `notes` the addresses of `noted` objects that are alive.
+/// The interpreter's lock must be held. `pickler` must be a C pickler of a Python whose layout was tested. `harmless`
+/// must be `count` types, and `notes` the addresses of `noted` objects that are alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hop_memo_ids(
     pickler: *const u8,

@@ -138,10 +138,12 @@ unsafe extern "C" fn visited(object: *const Object, made: *mut c_void) -> c_int 
     0
 }
 
-/// Writes the sorted addresses of the objects in a pickler's memo to `out` and returns how many there are, which may
-/// be more than `out` holds (then nothing useful was written). Left out are instances of the types in `harmless`,
-/// classes, members of enumerations (whose metaclass is the last in `harmless`), and what was made for the dump, though the
-/// dump's `notes` refer to it: the addresses of its lists and dictionaries.
+/// Writes the sorted addresses of the objects in a pickler's memo to `out`, and returns their number. If the number is
+/// more than `out` holds, nothing useful was written.
+///
+/// Left out are instances of the types in `harmless`, classes, and members of enumerations (whose metaclass is the
+/// last in `harmless`). Lists and dictionaries made for the dump are left out as well, though `notes` refers to them:
+/// it has their addresses.
 ///
 /// # Safety
 /// The interpreter's lock is held, `pickler` is a `_pickle.Pickler` (or of a subclass), and `notes` are objects' addresses.

@@ -258,7 +258,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
                     break;
                 }
             }
-            // A holder sends nothing after its hello: one more line, or the end, means that the holder is over.
+            // A holder sends nothing after its hello: another line, or the end, counts as the holder's end.
             _ = said.next_line() => break,
         }
     }
@@ -266,7 +266,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
     Ok(())
 }
 
-/// A peer that ends before its line has said an empty one.
+/// Reads a peer's first line. It is empty if the peer ends before it.
 async fn first_line(lines: &mut Lines<impl AsyncBufRead + Unpin>) -> Result<Vec<u8>> {
     let line = tokio::time::timeout(LINE_TIMEOUT, lines.next_line())
         .await

@@ -132,8 +132,8 @@ pub struct Seat {
     pub replace_before_s: u32,
     /// Spare interpreters in a seat that has standbys of kernels with three replicas; 0: none.
     pub spares: u32,
-    /// Where large variables of saved kernels lie, the same on all nodes, with [`USER`] in place of the user's name;
-    /// `None`: in each user's home.
+    /// The folder of saved kernels' large variables, the same on all nodes, with [`USER`] in place of the user's name.
+    /// `None` means each user's home.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
     /// The folder below which a seat makes the folder of its kernels' logs, on a disk of each node; `None`: the job's
@@ -150,7 +150,7 @@ pub enum LogSync {
     /// Before the reply of each cell.
     #[default]
     Always,
-    /// Within a second. A power cut of most replicas' nodes at once loses what was answered in it.
+    /// Within a second. A power cut of most replicas' nodes at once loses the cells answered in the last second.
     Second,
 }
 
@@ -192,8 +192,8 @@ pub struct Pool {
     /// How long a lease stays with its kernel after a cell, by the kernel's own think times.
     #[serde(default)]
     pub linger: Linger,
-    /// Grace at the end of a lease, in milliseconds: first for the kernel to leave its GPUs before they are taken
-    /// back, then for the remaining holders before they are ended.
+    /// Grace at the end of a lease, in milliseconds. The kernel has this time to leave its GPUs before they are taken
+    /// back. Remaining holders then have it once more, before they are ended.
     #[serde(default = "default_grace_ms")]
     pub grace_ms: u64,
     #[serde(default)]
@@ -348,7 +348,7 @@ pub enum TooLarge {
 }
 
 impl Seat {
-    /// Where large variables of this user's saved kernels lie; `None`: in the user's home.
+    /// The folder of this user's large variables. `None` means the user's home.
     pub fn store_of(&self, user: &str) -> Option<PathBuf> {
         let named = self.store.as_ref()?;
         Some(named.replace(USER, user).into())

@@ -1,9 +1,9 @@
 //! Moves quiet kernels off crowded nodes, before the kernels need GPUs.
 //!
-//! A node is crowded where its kernels may together ask for more GPUs than it has. Nobody knew their needs at their
-//! placement. A kernel of one replica goes to a node with a pilot, or where a pilot can always be started, and with room
-//! for its need beside those of all others. Otherwise its next cell may have to go elsewhere, and wait for all memory of
-//! the kernel. The move takes a few seconds while the user waits for nothing.
+//! A node is crowded if its kernels may together ask for more GPUs than it has: their needs were unknown at their
+//! placement. A kernel of one replica goes to a node with room for its need beside those of all others. The node has a
+//! pilot, or one can always be started there. Otherwise the kernel's next cell may have to go elsewhere, and wait for
+//! all memory of the kernel. The move takes a few seconds while the user waits for nothing.
 
 use crate::core::Core;
 use crate::index::Idx;

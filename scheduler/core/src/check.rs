@@ -300,7 +300,7 @@ impl Core {
         Ok(())
     }
 
-    /// A cell that only limits hold up is on the list of a limit that is against it now: such a list is tried when its
+    /// A cell held up by limits alone is on the list of a limit that is against it now. The list is tried when its
     /// limit counts fewer GPUs, and nothing else tries the cell.
     fn check_limited(&self, i: Idx<Cell>) -> Result<(), Insane> {
         let c = &self.work.cells[i];

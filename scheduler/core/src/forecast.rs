@@ -3,8 +3,8 @@
 //! A quiet kernel's return is forecast from its own think times, blended with the think times of all kernels after an
 //! equal time of work without a break. An idle pilot serves every kernel with a replica on its node. The GPU's worth is
 //! the sum over these kernels, less the part served as well by other idle GPUs. A pilot is started ahead of need where
-//! the sum is large: on spare nodes, which new kernels take last, and on the own node of a kernel that runs elsewhere
-//! for now.
+//! the sum is large. The places are spare nodes, which new kernels take last, and the own node of a kernel that runs
+//! elsewhere for now.
 
 use crate::core::Core;
 use crate::index::Idx;

@@ -21,10 +21,11 @@ use hop_words::time::Span;
 use std::collections::BTreeSet;
 use std::collections::btree_map::Entry;
 
-/// The runs needed before a kernel's past is believed, the age of a hold from which kernels without such a past may
-/// backfill as well, and the quantile of the runs to end in time.
+/// The number of runs after which a kernel's past is believed.
 const BACKFILL_PAST: u32 = 8;
+/// The age of a hold from which kernels without such a past may backfill as well.
 const BACKFILL_BY_PAST_FOR: Span = Span::from_secs(3600);
+/// The quantile of a kernel's runs that has to end in time.
 const BACKFILL_QUANTILE: f64 = 0.9;
 /// Starts of later cells with a due cell's number of GPUs after which none of them may backfill where the due cell
 /// could start.
@@ -139,8 +140,8 @@ impl Core {
         firsts.any(|&(_, d)| self.overtaken_since_due(&self.work.cells[d]) >= BACKFILL_OVERTAKEN)
     }
 
-    /// Whether a held node may take the cell, as far as can be told without a forecast: a cell of better rank than a
-    /// holder, a cell fit for backfill, or a cell on cores alone.
+    /// Whether a held node may take the cell, as far as can be told without a forecast. It may take a cell of better
+    /// rank than a holder, a cell fit for backfill, and a cell on cores alone.
     pub(crate) fn may_start_on_held(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let mut holders = self.supply.pools.values().flat_map(|p| p.held_for.keys());

@@ -283,14 +283,14 @@ pub struct PilotUp {
     pub starting: Vec<LeaseId>,
     /// Leases that ended there while nobody listened.
     pub ended: Vec<ReportedEnd>,
-    /// It was told to drain before.
+    /// The pilot was told to drain before.
     pub draining: bool,
-    /// Slurm drains its node: it is told to drain, and lends nothing.
+    /// Slurm drains the pilot's node: the pilot is told to drain, and lends nothing.
     #[serde(default)]
     pub node_drains: bool,
 }
 
-/// A lease that its node reports, as far as the policy needs it.
+/// A node's report of a lease, with the fields that the policy needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedLease {
     pub lease: LeaseId,
@@ -298,7 +298,7 @@ pub struct ReportedLease {
     pub devices: Vec<GpuIndex>,
 }
 
-/// The end of a lease, by its node's word and as far as the policy needs it.
+/// A node's report of a lease's end, with the fields that the policy needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedEnd {
     pub lease: LeaseId,

@@ -284,8 +284,8 @@ impl Core {
         }
     }
 
-    /// Chance, by the kernel's last needs, that the next cell can use this lease, less the chance of a larger need: a
-    /// cell with a larger need must wait for the lease's end first.
+    /// Chance, by the kernel's last needs, that the next cell can use this lease. The chance of a larger need is
+    /// subtracted: a cell with a larger need must wait for the lease's end first.
     fn reuse_chance(&self, lease: &Lease) -> f64 {
         let sizes = &self.work.kernels[lease.kernel].sizes;
         let total: f32 = sizes.iter().map(|(_, w)| w).sum();

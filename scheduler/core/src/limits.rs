@@ -338,8 +338,8 @@ impl Core {
     /// Whether a limit makes a pilot for the cell useless: the cell couldn't start now, or not beside others with
     /// pilots on their way. The cell is then tried again as soon as the limit counts fewer GPUs.
     pub(crate) fn limits_demand(&mut self, cell: Idx<Cell>) -> bool {
-        // A limit against the cell now comes first: one that counts what is on its way may never be reached, and the cell
-        // would not be tried when the other counts fewer GPUs.
+        // A limit against the cell now comes first. A limit that is against the cell only with pilots on their way may
+        // never be reached, and the cell would not be tried when the first limit counts fewer GPUs.
         let now = self.over_limit(&self.work.cells[cell]);
         let over = now.or_else(|| self.over_limit_soon(cell)).map(|over| over.scope);
         match over {

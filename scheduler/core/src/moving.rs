@@ -252,8 +252,8 @@ impl Core {
         Some(Span(takes.0.saturating_sub(self.now.since(moving.since).0)))
     }
 
-    /// A node where a pilot could be started for the cell: one with enough GPUs outside all pilots, else one where idle
-    /// pilots give way, as they do on the kernel's own nodes.
+    /// A node where a pilot could be started for the cell. It has enough GPUs outside all pilots; else idle pilots
+    /// give way there, as they do on the kernel's own nodes.
     fn bare_node_for(&self, cell: Idx<Cell>) -> Option<Idx<Node>> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];

@@ -36,9 +36,9 @@ pub enum Output {
         partition: Option<String>,
         /// Node to start on; `None` means any.
         node: Option<NodeName>,
-        /// Its GPUs, with cores in proportion; none: as the pool is configured.
+        /// GPUs of the pilot, with cores in proportion. `None` means as the pool is configured.
         gpus: Option<u16>,
-        /// Type of its GPUs, as Slurm names it. `None` means any of the pool's.
+        /// Type of the pilot's GPUs, as Slurm names it. `None` means any of the pool's.
         gpu_type: Option<GpuType>,
     },
     /// To Slurm: cancel a pilot before its agent is up.

@@ -183,9 +183,9 @@ impl Core {
         fit.iter().min().map(|&(_, _, _, n)| n)
     }
 
-    /// Reduces a list to the preferred nodes, if there are any, in three steps. Preferred are nodes with news from
-    /// their agents, then nodes with a seat of the user's or room for a seat in Slurm, then nodes with a pilot or
-    /// room for a pilot.
+    /// Reduces a list in three steps, each to the nodes that it prefers, if there are any. The first prefers nodes
+    /// with news from their agents, the second nodes with a seat of the user's or room for one, the third nodes with
+    /// a pilot or room for one.
     fn where_room_is(
         &self,
         pool: Idx<Pool>,

@@ -61,7 +61,7 @@ impl Core {
         };
         let (service, fine) = self.service_of(cell.kernel, cell.class);
         Rank {
-            // Behind the cell for which it was parked.
+            // A parked cell stays behind the cell for which it was parked.
             band: match cell.parked {
                 None => Band::Ordinary,
                 Some(_) => Band::Parked,

@@ -420,8 +420,9 @@ impl Core {
         })
     }
 
-    /// The idle pilots to give back if the limits are to allow this many GPUs more on the node, for the cell: the least
-    /// valuable of the node's partition, the node's own before others. `None` means that even all of them wouldn't do.
+    /// The idle pilots to give back if the limits are to allow this many GPUs more on the node, for the cell. They
+    /// are the least valuable ones of the node's partition, the node's own first. `None` means that even all of them
+    /// wouldn't do.
     pub(crate) fn to_give_back(
         &self,
         pool: Idx<Pool>,
@@ -678,8 +679,8 @@ impl Core {
         ((busy + prior * PRIOR_DUTY) / (open + prior)).clamp(0.01, 1.0)
     }
 
-    /// The best home for a kernel of this size: the fullest node of kernels of its size if conflicts are unlikely there,
-    /// else an empty node, else the node with the fewest conflicts. Nodes set apart come last.
+    /// The best home for a kernel of this size. The fullest node of kernels of its size comes first, if conflicts are
+    /// unlikely there; then an empty node; then the node with the fewest conflicts. Nodes set apart come last.
     pub(crate) fn best_home(&self, pool: Idx<Pool>, gpus: u16, fit: &[Fit]) -> Option<Idx<Node>> {
         let duty = self.duty(pool, gpus);
         let apart: Vec<Idx<Node>> = self.apart(pool).collect();

@@ -700,7 +700,7 @@ impl PilotJobs {
         acts
     }
 
-    /// Nodes with a pilot that stays, or that comes.
+    /// Nodes with a pilot that stays, or with one on its way.
     fn staying(&self) -> BTreeSet<NodeName> {
         let coming = self.tickets.values().filter_map(|t| t.node.clone());
         let there = self.places.iter();

@@ -219,7 +219,7 @@ pub(crate) fn info(
     }
 }
 
-/// What the core tells of the cell, or of the kernel's lease.
+/// Returns the core's explanation of the cell, or of the kernel's lease.
 pub(crate) fn explain(core: &Core, kernel: &KernelId, cell: Option<&CellId>) -> Result<Vec<Told>, Refusal> {
     let items = core.explain(kernel, cell).ok_or_else(|| Refusal::NotFound {
         what: match cell {

@@ -1,7 +1,7 @@
 //! A kernel's cgroups: making them at registration, opening and closing devices in them, removing them.
 //!
 //! On v1 a kernel gets a devices cgroup of ours outside Slurm's tree, since Slurm rewrites the rules in its own
-//! directories at each start of a step; freezer, memory and accounting stay Slurm's. Our cgroup is never wider than
+//! directories at each start of a step. Freezer, memory and accounting stay Slurm's. Our cgroup is never wider than
 //! Slurm's. On v2 the device program of the task's own cgroup, which Slurm never touches again, gets exceptions in
 //! place and loses them again. [`crate::cores`] handles cores.
 

@@ -714,7 +714,7 @@ impl Counter {
         // The later open gives the file its inode.
         a.field(OTHER, FILE, layout.inode);
         a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Deny);
-        // Linux refuses this open, but only after this program.
+        // Linux refuses such an open itself, but only after this program.
         a.field(OTHER, FILE, layout.flags);
         a.push(AND, OTHER, 0, 0, libc::O_NOATIME);
         a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Deny);

@@ -51,8 +51,8 @@ struct Scan<'a> {
 /// doesn't end.
 const SEARCH: Duration = Duration::from_secs(5);
 
-/// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false` means that there was more
-/// to search.
+/// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false` means that the search
+/// was not finished.
 pub fn among(pids: &[u32], numbers: &[Number]) -> (Vec<Found>, bool) {
     let until = Instant::now() + SEARCH;
     let said = apart(SEARCH, usize::MAX, |out| {

@@ -3,10 +3,14 @@
 //! The agent uses [`token`]: its requests to the plugin, and the plugin's confirmations. The SPANK plugin
 //! (`slurm-plugin/spank`) uses the rest, as root in slurmstepd.
 //!
-//! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`probe`] (the devices that
-//! Slurm lets a step open), [`mounts`] and [`cgroup`] with [`bpf`] (devices), [`cores`], [`count`] (the proof that a
-//! device is free), and [`release`] with [`holders`] (the end of its remaining holders). `docs/who-holds-a-device.md`
-//! argues why this is enough.
+//! [`decide`] holds the rules, pure, and [`node`] carries them out. `docs/who-holds-a-device.md` argues why this is
+//! enough. The tools of [`node`]:
+//!
+//! - [`store`]: the records of leases
+//! - [`probe`]: the devices that Slurm lets a step open
+//! - [`mounts`], and [`cgroup`] with [`bpf`]: the rules for devices; [`cores`]: those for cores
+//! - [`count`]: the proof that a device is free
+//! - [`release`] with [`holders`]: the end of a device's remaining holders
 
 mod apart;
 pub mod bpf;

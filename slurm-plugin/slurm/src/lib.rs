@@ -8,8 +8,8 @@
 //! Formats: only those meant for machines. Records and fields of `squeue` are separated by a random word of each
 //! call, so a job's name can't forge another record, whatever characters it has.
 //!
-//! Left to others: policy of any kind, retries, and starting steps (`srun` runs for the whole life of its step, so
-//! callers own the process; [`Slurm::command`] gives a clean command to begin with).
+//! Policy of any kind, retries and starting steps are left to others. An `srun` runs for the whole life of its step,
+//! so callers own that process; [`Slurm::command`] gives them a clean command to begin with.
 
 pub mod gres;
 pub mod hostlist;

@@ -18,7 +18,7 @@ pub async fn write<T: Serialize + ?Sized>(
     to.flush().await.map_err(LineError::Io)
 }
 
-/// Reads lines of a bounded length. A read that is dropped loses nothing: the next one goes on within the line.
+/// Reads lines of a bounded length. After a dropped read, the next read goes on within the line.
 #[derive(Debug)]
 pub struct Lines<R> {
     from: R,
@@ -55,7 +55,7 @@ impl<R: AsyncBufRead + Unpin> Lines<R> {
     /// The next line's value. `None` means the end.
     ///
     /// # Errors
-    /// As [`Lines::next_line`], or the line is not the JSON of a `T`. The line after it can still be read.
+    /// As [`Lines::next_line`], or the line is not the JSON of a `T`. The next line can still be read.
     pub async fn read<T: DeserializeOwned>(&mut self) -> Result<Option<T>, LineError> {
         self.next_line().await?.map(|line| decode(&line)).transpose()
     }

@@ -1,8 +1,8 @@
 """Rung (d), inside: the interpreter starts again in place, and the next cell finds its variables.
 
-The state was saved by the state engine before; the process becomes a new kernel by `exec`, so pid, parent, connection
-file and standard streams stay, and nothing on a device can outlive it. The variables come back with the next cell, in
-the main thread, once there is a device for them.
+The state engine has saved the state before. The process becomes a new kernel by `exec`: pid, parent, connection file
+and standard streams stay, and nothing on a device can outlive it. The variables come back with the next cell, in the
+main thread, once there is a device for them.
 """
 
 from __future__ import annotations

@@ -5,15 +5,16 @@
 - Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
   `event_loop`, `limits`, `interrupts`, `threads`, `incoming` requests, `draining` and `muting` of messages, the
   `gc_pause`, and the `switch_interval`.
-- What changed: `capture` makes deltas of `variables` (the changed ones, by the `names` in a cell), `units` (the known
-  groups), `grouping` (the search for groups), and `buffers` (content of large memory), with the `marks` of values.
+- Changes: `capture` makes the deltas. `variables` finds the changed variables, by the `names` in a cell. `units` has
+  the known groups, and `grouping` searches for groups. `buffers` has the content of large memory, `marks` those of
+  values.
 - Outside of variables: `process`, with `settings`, `standard`, `loggers`, `contexts`, `context_variables`, `streams`,
   `libraries`, `singles`, `places` and `user_modules`.
 - Objects as bytes: `pickling` in a `session`, by `rules` and `adapters` of libraries; `writing` holds the result, and
   `recipes` makes them again. Beside them `kinds`, `shapes`, `containers`, `dynamic_attributes`, `iterators`, `setorder`, the
   `shipped` cloudpickle, and `verify`, which loads what was written.
-- What is kept: `recorder` makes `records` of deltas, in the `form` on disk and the `store` of content; `native` is the
-  library below.
+- Storage: `recorder` makes `records` of deltas, in the `form` on disk and the `store` of content. `native` calls the
+  native library.
 - Saves: `saving`, with `planning` of what cells make again, `redo` and `rerun` of cells, and their `effects`. `export`
   writes a save as files for other tools.
 - Restores: `recovery`, with `restore` of the variables, `deferred` reading, `lost` placeholders, `notices` of losses, and

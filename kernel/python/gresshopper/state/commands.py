@@ -1,4 +1,4 @@
-"""What `hop state` asks of a kernel: docs/agent-wire.md, "For commands"."""
+"""The operations of a kernel that `hop state` asks for (docs/agent-wire.md, "For commands")."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def slots_of(obj: Any) -> dict[str, Any]:
 
 
 def put(made: Any, state: State) -> None:
-    """Make this the instance's attributes, then its items."""
+    """Set the state's attributes on the instance, then its items."""
     found = kind(type(made))
     if not state.own:
         _set_attributes(made, state.attrs, state.slots, state.shared)

@@ -1,9 +1,9 @@
 """Deferred parts of a restored state: large groups, and displayed values (`Out`).
 
-Deferred variables are placeholders until the bytecode of a cell, or of a function within its reach, names one of the
-group; the group is then read before the cell runs. In think time the others are read, one group after another. A group
-is proven before it is unpickled, as any other. A group with a failed proof stays a placeholder with a message, and the
-user is told.
+Deferred variables are placeholders until a cell's bytecode, or that of a function within its reach, names one of their
+group. The group is then read before the cell runs. In think time the others are read, one group after another. Each
+group is proven before it is unpickled. A group with a failed proof stays a placeholder with a message, and the user
+is told.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests that arrived for the kernel's main thread and have yet to begin.
 
-The socket itself is never asked. Reading ``zmq.EVENTS``, polling through ZeroMQ or receiving takes the edge from the
-descriptor, and the event loop waits for that edge: it would sleep on with the request in the socket. The descriptor is
-only looked at.
+The socket itself is never asked: only its descriptor is looked at. Reading ``zmq.EVENTS``, polling through ZeroMQ or
+receiving takes the edge from the descriptor. The event loop waits for that edge, and would sleep on with the request
+in the socket.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Changes made by cells in libraries without any trace in a variable, found by a look at all modules.
 
-Three kinds: functions of the notebook in modules and classes, entries of the notebook in a library's tables (registries
-of converters, scales, hooks), and functions that one library has put into another at a cell's word. Entries come back.
-The others are only named.
+There are three kinds. Entries of the notebook in a library's tables (registries of converters, scales, hooks) come
+back. Functions of the notebook in modules and classes are only named, and so are functions that one library has put
+into another at a cell's word.
 """
 
 from __future__ import annotations

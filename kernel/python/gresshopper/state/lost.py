@@ -1,12 +1,11 @@
 """The placeholder for a lost value: names the value, and raises `LostError` on every use.
 
-A usable placeholder would turn a told loss into a wrong number. So each protocol by which Python or a library takes
-hold of a value raises: attributes, calls, items, iteration, truth, comparison, arithmetic, conversion, formatting,
-copying, pickling, and numpy's and torch's own protocols. ``repr`` and ``str`` alone answer: they name the lost
-value.
+A usable placeholder would turn a told loss into a wrong number. So each protocol for the use of a value raises:
+attributes, calls, items, iteration, truth, comparison, arithmetic, conversion, formatting, copying, pickling, and
+numpy's and torch's own protocols. ``repr`` and ``str`` alone answer: they name the lost value.
 
-While a stream of a saved state is loaded, a placeholder may be hashed, compared and walked over: a dictionary, a set or a
-``zip`` around it can't be made otherwise. Only the engine's own picklers write one (`Rules`).
+While a stream of a saved state is loaded, a placeholder may be hashed, compared and iterated over. A dictionary, a
+set or a ``zip`` around it can't be made otherwise. Only the engine's own picklers write a placeholder (`Rules`).
 """
 
 from __future__ import annotations

@@ -244,8 +244,8 @@ class _PySet(ctypes.Structure):
 
 
 def set_table(made: set[Any]) -> list[int] | None:
-    """The address of what lies in each place of a set's table (0 or a marker where nothing does), where a set is laid
-    out as in CPython 3.9 to 3.13.
+    """The addresses of the entries of a set's table, place by place; an empty place has 0 or a marker. None for a
+    Python whose sets are laid out in another way than those of CPython 3.9 to 3.13.
     """
     if sys.implementation.name != "cpython" or not (3, 9) <= sys.version_info[:2] <= (3, 13) or _without_lock():
         return None

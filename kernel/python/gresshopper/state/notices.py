@@ -23,12 +23,12 @@ class Notices:
         return new
 
     def know(self, names: Iterable[str]) -> None:
-        """The user knows that these variables are lost."""
+        """Note that the user knows of the loss of these variables."""
         space = self._namespace.variables
         self._told.update({name: id(space[name]) for name in names if name in space})
 
     def forget(self, names: Iterable[str] | None = None) -> None:
-        """These variables hold other values now; None: all do."""
+        """Note that these variables hold other values now. None means all variables."""
         gone = self._told.keys() if names is None else set(names)
         self._told = {name: was for name, was in self._told.items() if name not in gone}
 

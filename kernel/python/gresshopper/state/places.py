@@ -2,8 +2,8 @@
 path`, `g = globals()`, `hist = In`.
 
 A capture writes such a container as its place. After a restore the variable holds the new process's container. The
-content belongs to the process, or is restored apart. The pickler writes exact dictionaries and lists without a word to
-the engine, so that one within an object is found in the memo, and then the dump is made anew.
+content belongs to the process, or is restored apart. The pickler writes exact dictionaries and lists without asking
+the engine. A container within an object is therefore found in the memo, and the dump is made anew.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from . import recipes
 from .session import Overlap
 
 _TYPES = frozenset({dict, list, set})
-#: Those of the interpreter's that are also looked for within objects.
+#: Names in `sys` of the containers that are also looked for within objects.
 _WITHIN = ("path", "modules", "argv", "meta_path", "path_hooks", "path_importer_cache", "warnoptions")
-#: The shell's, by their places in it.
+#: Containers of the shell, by their names in its history manager.
 _OF_SHELL = ("output_hist", "input_hist_parsed", "input_hist_raw", "dir_hist")
-#: The same, by their variables.
+#: Variables of the namespace that hold such containers.
 _SHELLS = ("_oh", "_ih", "_dh")
 #: Up to so many addresses a look at all is faster than a search.
 _FEW = 100

@@ -183,7 +183,7 @@ def set_left_out(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def set_selected(made: Any, state: tuple[dict[str, Any], dict[str, Any], list[str]]) -> None:
-    """As `set_left_out`. What the class leaves out and nothing sets again is told."""
+    """As `set_left_out`, and tell of attributes that the class leaves out and nothing sets again."""
     selected, left, others = state
     set_left_out(made, (selected, left))
     held = object.__getattribute__(made, "__dict__")

@@ -55,8 +55,9 @@ def home_store() -> Path:
 
 
 def _make(root: Path) -> None:
-    """Make the store's folder; folders above it only within the user's own. Where a file system isn't mounted, nothing
-    is written beneath its mount point (`hop_protocol::content` does the same before a kernel starts).
+    """Make the store's folder. Folders above it are made only within the user's own: where a file system isn't
+    mounted, nothing is written beneath its mount point (`hop_protocol::content` does the same before a kernel
+    starts).
     """
     nearest = next((above for above in root.parents if above.exists()), Path("/"))
     if nearest != root.parent and nearest.stat().st_uid != os.geteuid():
@@ -65,8 +66,8 @@ def _make(root: Path) -> None:
 
 
 class Store:
-    """One user's chunks under one directory. Content that isn't there is read from the home, where it was before the
-    store had another place."""
+    """A user's chunks below one directory. Content missing there is read from the store in the user's home, where it
+    was before the site or the user named another place."""
 
     def __init__(self, root: Path) -> None:
         """
@@ -222,7 +223,7 @@ class Store:
         return bool(native.lib.hop_get(place, raw, len(names), native.address(target), target.nbytes) >= 0)
 
     def _read_each(self, names: Sequence[str], target: memoryview) -> bool:
-        """Each chunk from where it lies: a buffer of which a part has changed has its other chunks in the home."""
+        """Read each chunk from the store, else from the home: a buffer changed in part has its other chunks there."""
         if self._before is None or not os.path.isdir(self._before):
             return False
         for n, name in enumerate(names):

@@ -14,8 +14,8 @@ from typing import Any
 from . import pickling
 from .buffers import Blob
 
-#: Units with more linking objects than this are looked up by bisection, not by a table; likewise units by which the
-#: table of all units would exceed ALL_TABLED, at about a hundred bytes each.
+#: Units with more than TABLED linking objects are looked up by bisection, not by a table. So are units by which the
+#: table of all units would exceed ALL_TABLED objects, at about a hundred bytes each.
 TABLED, ALL_TABLED = 20_000, 2_000_000
 #: Objects that a search for those of several groups looks at between two checks for time.
 _PIECE = 1 << 16

@@ -16,7 +16,7 @@ const OPEN_MAX: usize = 1000;
 /// A request without a connection waits for this long, as the cause may be the process's end.
 const UNREACHED: Span = Span::from_secs(5);
 
-/// What the kernel's present process was asked by its clients.
+/// Requests of clients to the kernel's present process.
 #[derive(Debug, Default)]
 pub(super) struct Asked {
     /// Questions without an answer, the oldest first. The next process is asked them again.
@@ -41,7 +41,7 @@ struct OfSubshell {
 }
 
 impl Asked {
-    /// The process knows nothing of what an earlier one was asked. Returns the earlier one's open questions.
+    /// Begins anew for another process, which knows no earlier request. Returns the former process's open questions.
     pub(super) fn process_is_new(&mut self) -> Early {
         self.subshells.clear();
         self.unreached.clear();

@@ -38,7 +38,7 @@ enum Former {
     Gone,
     MayRun {
         until: Timestamp,
-        /// The seat was asked for word of its end.
+        /// The seat was asked whether that process has ended.
         asked: bool,
     },
 }
@@ -46,7 +46,7 @@ enum Former {
 /// The proofs that this replica is in office.
 #[derive(Debug, Default)]
 struct Shown {
-    /// The replica was in office then.
+    /// The last time at which the replica is proven to have been in office.
     at: Option<Timestamp>,
     /// The proof on its way: its number, and the time of its proposal.
     proposed: Option<(u64, Timestamp)>,

@@ -217,8 +217,8 @@ pub struct GroupStanding {
     pub voters: BTreeSet<Incarnation>,
     /// The member that leads the log. `None`: the seat has not said.
     pub leader: Option<Incarnation>,
-    /// Voters that lag, each with the number of entries that it lacks. `None`: it has not answered the leader. Known
-    /// only in the leader's seat.
+    /// Voters that lag, each with the number of entries that it lacks. `None` means that the voter has not answered
+    /// the leader. Only the leader's seat knows them.
     pub lacking: BTreeMap<Incarnation, Option<u64>>,
 }
 

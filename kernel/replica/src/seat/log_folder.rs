@@ -21,7 +21,7 @@ enum Unfit {
     Unusable(#[from] io::Error),
 }
 
-/// Of none of these folders one could be used.
+/// None of these folders can hold the seat's log.
 #[derive(Debug, thiserror::Error)]
 #[error("no folder on this node can hold the seat's log: name one with seat.log_dir (tried {})", list(.0))]
 pub(super) struct Nowhere(Vec<PathBuf>);
@@ -40,8 +40,8 @@ pub(super) fn candidates(of_site: Option<&Path>) -> Vec<PathBuf> {
     candidates
 }
 
-/// Makes a folder in the first of these that is fit, and says in the seat's output why another was not. Folders of
-/// killed seats of this node are removed.
+/// Makes a folder in the first fit candidate. The seat's output has the reasons against the others. Folders of killed
+/// seats of this node are removed.
 ///
 /// # Errors
 /// If none is fit.

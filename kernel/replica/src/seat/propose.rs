@@ -1,8 +1,8 @@
-//! The order in which a group's entries are proposed: several may be on their way at once if this member leads, to
-//! spare a cell's end the wait for its predecessor's writes. [`super::tend`] decides on the proposals.
+//! The order in which a group's entries are proposed. If this member leads, several may be on their way at once: a
+//! cell's end needn't wait for its predecessor's writes. [`super::tend`] decides on the proposals.
 //!
-//! A leader takes entries in the order of their sending. After an unknown outcome, the entries behind may have gone
-//! ahead, and the log has refused them: all are sent again, one after the other. The log knows what it has taken.
+//! A leader takes entries in the order of their sending. After an unknown outcome, later entries may have gone ahead,
+//! and the log has refused them. All are sent again, one after the other: the log recognises those that it has taken.
 
 use super::host::Member;
 use futures_util::StreamExt as _;

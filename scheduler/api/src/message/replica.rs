@@ -30,14 +30,14 @@ pub struct PlaceKernel {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Placement {
     pub seat: SeatPlan,
-    /// The highest tenure that has spoken for the kernel; 0 for none. A kernel that was restarted may have no other
-    /// record of it.
+    /// The highest tenure that has spoken for the kernel. 0 means none. After a restart of the kernel there may be no
+    /// other record of the number.
     #[serde(default)]
     pub tenure: Tenure,
 }
 
-/// The executor's report after each (re)connection, and whenever its tenure, its standbys or
-/// their leader change. Standbys that lag are told at most once a second, and their numbers every five.
+/// The executor's report after each (re)connection, and whenever its tenure, its standbys or their leader change. It
+/// names further lagging standbys at most once a second, and tells other numbers of theirs every five seconds at most.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ReplicaUp {
     pub kernel: KernelId,

@@ -20,7 +20,7 @@ impl Standing {
         self == Self::Up
     }
 
-    /// An agent runs on the node. Slurm's word, if there is one, still counts.
+    /// The standing once an agent runs on the node. A standing by Slurm's word stays.
     pub(crate) fn with_agent(self) -> Self {
         match self {
             Self::Unheard => Self::Up,

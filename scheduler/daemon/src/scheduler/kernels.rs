@@ -167,8 +167,8 @@ impl Scheduler {
         items.into_iter().map(Told::from).collect()
     }
 
-    /// The start of a kernel without a process, whose notebook is open. Such a kernel's first cells are with its front,
-    /// and `hopd` knows nothing of them. A kernel whose front is gone may be listed for a day.
+    /// The start of a kernel without a process, whose notebook is open. Its first cells are with its front, and
+    /// unknown to `hopd`. A kernel whose front is gone may be listed for a day.
     fn about_start(&self, kernel: &KernelId) -> Option<KernelItem> {
         let view = self.core.kernel(kernel)?;
         let starts = view.doing == Doing::Starting && self.connections.is_heard(kernel);

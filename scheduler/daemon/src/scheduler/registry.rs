@@ -42,7 +42,7 @@ impl Registered {
         }
     }
 
-    /// The leader of the kernel's log, if it is this executor, `me`, or one of its standbys.
+    /// The leader of the kernel's log. `None` means that neither the executor `me` nor a standby is known to lead.
     pub(super) fn leader_among(&self, me: Incarnation) -> Option<Incarnation> {
         let stands_by = |l: &Incarnation| self.standbys.iter().any(|s| s.incarnation == *l);
         self.leader.filter(|l| *l == me || stands_by(l))

@@ -1,9 +1,9 @@
 //! An upper bound on every scheduler: the model knows all run times, and stops and continues cells at no cost. It runs
 //! a cell on any GPUs of the cluster, or on a part of them at a part of the speed.
 //!
-//! At each moment the GPUs go to the cells with the most to gain: the weight of a cell's session in ANTT (one over
-//! the session's time alone) over the cell's remaining GPU-seconds. The model has no costs, whole GPUs, nodes or
-//! unknown run times, and is therefore a bound on the policies' reach.
+//! At each moment the GPUs go to the cells with the most to gain. A cell's gain is the weight of its session in ANTT
+//! (one over the session's time alone), divided by the cell's remaining GPU-seconds. The model has no costs, whole
+//! GPUs, nodes or unknown run times, and is therefore a bound on the policies' reach.
 
 use crate::cluster::Cluster;
 use crate::metrics::{CellResult, PolicyResult};

@@ -1,8 +1,8 @@
 //! Replicas: they start in their planned place, and move when the core asks.
 //!
 //! One replica executes, the others stand by. A new executor's tenure deposes the one before, with one replica as well.
-//! If a cell finds a GPU only at a standby's node, the log elects this standby, which reads the kernel's state first;
-//! `hopd` asks for the election as for a move.
+//! If a cell finds a GPU only at a standby's node, `hopd` asks for a move there. The log elects this standby, which
+//! reads the kernel's state first.
 
 use super::{Event, World, node_name};
 use hop_core::{Input, ReplicaFacts, SeatPlan, Standby};

@@ -1,8 +1,8 @@
-"""The engine's knowledge of libraries: an adapter a library.
+"""The engine's knowledge of libraries: an adapter for each library.
 
-An adapter says how objects of its library are written and loaded, which of them may be shared without linking
-variables, and what of the library's settings belongs to the process. It is imported once its library is: a kernel
-without torch never sees torch's adapter.
+An adapter says how objects of its library are written and loaded, and which of them may be shared without linking
+variables. It also says which of the library's settings belong to the process. An adapter is imported after its
+library: a kernel without torch never has torch's adapter.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Adapter:
     accessors: tuple[str, ...] = ()
 
 
-#: The adapters, and the modules of which one has to be loaded for the adapter to matter. Where two would take an
-#: object, the first has it; sections are set in this order.
+#: The adapters, each with modules of which one has to be loaded for the adapter to matter. The first adapter that
+#: takes an object has it. Sections are set in this order.
 _KNOWN = {
     "_ipython": ("IPython",),
     "_numpy": ("numpy",),

@@ -290,7 +290,7 @@ def _registered(manager: Any) -> list[str]:
 
 
 def _held(manager: Any) -> dict[str, str]:
-    """What the magics of the user's own extensions keep for themselves, as far as it is plain."""
+    """Plain values that the magics of the user's own extensions keep for themselves."""
     return {
         f"{cls}.{name}": repr(value)[:200]
         for cls, held in manager.registry.items()

@@ -1,5 +1,5 @@
-//! A cell's reply as the log has it. Its client gets a reply of any size; a large one is shortened in the log, where it
-//! is for the next executor alone: openraft gives a message of entries a quarter of a second, whatever its size.
+//! A cell's reply as the log has it. The client gets a reply of any size. In the log, where the reply serves the next
+//! executor alone, a large reply is shortened: openraft gives a message of entries 250 ms, whatever its size.
 
 use super::super::Core;
 use super::pack;
