@@ -81,7 +81,7 @@ struct Install {
     /// site has a kernelspec of that name
     #[arg(long)]
     name: Option<String>,
-    /// What people see; default: what its base is called, with the name unless that is the usual one
+    /// The name that people see; default: the name of its base, with --name unless that is the usual one
     #[arg(long, value_parser = values::shown_name)]
     display_name: Option<String>,
     /// GPUs of a cell that names no need

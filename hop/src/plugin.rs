@@ -19,7 +19,8 @@ Examples:
   hop plugin status /etc/slurm/plugstack.conf
   hop plugin remove /etc/slurm/plugstack.conf
 
-It holds from the next step on; no daemon of Slurm is restarted, running leases end in order.";
+Steps follow the file from the next one on, and running leases end in order. A slurmd reads it once for its epilogs:
+restart slurmd on the GPU nodes afterwards; running jobs don't notice.";
 
 /// The most bytes of plugstack.conf and of the plugin.
 const MOST: u64 = 1 << 28;
