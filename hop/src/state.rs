@@ -11,7 +11,9 @@ use crate::state_remote::{self, Store};
 use crate::values::SECONDS;
 use clap::{Args as ClapArgs, Subcommand};
 use hop_blobs::local::{Collected, Local};
+use hop_blobs::places::Places;
 use hop_door::{AskError, News};
+use hop_protocol::content::{self, Stores};
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
@@ -169,7 +171,7 @@ struct Place {
     states: PathBuf,
     /// Where names are looked for instead.
     remote: Option<address::Place>,
-    store: PathBuf,
+    stores: Stores,
     runtime: PathBuf,
     key: PathBuf,
     uid: u32,
@@ -197,11 +199,8 @@ impl Place {
                 .filter(|url| !url.is_empty())
                 .map(usable)
                 .transpose()?,
-            store: args
-                .store
-                .clone()
-                .or_else(of_site)
-                .unwrap_or_else(|| data.join("gresshopper/store")),
+            stores: content::choose(args.store.clone(), of_site(), Some(data.join("gresshopper")))
+                .expect("the data folder is one"),
             runtime: asked::runtime(context)?,
             key: form::key_path(config.as_deref(), home),
             uid,
@@ -257,9 +256,15 @@ impl Place {
         Ok(saved.snapshot)
     }
 
+    /// The store that takes content.
     fn local(&self) -> Result<Arc<Local>, Failure> {
-        let local = Local::open(&self.store.join("chunks")).map_err(|e| Failure::of(&e))?;
+        let local = Local::open(&self.stores.store.join("chunks")).map_err(|e| Failure::of(&e))?;
         Ok(Arc::new(local))
+    }
+
+    /// The stores, as a kernel is told of them.
+    fn asked(&self) -> Value {
+        json!({"store": self.stores.store, "others": self.stores.others})
     }
 
     /// Registers a folder with a state in the store, so that later collections keep the state's content.
@@ -270,7 +275,7 @@ impl Place {
         } else {
             folder
         };
-        Ok(garbage::register(&self.store, place)?)
+        Ok(garbage::register(&self.stores.store, place)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -309,7 +314,8 @@ impl Place {
     fn send(&self, folder: &Path, address: &Address, context: &mut Context<'_>) -> Result<Sent, Failure> {
         let key = self.owner_key()?;
         let saved = self.load(folder)?;
-        let sent = Store::of(address)?.send(address, &saved, &key, &self.local()?, context)?;
+        let from = Arc::new(Places::at(self.stores.all().cloned()));
+        let sent = Store::of(address)?.send(address, &saved, &key, &from, context)?;
         writeln!(
             context.err,
             "sent {} ({} of {} chunks) to {address}",
@@ -408,7 +414,7 @@ fn save(
         Where::Here(folder) => folder.clone(),
         Where::There(address) => place.outgoing(address),
     };
-    let body = with(how, json!({"to": state, "store": place.store}));
+    let body = with(how, with(json!({"to": state}), place.asked()));
     let done = ask(args, context, &kernel, "state.save", body)?;
     if !args.json {
         tell_saved(&kernel, &done, &state, context)?;
@@ -485,7 +491,7 @@ fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_
         Some(name) => shown(&place.read(name)?),
         None => {
             let kernel = asked::find(what, &place.runtime, context)?;
-            let body = json!({"store": place.store});
+            let body = place.asked();
             ask(args, context, &kernel, "state.show", body)?["groups"].take()
         }
     };
@@ -578,7 +584,7 @@ fn restore(
         Where::Here(folder) => folder,
         Where::There(address) => place.fetch(&address, context)?,
     };
-    let body = with(how, json!({"folder": state, "store": place.store}));
+    let body = with(how, with(json!({"folder": state}), place.asked()));
     let done = ask(args, context, &kernel, "state.load", body)?;
     let differences: Vec<&str> = done["differences"]
         .as_array()
@@ -630,8 +636,9 @@ fn export(
     let status = Command::new(python)
         .args(["-m", "gresshopper.state.export"])
         .arg(folder)
-        .arg(&place.store)
+        .arg(&place.stores.store)
         .arg(to)
+        .args(&place.stores.others)
         .env("PYTHONPATH", python_path(args)?)
         .status()
         .map_err(|e| Failure::Failed(format!("{} can't be started: {e}", python.display())))?;
@@ -687,7 +694,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
     let key = Key::new(place.owner_key()?);
-    let done = garbage::collect(&place.store, &place.states, &key, age);
+    let done = garbage::collect(&place.stores.store, &place.states, &key, age);
     tell_collected(args, done.map_err(|e| Failure::of(&e))?, context)
 }
 
@@ -722,30 +729,4 @@ fn tell_collected(args: &Args, done: Collected, context: &mut Context<'_>) -> Re
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_begun_goes_on_and_the_rest_is_dropped() {
-        let limit = Duration::from_secs(7);
-        let timed_out = |begun| failed(&AskError::TimedOut(limit), limit, begun).to_string();
-        assert!(timed_out(false).ends_with("a cell runs"));
-        assert_eq!(
-            timed_out(true),
-            "the kernel hasn't finished within 7 s, and goes on"
-        );
-    }
-
-    #[test]
-    fn an_operation_of_another_release_asks_for_a_restart() {
-        let error = AskError::Refused {
-            kind: "unknown".to_owned(),
-            message: "there is no operation state.load".to_owned(),
-        };
-        let said = failed(&error, Duration::ZERO, false).to_string();
-        assert_eq!(
-            said,
-            "there is no operation state.load in this kernel, which is of another release: restart it"
-        );
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// The store of kernels that start now. `None` means that the user has no home.
 pub(crate) fn place(local: bool) -> Option<PathBuf> {
-    content::store(of_site(local)).map(|(store, _)| store)
+    content::stores(of_site(local)).map(|stores| stores.store)
 }
 
 /// The site's store for this user. A kernel without Slurm is no kernel of the site's.
@@ -37,8 +37,8 @@ pub(crate) fn settle(start: &mut Start) -> Option<String> {
         }
         return None;
     }
-    let (store, chosen) = content::store(of_site(start.launch.local))?;
-    let sentence = unusable(&store, chosen)?;
+    let stores = content::stores(of_site(start.launch.local))?;
+    let sentence = unusable(&stores.store, stores.chosen)?;
     start.launch.durable = Durable::No;
     Some(sentence)
 }

@@ -21,18 +21,46 @@ pub enum Chosen {
     ByDefault,
 }
 
-/// The user's store; `site` is the site's. `None` means that neither `XDG_DATA_HOME` nor `HOME` is set.
-pub fn store(site: Option<PathBuf>) -> Option<(PathBuf, Chosen)> {
+/// A user's stores, chosen by [`choose`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stores {
+    /// The store in which content is kept, and looked for first.
+    pub store: PathBuf,
+    pub chosen: Chosen,
+    /// Stores in which content is looked for next, in this order: kernels may keep theirs there since before the choice.
+    pub others: Vec<PathBuf>,
+}
+
+impl Stores {
+    /// All of them, in the order in which content is looked for.
+    pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.store).chain(&self.others)
+    }
+}
+
+/// The user's stores; `site` is the site's. `None` means that neither `XDG_DATA_HOME` nor `HOME` is set.
+pub fn stores(site: Option<PathBuf>) -> Option<Stores> {
     choose(std::env::var_os(VARIABLE).map(PathBuf::from), site, data_dir())
 }
 
-fn choose(user: Option<PathBuf>, site: Option<PathBuf>, data: Option<PathBuf>) -> Option<(PathBuf, Chosen)> {
+/// The user's choice comes before the site's, and both before the home. `data` is the user's data folder
+/// ([`data_dir`]). `None` means that there is none of the three.
+pub fn choose(user: Option<PathBuf>, site: Option<PathBuf>, data: Option<PathBuf>) -> Option<Stores> {
     let user = user.filter(|path| path.is_absolute());
-    let of_user = user.map(|path| (path, Chosen::ByUser));
-    let of_site = site.map(|path| (path, Chosen::BySite));
-    of_user
-        .or(of_site)
-        .or_else(|| Some((data?.join("store"), Chosen::ByDefault)))
+    let mut all = [
+        user.map(|path| (path, Chosen::ByUser)),
+        site.map(|path| (path, Chosen::BySite)),
+        data.map(|path| (path.join("store"), Chosen::ByDefault)),
+    ]
+    .into_iter()
+    .flatten();
+    let (store, chosen) = all.next()?;
+    let others = all.map(|(path, _)| path).filter(|path| *path != store).collect();
+    Some(Stores {
+        store,
+        chosen,
+        others,
+    })
 }
 
 /// Why variables can't be written to a store.
@@ -141,10 +169,23 @@ mod tests {
     #[test]
     fn the_users_choice_comes_before_the_sites_and_both_before_the_home() {
         let path = |text: &str| Some(PathBuf::from(text));
-        let of = |user, site| choose(user, site, path("/home/a/data")).unwrap();
-        assert_eq!(of(path("/mine"), path("/site")), ("/mine".into(), Chosen::ByUser));
-        assert_eq!(of(path("mine"), path("/site")), ("/site".into(), Chosen::BySite));
-        assert_eq!(of(None, None), ("/home/a/data/store".into(), Chosen::ByDefault));
+        let of = |user, site| {
+            let stores = choose(user, site, path("/home/a/data")).unwrap();
+            let all: Vec<_> = stores.all().map(|path| path.display().to_string()).collect();
+            (stores.chosen, all.join(" "))
+        };
+        let told = |chosen, all: &str| (chosen, all.to_owned());
+        let home = "/home/a/data/store";
+        assert_eq!(
+            of(path("/mine"), path("/site")),
+            told(Chosen::ByUser, &format!("/mine /site {home}"))
+        );
+        assert_eq!(
+            of(path("mine"), path("/site")),
+            told(Chosen::BySite, &format!("/site {home}"))
+        );
+        assert_eq!(of(path(home), None), told(Chosen::ByUser, home));
+        assert_eq!(of(None, None), told(Chosen::ByDefault, home));
         assert_eq!(choose(None, None, None), None);
     }
 

@@ -65,11 +65,12 @@ def _make(root: Path) -> None:
 
 
 class Store:
-    """One user's chunks under one directory. Content that isn't there is read from the home, where it was before the
-    store had another place."""
+    """One user's chunks under one directory. Content that isn't there is read from the user's other stores: a site may
+    have named a place meanwhile, and kernels of before keep theirs."""
 
-    def __init__(self, root: Path) -> None:
-        """
+    def __init__(self, root: Path, others: Sequence[Path] = ()) -> None:
+        """`others` as for `read_also`.
+
         # Errors
         `StoreError`, also without the native library: nothing can be captured then.
         """
@@ -89,8 +90,17 @@ class Store:
             raise StoreError(f"the store {root} is open to other users: chmod 700 {root}")
         self.written = 0
         self._raw = os.fsencode(self.chunks)
-        before = home_store() / "chunks"
-        self._before = os.fsencode(before) if before != self.chunks else None
+        self._others: list[Path] = []
+        self.read_also(others)
+
+    def read_also(self, others: Sequence[Path]) -> None:
+        """Have content that isn't in this store read from these, in this order, and then from the home's. Stores named
+        earlier stay, behind the new ones.
+        """
+        self._others = list(dict.fromkeys([*others, *self._others]))
+        stores = dict.fromkeys([self.root, *self._others, home_store()])
+        #: Folders of chunks to read from, in this order. Writes go to the first.
+        self._places = [root / "chunks" for root in stores]
 
     def keep_content_of(self, directory: Path) -> None:
         """Have collections of garbage find the state in a directory (`hop_state::garbage::register`).
@@ -199,9 +209,9 @@ class Store:
 
     def _ask_for(self, names: Sequence[str]) -> None:
         for name in names:
-            path = self.path(name)
-            if not ask_for(path) and not ask_for(path.with_name(path.name + ".z")) and self._before is not None:
-                ask_for(Path(os.fsdecode(self._before)) / name[:2] / name[2:])
+            self.path(name)
+            plain = (place / name[:2] / name[2:] for place in self._places)
+            any(ask_for(path) or ask_for(path.with_name(path.name + ".z")) for path in plain)
 
     def get(self, names: Sequence[str], into: Any) -> None:
         """Read chunks into memory, checking each against its name."""
@@ -210,31 +220,33 @@ class Store:
             return
         for name in names:
             self.path(name)
-        if self._read(self._raw, names, target):
+        if self._read(self.chunks, names, target):
             return
         why = native.error()
-        if not self._read_each(names, target):
+        if not any(self._read(place, names, target) for place in self._places[1:]) and not self._read_each(
+            names, target
+        ):
             raise StoreError(f"the state can't be read: {why}")
 
     @staticmethod
-    def _read(place: bytes, names: Sequence[str], target: memoryview) -> bool:
+    def _read(place: Path, names: Sequence[str], target: memoryview) -> bool:
         raw = bytes.fromhex("".join(names))
-        return bool(native.lib.hop_get(place, raw, len(names), native.address(target), target.nbytes) >= 0)
+        at, nbytes = native.address(target), target.nbytes
+        return bool(native.lib.hop_get(os.fsencode(place), raw, len(names), at, nbytes) >= 0)
 
     def _read_each(self, names: Sequence[str], target: memoryview) -> bool:
         """Each chunk from where it lies: a buffer of which a part has changed has its other chunks in the home."""
-        if self._before is None or not os.path.isdir(self._before):
-            return False
         for n, name in enumerate(names):
             part = target[n * CHUNK : (n + 1) * CHUNK]
-            if not self._read(self._raw, [name], part) and not self._read(self._before, [name], part):
+            if not any(self._read(place, [name], part) for place in self._places):
                 return False
         return True
 
     def map(self, names: Sequence[str], nbytes: int) -> Any | None:
         """The chunks as private memory, read when touched; nothing where that can't be done."""
-        for place in (self._raw, self._before):
-            at = native.lib.hop_map(place, bytes.fromhex("".join(names)), len(names), nbytes) if place else None
+        raw = bytes.fromhex("".join(names))
+        for place in self._places:
+            at = native.lib.hop_map(os.fsencode(place), raw, len(names), nbytes)
             if at:
                 return _Mapped(at, nbytes)
         return None
