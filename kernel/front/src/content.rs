@@ -4,10 +4,15 @@
 use crate::owner::Start;
 use hop_api::config::Config;
 use hop_api::identity::user_name;
-use hop_protocol::content::{self, Chosen};
+use hop_protocol::content::{self, Chosen, StoreError};
 use hop_protocol::file::{Durable, FrontFile, kernel_dir};
+use hop_words::deadline;
 use hop_words::error::chain;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The time for the site's store to answer. The kernel's owner takes the front for dead after 30 s.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The store of kernels that start now. `None` means that the user has no home.
 pub(crate) fn place(local: bool) -> Option<PathBuf> {
@@ -38,18 +43,30 @@ pub(crate) fn settle(start: &mut Start) -> Option<String> {
         return None;
     }
     let stores = content::stores(of_site(start.launch.local))?;
-    let sentence = unusable(&stores.store, stores.chosen)?;
+    let sentence = unusable(&stores.store, stores.chosen, PATIENCE, content::prepare)?;
     start.launch.durable = Durable::No;
     Some(sentence)
 }
 
 /// Sentence for a user whose kernel can't be saved in the site's store. The kernel itself says what is wrong with
 /// another store, and is saved once that is mended.
-fn unusable(store: &Path, chosen: Chosen) -> Option<String> {
+fn unusable(
+    store: &Path,
+    chosen: Chosen,
+    patience: Duration,
+    prepare: impl FnOnce(&Path) -> Result<(), StoreError> + Send + 'static,
+) -> Option<String> {
     if chosen != Chosen::BySite {
         return None;
     }
-    let error = content::prepare(store).err()?;
+    let path = store.to_owned();
+    let error = deadline::within(patience, move || prepare(&path))
+        .unwrap_or_else(|| {
+            Err(StoreError::Hangs {
+                path: store.to_owned(),
+            })
+        })
+        .err()?;
     Some(format!(
         "this kernel is not saved, and no saved kernel of this notebook is brought back: {}; your site keeps variables \
          in {}. Ask the operators, then shut this kernel down and open the notebook again: saved kernels are kept",
@@ -68,6 +85,7 @@ mod tests {
     fn a_store_of_the_sites_that_others_can_read_is_told_and_the_users_own_is_the_kernels_affair() {
         let tmp = tempfile::tempdir().unwrap();
         let store = tmp.path().join("store");
+        let unusable = |store: &Path, chosen| unusable(store, chosen, PATIENCE, content::prepare);
         assert_eq!(unusable(&store, Chosen::BySite), None);
         std::fs::set_permissions(&store, Permissions::from_mode(0o777)).unwrap();
         let said = unusable(&store, Chosen::BySite).unwrap();
@@ -76,5 +94,22 @@ mod tests {
         for chosen in [Chosen::ByUser, Chosen::ByDefault] {
             assert_eq!(unusable(&store, chosen), None);
         }
+    }
+
+    #[test]
+    fn a_store_of_the_sites_that_hangs_holds_no_kernel_up() {
+        let (store, asked) = (Path::new("/scratch/alice"), std::time::Instant::now());
+        // An answer that comes after the test is over comes too late.
+        let hangs = |_: &Path| {
+            std::thread::sleep(Duration::from_secs(20));
+            Ok(())
+        };
+        let said = unusable(store, Chosen::BySite, Duration::from_millis(50), hangs).unwrap();
+        assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+        assert!(said.contains("this kernel is not saved"), "{said}");
+        assert!(
+            said.contains("/scratch/alice doesn't answer; your site keeps"),
+            "{said}"
+        );
     }
 }

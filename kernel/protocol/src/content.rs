@@ -76,6 +76,8 @@ pub enum StoreError {
     Open { path: PathBuf, mode: u32 },
     #[error("other users may replace what is in {} (mode {mode:o})", path.display())]
     Replaceable { path: PathBuf, mode: u32 },
+    #[error("{} doesn't answer", path.display())]
+    Hangs { path: PathBuf },
     #[error("{} can't be made or looked at", path.display())]
     Io {
         path: PathBuf,
