@@ -22,6 +22,9 @@ from . import native
 CHUNK = native.CHUNK
 #: Number of chunks read faster than a thread gets its turn.
 FEW = 8
+#: Bytes that are asked for in one call. Linux reads no more for a call than the device's read-ahead (128 KiB unless its
+#: administrator has changed it) or largest request, and drops the rest.
+_WINDOW = 128 * 1024
 
 
 def ask_for(path: Path) -> bool:
@@ -31,7 +34,8 @@ def ask_for(path: Path) -> bool:
     except OSError:
         return False
     with contextlib.suppress(OSError):
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+        for at in range(0, os.fstat(handle).st_size, _WINDOW):
+            os.posix_fadvise(handle, at, _WINDOW, os.POSIX_FADV_WILLNEED)
     os.close(handle)
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -106,3 +107,16 @@ def test_content_is_asked_for_where_it_lies_packed_or_not(
     own.read_also([stores["site"]])
     own.ask_for(names[:4])
     assert found == [packed, site.path(names[1]), own.path(names[2]), own.path(names[3])]
+
+
+def test_all_of_a_file_is_asked_for_by_windows_that_linux_reads_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, at, length, advice: asked.append((at, length)))
+    chunk = tmp_path / "chunk"
+    chunk.write_bytes(bytes(native.CHUNK - 1))
+    assert content.ask_for(chunk)
+    window = 128 * 1024
+    assert asked == [(at, window) for at in range(0, native.CHUNK, window)]
+    assert not content.ask_for(tmp_path / "none")
