@@ -61,8 +61,9 @@ pub(crate) struct Args {
     /// JSON instead of text
     #[arg(long, global = true)]
     json: bool,
-    /// Where content is kept, instead of the site's place (seat.store) or ~/.local/share/gresshopper/store
-    #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
+    /// Where content is kept, instead of GRESSHOPPER_STORE, the site's place (seat.store) or
+    /// ~/.local/share/gresshopper/store
+    #[arg(long, global = true, value_name = "DIR")]
     store: Option<PathBuf>,
     /// Place of named states, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
     #[arg(long, global = true, value_name = "URL", env = "GRESSHOPPER_REMOTE")]
@@ -178,10 +179,12 @@ struct Place {
 }
 
 impl Place {
-    fn of(args: &Args, context: &Context<'_>) -> Result<Self, Failure> {
+    fn of(args: &Args, context: &mut Context<'_>) -> Result<Self, Failure> {
         let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
         let home = Path::new(&home);
-        let data = (context.env)("XDG_DATA_HOME").map_or_else(|| home.join(".local/share"), PathBuf::from);
+        let data = (context.env)("XDG_DATA_HOME").map(PathBuf::from);
+        let data = data.filter(|path| path.is_absolute());
+        let data = data.unwrap_or_else(|| home.join(".local/share"));
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         let uid = rustix::process::geteuid().as_raw();
         let of_site = || {
@@ -191,6 +194,15 @@ impl Place {
                 .seat
                 .store_of(&(context.user)(&uid.to_string())?)
         };
+        let user = match &args.store {
+            Some(store) => Some(std::path::absolute(store)?),
+            None => content::by_user((context.env)(content::VARIABLE)).or_else(|relative| {
+                writeln!(context.err, "hop: {relative}")?;
+                Ok::<_, Failure>(None)
+            })?,
+        };
+        let (stores, _) =
+            content::choose(user, of_site(), Some(data.join("gresshopper"))).expect("the data folder is one");
         Ok(Self {
             states: data.join("gresshopper/states"),
             remote: args
@@ -199,8 +211,7 @@ impl Place {
                 .filter(|url| !url.is_empty())
                 .map(usable)
                 .transpose()?,
-            stores: content::choose(args.store.clone(), of_site(), Some(data.join("gresshopper")))
-                .expect("the data folder is one"),
+            stores,
             runtime: asked::runtime(context)?,
             key: form::key_path(config.as_deref(), home),
             uid,
@@ -264,7 +275,7 @@ impl Place {
 
     /// The stores, as a kernel is told of them.
     fn asked(&self) -> Value {
-        json!({"store": self.stores.store, "others": self.stores.others})
+        json!(self.stores)
     }
 
     /// Registers a folder with a state in the store, so that later collections keep the state's content.

@@ -15,14 +15,15 @@ use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::json;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 thread_local! {
-    /// The home of the user who asks.
-    static HOME: RefCell<PathBuf> = RefCell::default();
+    /// The environment of the user who asks.
+    static ENV: RefCell<BTreeMap<String, String>> = RefCell::default();
 }
 
 /// `hop state` doesn't need it.
@@ -48,7 +49,10 @@ impl User {
         fs::create_dir_all(&config).unwrap();
         fs::write(config.join("state.key"), [7; 32]).unwrap();
         fs::set_permissions(config.join("state.key"), fs::Permissions::from_mode(0o600)).unwrap();
-        HOME.set(user.home());
+        ENV.set(BTreeMap::from([(
+            "HOME".into(),
+            user.home().to_str().unwrap().into(),
+        )]));
         user
     }
 
@@ -96,9 +100,7 @@ impl User {
             hopd: Box::new(Nobody),
             now: Timestamp(0),
             zone: TimeZone::UTC,
-            env: |name| {
-                (name == "HOME").then(|| HOME.with_borrow(|home| home.to_str().map(str::to_owned)))?
-            },
+            env: |name| ENV.with_borrow(|env| env.get(name).cloned()),
             is_root: false,
             user: |_| Some("alice".into()),
             config: Some(config),
@@ -136,6 +138,30 @@ fn a_state_is_sent_from_the_store_that_has_its_content() {
     assert!(!home.exists());
     let told = user.hop(&format!("copy again {remote}/again"));
     assert!(told.contains("(0 of 1 chunks)"), "{told}");
+}
+
+#[test]
+fn the_users_own_store_comes_first_and_a_relative_one_is_told_and_not_used() {
+    let user = User::new();
+    let (mine, site) = (user.tmp.path().join("mine"), user.site());
+    user.saved("work", &site, &[2; 5000]);
+    let collected = |store: &str, line: &str| {
+        ENV.with_borrow_mut(|env| env.insert("GRESSHOPPER_STORE".into(), store.into()));
+        user.hop(line)
+    };
+    assert_eq!(
+        collected("mine", "gc"),
+        "hop: GRESSHOPPER_STORE is mine, which is no absolute path: it isn't used\n\
+         removed 0 chunks, 0 B; kept 1\n"
+    );
+    assert!(!Path::new("mine").exists());
+    let none = "removed 0 chunks, 0 B; kept 0\n";
+    assert_eq!(collected(mine.to_str().unwrap(), "gc"), none);
+    let site = site.display();
+    assert_eq!(
+        collected("mine", &format!("gc --store {site}")),
+        none.replace("kept 0", "kept 1")
+    );
 }
 
 #[test]

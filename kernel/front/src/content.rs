@@ -4,8 +4,8 @@
 use crate::owner::Start;
 use hop_api::config::Config;
 use hop_api::identity::user_name;
-use hop_protocol::content::{self, Chosen, StoreError};
-use hop_protocol::file::{Durable, FrontFile, kernel_dir};
+use hop_protocol::content::{self, Chosen, StoreError, Stores};
+use hop_protocol::file::{Durable, FrontFile, data_dir, kernel_dir};
 use hop_words::deadline;
 use hop_words::error::chain;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,52 @@ use std::time::Duration;
 /// The time for the site's store to answer. The kernel's owner takes the front for dead after 30 s.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The store of kernels that start now. `None` means that the user has no home.
-pub(crate) fn place(local: bool) -> Option<PathBuf> {
-    content::stores(of_site(local)).map(|stores| stores.store)
+/// A kernel's stores, settled once: the configuration may change afterwards, and what it then names is unchecked.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Settled {
+    /// `None` means a kernel without a log, a user without a home, or a kernel that runs with its own.
+    pub(crate) stores: Option<Stores>,
+    /// Sentences for the user.
+    pub(crate) told: Vec<String>,
+}
+
+/// Chooses the stores of a kernel that starts, and has it start unsaved where its store can't be used. A kernel that
+/// runs is saved as it began.
+pub(crate) fn settle(start: &mut Start) -> Settled {
+    if !start.launch.has_log() {
+        return Settled::default();
+    }
+    if start.resume
+        && let Some(file) = kernel_dir(&start.kernel).and_then(|dir| FrontFile::read(&dir).ok())
+    {
+        if file.state.is_some() {
+            return Settled::default();
+        }
+        start.launch.durable = file.launch.durable;
+        if !start.launch.has_log() {
+            return Settled::default();
+        }
+    }
+    let local = start.launch.local;
+    let (user, relative) = match content::by_user(std::env::var_os(content::VARIABLE)) {
+        Ok(user) => (user, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let mut settled = Settled {
+        stores: None,
+        told: relative.into_iter().collect(),
+    };
+    let Some((stores, chosen)) = content::choose(user, of_site(local), data_dir()) else {
+        return settled;
+    };
+    match unusable(&stores.store, chosen, PATIENCE, content::prepare) {
+        None => settled.stores = Some(stores),
+        Some(sentence) => {
+            start.launch.durable = Durable::No;
+            settled.told.push(sentence);
+        }
+    }
+    settled
 }
 
 /// The site's store for this user. A kernel without Slurm is no kernel of the site's.
@@ -26,26 +69,6 @@ fn of_site(local: bool) -> Option<PathBuf> {
     config.seat.store.as_ref()?;
     let user = user_name(rustix::process::geteuid().as_raw())?;
     config.seat.store_of(&user)
-}
-
-/// Has a kernel whose store can't be used start unsaved, and returns the sentence for its user. A kernel that runs is
-/// saved as it began.
-pub(crate) fn settle(start: &mut Start) -> Option<String> {
-    if !start.launch.has_log() {
-        return None;
-    }
-    if start.resume
-        && let Some(file) = kernel_dir(&start.kernel).and_then(|dir| FrontFile::read(&dir).ok())
-    {
-        if file.state.is_none() {
-            start.launch.durable = file.launch.durable;
-        }
-        return None;
-    }
-    let stores = content::stores(of_site(start.launch.local))?;
-    let sentence = unusable(&stores.store, stores.chosen, PATIENCE, content::prepare)?;
-    start.launch.durable = Durable::No;
-    Some(sentence)
 }
 
 /// Sentence for a user whose kernel can't be saved in the site's store. The kernel itself says what is wrong with

@@ -1,7 +1,7 @@
 //! Reads a kernel's state ahead on the node to which the kernel moves, while its cells go on elsewhere: on a network file
 //! system the new process then finds the state in this node's memory.
 
-use hop_protocol::file::{StateFolder, data_dir};
+use hop_protocol::file::StateFolder;
 use hop_protocol::states;
 use hop_state::ahead;
 use hop_state::log::Key;
@@ -30,8 +30,7 @@ fn ask_for(folder: &StateFolder) -> anyhow::Result<usize> {
     let Some(log) = log_of(&folder.kernel)? else {
         return Ok(0);
     };
-    let home = data_dir().map(|data| data.join("store"));
-    let stores: Vec<PathBuf> = std::iter::once(folder.store.clone()).chain(home).collect();
+    let stores: Vec<PathBuf> = folder.stores.all().cloned().collect();
     let files = ahead::files(&log, &stores, &Key::of_owner()?)?;
     // A collection may have taken one meanwhile.
     let asked = files.iter().filter(|path| ask_for_file(path).is_ok());

@@ -53,6 +53,8 @@ def carry_out(shell: Any, name: str, call: Call) -> Answer:
     call.progress("")  # no cell runs any more
     asked = [call.body.get("store"), *call.body.get("others", ())]
     stores = [Path(store) for store in asked if store]
+    if relative := [store for store in stores if not store.is_absolute()]:
+        raise OperationError("invalid", f"the store {relative[0]} is no absolute path")
     try:
         with told():
             of = agent(shell, stores[0] if stores else None)

@@ -54,7 +54,9 @@ _HANGS = -2
 
 def home_store() -> Path:
     """The store of a user for whom neither the site nor the user has named another."""
-    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    base = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".local", "share")
     return Path(base) / "gresshopper" / "store"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import native
+from gresshopper.state import agent, native
 from gresshopper.state import store as content
 from gresshopper.state.store import Store
 
@@ -26,13 +26,17 @@ base, do = Path(sys.argv[1]), json.loads(sys.argv[2])
 os.environ["XDG_DATA_HOME"] = str(base)
 os.environ.pop("GRESSHOPPER_STORE", None)
 from IPython.core.interactiveshell import InteractiveShell
-from gresshopper.state import agent, commands
+from gresshopper.state import agent, commands, supervised
 shell = InteractiveShell.instance()
 class Asked:
     body, attachments = do["body"], []
     def progress(self, text): pass
 if do["root"] is not None:
     agent.agent(shell, Path(do["root"]))
+if begin := do["body"].pop("begin", None):
+    class Begin:
+        body, attachments = begin, []
+    supervised.Supervised(shell, None)._begin(Begin())
 for cell in do["cells"]:
     shell.run_cell(cell, store_history=True)
 said = commands.carry_out(shell, do["command"], Asked())
@@ -120,3 +124,23 @@ def test_all_of_a_file_is_asked_for_by_windows_that_linux_reads_whole(
     window = 128 * 1024
     assert asked == [(at, window) for at in range(0, native.CHUNK, window)]
     assert not content.ask_for(tmp_path / "none")
+
+
+def test_a_relative_store_is_no_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("GRESSHOPPER_STORE", "mine")
+    assert agent.default_store() == tmp_path / "gresshopper" / "store"
+    assert "GRESSHOPPER_STORE is mine, which is no absolute path: it isn't used" in caplog.text
+    monkeypatch.setenv("GRESSHOPPER_STORE", "/mine")
+    assert agent.default_store() == Path("/mine")
+
+
+def test_a_supervisor_names_further_stores(tmp_path: Path, stores: dict[str, Path]) -> None:
+    state = tmp_path / "gresshopper" / "states" / "work"
+    kept = ask(tmp_path, "save", stores["site"], [CELL], to=state)
+    begin = {"capture": "nothing", "record": 1, "store": stores["own"], "others": [stores["site"], stores["home"]]}
+    back = ask(tmp_path, "load", stores["own"], begin=begin, folder=state, anyway=True)
+    assert (back["lost"], back["root"]) == ({}, str(stores["own"]))
+    assert back["sha"] == kept["sha"]
