@@ -229,9 +229,8 @@ class Store:
         if self._read(self.chunks, names, target):
             return
         why = native.error()
-        if not any(self._read(place, names, target) for place in self._places[1:]) and not self._read_each(
-            names, target
-        ):
+        elsewhere = any(self._read(place, names, target) for place in self._places[1:])
+        if not elsewhere and not self._read_each(names, target):
             raise StoreError(f"the state can't be read: {why}")
 
     @staticmethod
@@ -241,7 +240,9 @@ class Store:
         return bool(native.lib.hop_get(os.fsencode(place), raw, len(names), at, nbytes) >= 0)
 
     def _read_each(self, names: Sequence[str], target: memoryview) -> bool:
-        """Each chunk from where it lies: a buffer of which a part has changed has its other chunks in the home."""
+        """Each chunk from where it lies. A buffer is stored whole in one store, but a site's purge takes its older files,
+        which are the unchanged chunks. The home has those still if the buffer was there before.
+        """
         for n, name in enumerate(names):
             part = target[n * CHUNK : (n + 1) * CHUNK]
             if not any(self._read(place, [name], part) for place in self._places):
