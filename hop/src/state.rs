@@ -11,7 +11,9 @@ use crate::state_remote::{self, Store};
 use crate::values::SECONDS;
 use clap::{Args as ClapArgs, Subcommand};
 use hop_blobs::local::{Collected, Local};
+use hop_blobs::places::Places;
 use hop_door::{AskError, News};
+use hop_protocol::content::{self, Stores};
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
@@ -59,8 +61,8 @@ pub(crate) struct Args {
     /// JSON instead of text
     #[arg(long, global = true)]
     json: bool,
-    /// Folder of content, instead of the site's (seat.store) or ~/.local/share/gresshopper/store
-    #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
+    /// Folder of content, instead of GRESSHOPPER_STORE, the site's (seat.store) or ~/.local/share/gresshopper/store
+    #[arg(long, global = true, value_name = "DIR")]
     store: Option<PathBuf>,
     /// Place of named states, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
     #[arg(long, global = true, value_name = "URL", env = "GRESSHOPPER_REMOTE")]
@@ -169,17 +171,19 @@ struct Place {
     states: PathBuf,
     /// Where names are looked for instead.
     remote: Option<address::Place>,
-    store: PathBuf,
+    stores: Stores,
     runtime: PathBuf,
     key: PathBuf,
     uid: u32,
 }
 
 impl Place {
-    fn of(args: &Args, context: &Context<'_>) -> Result<Self, Failure> {
+    fn of(args: &Args, context: &mut Context<'_>) -> Result<Self, Failure> {
         let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
         let home = Path::new(&home);
-        let data = (context.env)("XDG_DATA_HOME").map_or_else(|| home.join(".local/share"), PathBuf::from);
+        let data = (context.env)("XDG_DATA_HOME").map(PathBuf::from);
+        let data = data.filter(|path| path.is_absolute());
+        let data = data.unwrap_or_else(|| home.join(".local/share"));
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         let uid = rustix::process::geteuid().as_raw();
         let of_site = || {
@@ -189,6 +193,15 @@ impl Place {
                 .seat
                 .store_of(&(context.user)(&uid.to_string())?)
         };
+        let user = match &args.store {
+            Some(store) => Some(std::path::absolute(store)?),
+            None => content::by_user((context.env)(content::VARIABLE)).or_else(|relative| {
+                writeln!(context.err, "hop: {relative}")?;
+                Ok::<_, Failure>(None)
+            })?,
+        };
+        let (stores, _) =
+            content::choose(user, of_site(), Some(data.join("gresshopper"))).expect("the data folder is one");
         Ok(Self {
             states: data.join("gresshopper/states"),
             remote: args
@@ -197,11 +210,7 @@ impl Place {
                 .filter(|url| !url.is_empty())
                 .map(usable)
                 .transpose()?,
-            store: args
-                .store
-                .clone()
-                .or_else(of_site)
-                .unwrap_or_else(|| data.join("gresshopper/store")),
+            stores,
             runtime: asked::runtime(context)?,
             key: form::key_path(config.as_deref(), home),
             uid,
@@ -257,9 +266,15 @@ impl Place {
         Ok(saved.snapshot)
     }
 
+    /// The store that takes content.
     fn local(&self) -> Result<Arc<Local>, Failure> {
-        let local = Local::open(&self.store.join("chunks")).map_err(|e| Failure::of(&e))?;
+        let local = Local::open(&self.stores.store.join("chunks")).map_err(|e| Failure::of(&e))?;
         Ok(Arc::new(local))
+    }
+
+    /// The stores, as a kernel is told of them.
+    fn asked(&self) -> Value {
+        json!(self.stores)
     }
 
     /// Registers a folder with a state in the store, so that later collections keep the state's content.
@@ -270,7 +285,7 @@ impl Place {
         } else {
             folder
         };
-        Ok(garbage::register(&self.store, place)?)
+        Ok(garbage::register(&self.stores.store, place)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -309,7 +324,8 @@ impl Place {
     fn send(&self, folder: &Path, address: &Address, context: &mut Context<'_>) -> Result<Sent, Failure> {
         let key = self.owner_key()?;
         let saved = self.load(folder)?;
-        let sent = Store::of(address)?.send(address, &saved, &key, &self.local()?, context)?;
+        let from = Arc::new(Places::at(self.stores.all().cloned()));
+        let sent = Store::of(address)?.send(address, &saved, &key, &from, context)?;
         writeln!(
             context.err,
             "sent {} ({} of {} chunks) to {address}",
@@ -408,7 +424,7 @@ fn save(
         Where::Here(folder) => folder.clone(),
         Where::There(address) => place.outgoing(address),
     };
-    let body = with(how, json!({"to": state, "store": place.store}));
+    let body = with(how, with(json!({"to": state}), place.asked()));
     let done = ask(args, context, &kernel, "state.save", body)?;
     if !args.json {
         tell_saved(&kernel, &done, &state, context)?;
@@ -485,7 +501,7 @@ fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_
         Some(name) => shown(&place.read(name)?),
         None => {
             let kernel = asked::find(what, &place.runtime, context)?;
-            let body = json!({"store": place.store});
+            let body = place.asked();
             ask(args, context, &kernel, "state.show", body)?["groups"].take()
         }
     };
@@ -578,7 +594,7 @@ fn restore(
         Where::Here(folder) => folder,
         Where::There(address) => place.fetch(&address, context)?,
     };
-    let body = with(how, json!({"folder": state, "store": place.store}));
+    let body = with(how, with(json!({"folder": state}), place.asked()));
     let done = ask(args, context, &kernel, "state.load", body)?;
     let differences: Vec<&str> = done["differences"]
         .as_array()
@@ -630,8 +646,9 @@ fn export(
     let status = Command::new(python)
         .args(["-m", "gresshopper.state.export"])
         .arg(folder)
-        .arg(&place.store)
+        .arg(&place.stores.store)
         .arg(to)
+        .args(&place.stores.others)
         .env("PYTHONPATH", python_path(args)?)
         .status()
         .map_err(|e| Failure::Failed(format!("{} can't be started: {e}", python.display())))?;
@@ -687,7 +704,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
     let key = Key::new(place.owner_key()?);
-    let done = garbage::collect(&place.store, &place.states, &key, age);
+    let done = garbage::collect(&place.stores.store, &place.states, &key, age);
     tell_collected(args, done.map_err(|e| Failure::of(&e))?, context)
 }
 
@@ -722,30 +739,4 @@ fn tell_collected(args: &Args, done: Collected, context: &mut Context<'_>) -> Re
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_begun_goes_on_and_the_rest_is_dropped() {
-        let limit = Duration::from_secs(7);
-        let timed_out = |begun| failed(&AskError::TimedOut(limit), limit, begun).to_string();
-        assert!(timed_out(false).ends_with("a cell runs"));
-        assert_eq!(
-            timed_out(true),
-            "the kernel hasn't finished within 7 s, and goes on"
-        );
-    }
-
-    #[test]
-    fn an_operation_of_another_release_asks_for_a_restart() {
-        let error = AskError::Refused {
-            kind: "unknown".to_owned(),
-            message: "there is no operation state.load".to_owned(),
-        };
-        let said = failed(&error, Duration::ZERO, false).to_string();
-        assert_eq!(
-            said,
-            "there is no operation state.load in this kernel, which is of another release: restart it"
-        );
-    }
-}
+mod tests;

@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::size;
 use hop_blobs::local::{Collected, Local};
+use hop_blobs::places::Places;
 use hop_remote::address::{Address, Place};
 use hop_remote::error::RemoteError;
 use hop_remote::fetch::Fetched;
@@ -74,11 +75,11 @@ impl Store {
         address: &Address,
         saved: &Saved,
         key: &[u8; 32],
-        local: &Arc<Local>,
+        from: &Arc<Places>,
         context: &mut Context<'_>,
     ) -> Result<Sent, Failure> {
         let progress = Progress::default();
-        let work = self.remote.send(&address.name, saved, key, local, &progress);
+        let work = self.remote.send(&address.name, saved, key, from, &progress);
         self.told("sending", true, &progress, work, context)
     }
 

@@ -5,6 +5,7 @@
 
 pub mod cell;
 pub mod clock;
+pub mod deadline;
 pub mod error;
 pub mod explain;
 pub mod gpu;

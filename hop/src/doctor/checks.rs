@@ -182,17 +182,37 @@ fn locks(facts: &Facts) -> Option<Finding> {
     })
 }
 
-/// A kernel whose site's store is missing on a host runs there unsaved.
+/// A kernel whose site's store is missing on a host, or could be replaced by other users, runs there unsaved.
 fn stores(facts: &Facts) -> Option<Finding> {
-    let above = facts.config.as_ref().ok()?.seat.stores()?;
+    const CHECK: &str = "store";
+    let seat = &facts.config.as_ref().ok()?.seat;
+    let above = seat.stores()?;
     let path = above.display();
-    Some(match &facts.stores {
-        Some(seen) if seen.is_dir => Finding::ok("store", format!("{path} is there")),
-        _ => Finding::failed(
-            "store",
+    let Some(seen) = facts.stores.as_ref().filter(|seen| seen.is_dir) else {
+        return Some(Finding::failed(
+            CHECK,
             format!("{path} (seat.store) is no folder here: kernels are not saved"),
             "Mount its file system on all nodes and on the hosts of the Jupyter servers.",
+        ));
+    };
+    let mode = seen.mode;
+    // Elsewhere each store lies in a folder of its user's.
+    Some(match seat.are_stores_side_by_side() {
+        true if mode & 0o1002 == 0o002 => Finding::failed(
+            CHECK,
+            format!(
+                "in {path} (seat.store) anybody may replace anybody's folder (mode {mode:o}): kernels are not saved"
+            ),
+            format!("chmod 1777 {path}, or name a folder within each user's own by seat.store."),
         ),
+        true if mode & 0o003 != 0o003 => Finding::unknown(
+            CHECK,
+            format!(
+                "users can't make folders in {path} (seat.store, mode {mode:o}): a kernel is saved only if the site has \
+                 made its user's folder there, with mode 700"
+            ),
+        ),
+        _ => Finding::ok(CHECK, format!("{path} is there")),
     })
 }
 

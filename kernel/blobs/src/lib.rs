@@ -3,11 +3,12 @@
 //! Content is cut into chunks of [`CHUNK_BYTES`]. A chunk is named by the BLAKE3 hash of its plain content and lies
 //! in `chunks/<2 hex>/<62 hex>`; a compressed chunk's name ends in `.z`. A chunk is whole or absent: it is written
 //! under another name and renamed. Content read is checked against its name. References to chunks are unknown here:
-//! [`local::Local::collect`] takes the set of needed ones.
+//! [`local::Local::collect`] takes the set of needed ones. [`places::Places`] reads from several stores.
 
 pub mod direct;
 pub mod local;
 mod patient;
+pub mod places;
 
 use std::fmt;
 use std::io;

@@ -10,6 +10,7 @@ use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Placement, Request, Response, Role, SeatPlan};
 use hop_log::State;
+use hop_protocol::content::Stores;
 use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
@@ -136,7 +137,7 @@ impl Order {
 #[derive(Debug, Clone)]
 pub struct States {
     pub kernel: PathBuf,
-    pub store: PathBuf,
+    pub stores: Stores,
 }
 
 /// A replica that was started.
@@ -443,7 +444,7 @@ fn open_tenure(order: &Order, place: &Place, size: Option<StepSize>) -> Result<O
             file.state = Some(StateFolder {
                 kernel: states.kernel.clone(),
                 tenure: state.tenure(),
-                store: states.store.clone(),
+                stores: states.stores.clone(),
                 hash_seed: states::hash_seed(&states.kernel, data_dir().as_deref())
                     .with_context(|| unwritable(&states.kernel))?,
             });

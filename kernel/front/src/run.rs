@@ -25,6 +25,7 @@ use crate::termination::{self, Keeps, Outcome, Removal, Termination};
 use crate::welcome::Awaited;
 use anyhow::{Context, Result};
 use bytes::Bytes;
+use hop_protocol::content::Stores;
 use hop_protocol::file::{FrontFile, kernel_dir, state_dir, states_dir};
 use hop_protocol::jupyter::Channel;
 use hop_protocol::link::{Frame, Item};
@@ -173,6 +174,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         owned,
         left,
         is_whole,
+        stores,
         sentences,
     } = spawn_blocking(move || claimed(start)).await?;
     let Opened {
@@ -184,7 +186,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
         home,
     } = open(&mut start).await?;
-    let states = states(&start, &file);
+    let states = states(&start, &file, stores);
     let (mut front, life) = cores(&start, &file, left, (states.is_some(), launched));
     if let Some(state) = &file.state {
         say(&Said::Tenure { tenure: state.tenure });
@@ -363,6 +365,8 @@ struct Claimed {
     left: bool,
     /// The kernel begins with nothing, or with the effects of each cell before.
     is_whole: bool,
+    /// The stores of a kernel with a log, unless it runs with its own.
+    stores: Option<Stores>,
     /// The sentences for the user on the fate of the notebook's earlier kernel, if that kernel doesn't run on, and of
     /// this one.
     sentences: Vec<String>,
@@ -374,7 +378,7 @@ fn claimed(mut start: Start) -> Claimed {
         after its server, and with it a cell that ran, and what was not saved yet";
     const UNSAVED: &str = "this notebook's kernel was lost after its server, and nothing of it was saved, so this one \
         begins without its variables";
-    let unsaved = content::settle(&mut start);
+    let content::Settled { stores, told } = content::settle(&mut start);
     let (mut claimed, mut left, mut is_whole) = ((None, None), false, !start.resume);
     let apart = |kernel: &KernelId, how: &str| {
         Some(format!(
@@ -445,7 +449,8 @@ fn claimed(mut start: Start) -> Claimed {
         owned,
         left,
         is_whole,
-        sentences: sentence.into_iter().chain(lockless).chain(unsaved).collect(),
+        stores,
+        sentences: sentence.into_iter().chain(lockless).chain(told).collect(),
     }
 }
 
@@ -471,11 +476,15 @@ fn state_folder(start: &Start) -> Option<PathBuf> {
 }
 
 /// The folders of a kernel with a log. A running kernel keeps the store with which it began.
-fn states(start: &Start, file: &FrontFile) -> Option<States> {
-    let running = file.state.as_ref().map(|running| running.store.clone());
+fn states(start: &Start, file: &FrontFile, settled: Option<Stores>) -> Option<States> {
+    let running = file.state.as_ref().map(|running| &running.stores);
+    let stores = match (running, settled) {
+        (Some(running), Some(settled)) => settled.kept_in(running.store.clone()),
+        (running, settled) => running.cloned().or(settled)?,
+    };
     Some(States {
         kernel: state_folder(start)?,
-        store: running.or_else(|| content::place(start.launch.local))?,
+        stores,
     })
 }
 

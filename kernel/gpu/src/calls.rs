@@ -4,7 +4,6 @@
 //! long-lived processes run `hop gpu` as a child.
 
 use crate::Pid;
-use crate::deadline::within;
 use crate::driver::{DriverError, GpuPair, Step};
 use crate::inside::{Agent, Op};
 use crate::inspect::{STATE, Site};
@@ -12,6 +11,7 @@ use crate::machine::{Answer, Call, Machine, Next, Outcome};
 use crate::proof;
 use crate::record::Record;
 use crate::reserve::{self, Means, Want};
+use hop_words::deadline::within;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! Looking at a machine and a process: everything that the ladder's choice depends on, gathered once.
 
 use crate::Pid;
-use crate::deadline::within;
 use crate::driver::{Driver, DriverError, GpuUuid, ProcessState, Step};
 use crate::helper::Client;
 use crate::inside::Agent;
@@ -10,6 +9,7 @@ use crate::libcuda::LibCuda;
 use crate::procs::Procs;
 use crate::record::Records;
 use crate::telemetry::{Absent, Sample, Telemetry};
+use hop_words::deadline::within;
 use hop_words::memory::MemoryPaths;
 use std::io;
 use std::path::PathBuf;

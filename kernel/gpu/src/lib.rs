@@ -13,7 +13,6 @@
 
 pub mod bench;
 pub mod calls;
-pub mod deadline;
 pub mod driver;
 pub mod helper;
 pub mod inside;

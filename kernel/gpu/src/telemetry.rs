@@ -5,9 +5,9 @@
 //! use a separate process.
 
 use crate::Pid;
-use crate::deadline::within;
 use crate::driver::GpuUuid;
 use crate::ladder::{Known, Place};
+use hop_words::deadline::within;
 use nvml_wrapper::enums::device::UsedGpuMemory as UsedMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};

@@ -1,7 +1,7 @@
 //! The user's store of chunks, shared by all of the user's kernels: where it lies, and whether the user's variables may
-//! be written there. The store's layout is `kernel/blobs`'s.
+//! be written there. Other stores of the user's are read as well. The store's layout is `kernel/blobs`'s.
 
-use crate::file::data_dir;
+use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, Metadata};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -21,18 +21,67 @@ pub enum Chosen {
     ByDefault,
 }
 
-/// The user's store; `site` is the site's. `None` means that neither `XDG_DATA_HOME` nor `HOME` is set.
-pub fn store(site: Option<PathBuf>) -> Option<(PathBuf, Chosen)> {
-    choose(std::env::var_os(VARIABLE).map(PathBuf::from), site, data_dir())
+/// A user's stores, as [`choose`] has chosen them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stores {
+    /// The store in which content is kept, and looked for first.
+    pub store: PathBuf,
+    /// Stores in which content is looked for next, in this order: kernels may keep theirs there since before the choice.
+    #[serde(default)]
+    pub others: Vec<PathBuf>,
 }
 
-fn choose(user: Option<PathBuf>, site: Option<PathBuf>, data: Option<PathBuf>) -> Option<(PathBuf, Chosen)> {
-    let user = user.filter(|path| path.is_absolute());
-    let of_user = user.map(|path| (path, Chosen::ByUser));
-    let of_site = site.map(|path| (path, Chosen::BySite));
-    of_user
-        .or(of_site)
-        .or_else(|| Some((data?.join("store"), Chosen::ByDefault)))
+impl Stores {
+    /// All of them, in the order in which content is looked for.
+    pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        std::iter::once(&self.store).chain(&self.others)
+    }
+
+    /// The same for a kernel that keeps its content in another store, since before the choice.
+    #[must_use]
+    pub fn kept_in(&self, store: PathBuf) -> Self {
+        let others = self.all().filter(|other| **other != store).cloned().collect();
+        Self { store, others }
+    }
+}
+
+/// The user's choice is no place: it depends on the folder in which a process runs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{VARIABLE} is {}, which is no absolute path: it isn't used", path.display())]
+pub struct RelativeError {
+    pub path: PathBuf,
+}
+
+/// The user's own choice by the value of [`VARIABLE`], where an empty one counts as none.
+///
+/// # Errors
+/// The choice isn't an absolute path. Every reader of the variable then goes on as without it, and tells it where a
+/// person asks.
+pub fn by_user(value: Option<impl Into<PathBuf>>) -> Result<Option<PathBuf>, RelativeError> {
+    let path = value.map(Into::into).filter(|path| !path.as_os_str().is_empty());
+    match path {
+        Some(path) if !path.is_absolute() => Err(RelativeError { path }),
+        path => Ok(path),
+    }
+}
+
+/// The user's choice comes before the site's, and both before the home. `data` is the user's data folder
+/// ([`crate::file::data_dir`]). `None` means that there is none of the three.
+pub fn choose(
+    user: Option<PathBuf>,
+    site: Option<PathBuf>,
+    data: Option<PathBuf>,
+) -> Option<(Stores, Chosen)> {
+    let mut all = [
+        user.map(|path| (path, Chosen::ByUser)),
+        site.map(|path| (path, Chosen::BySite)),
+        data.map(|path| (path.join("store"), Chosen::ByDefault)),
+    ]
+    .into_iter()
+    .flatten();
+    let (store, chosen) = all.next()?;
+    let others = all.map(|(path, _)| path).filter(|path| *path != store).collect();
+    Some((Stores { store, others }, chosen))
 }
 
 /// Why variables can't be written to a store.
@@ -48,6 +97,8 @@ pub enum StoreError {
     Open { path: PathBuf, mode: u32 },
     #[error("other users may replace what is in {} (mode {mode:o})", path.display())]
     Replaceable { path: PathBuf, mode: u32 },
+    #[error("{} doesn't answer", path.display())]
+    Hangs { path: PathBuf },
     #[error("{} can't be made or looked at", path.display())]
     Io {
         path: PathBuf,
@@ -141,11 +192,54 @@ mod tests {
     #[test]
     fn the_users_choice_comes_before_the_sites_and_both_before_the_home() {
         let path = |text: &str| Some(PathBuf::from(text));
-        let of = |user, site| choose(user, site, path("/home/a/data")).unwrap();
-        assert_eq!(of(path("/mine"), path("/site")), ("/mine".into(), Chosen::ByUser));
-        assert_eq!(of(path("mine"), path("/site")), ("/site".into(), Chosen::BySite));
-        assert_eq!(of(None, None), ("/home/a/data/store".into(), Chosen::ByDefault));
+        let of = |user, site| {
+            let (stores, chosen) = choose(user, site, path("/home/a/data")).unwrap();
+            let all: Vec<_> = stores.all().map(|path| path.display().to_string()).collect();
+            (chosen, all.join(" "))
+        };
+        let told = |chosen, all: &str| (chosen, all.to_owned());
+        let home = "/home/a/data/store";
+        assert_eq!(
+            of(path("/mine"), path("/site")),
+            told(Chosen::ByUser, &format!("/mine /site {home}"))
+        );
+        assert_eq!(
+            of(None, path("/site")),
+            told(Chosen::BySite, &format!("/site {home}"))
+        );
+        assert_eq!(of(path(home), None), told(Chosen::ByUser, home));
+        assert_eq!(of(None, None), told(Chosen::ByDefault, home));
         assert_eq!(choose(None, None, None), None);
+    }
+
+    #[test]
+    fn a_choice_that_depends_on_the_present_folder_is_none() {
+        assert_eq!(by_user(Some("/mine")), Ok(Some("/mine".into())));
+        assert_eq!(by_user(Some("")), Ok(None));
+        assert_eq!(by_user(None::<PathBuf>), Ok(None));
+        let told = by_user(Some("mine")).unwrap_err().to_string();
+        assert_eq!(
+            told,
+            "GRESSHOPPER_STORE is mine, which is no absolute path: it isn't used"
+        );
+    }
+
+    #[test]
+    fn a_kernel_that_runs_keeps_its_store_and_reads_the_chosen_ones() {
+        let chosen = Stores {
+            store: "/site".into(),
+            others: vec!["/home".into()],
+        };
+        let of = |store: &str| {
+            let stores = chosen.kept_in(store.into());
+            stores
+                .all()
+                .map(|path| path.display().to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("/home"), ["/home", "/site"]);
+        assert_eq!(of("/site"), ["/site", "/home"]);
+        assert_eq!(of("/mine"), ["/mine", "/site", "/home"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A kernel's folder in the user's home, with `front.json`, by which a replica finds its front and the command to
 //! run. The file holds keys: the folder is 0700, the file 0600, and it is replaced as a whole.
 
+use crate::content::Stores;
 use crate::step::{StepSize, is_of_slurm};
 use crate::tls::KernelKeys;
 use hop_words::id::{AccountName, Incarnation, KernelId, PoolName, Tenure};
@@ -94,8 +95,9 @@ pub struct StateFolder {
     pub kernel: PathBuf,
     /// The tenure opened by the front for the incarnation of this file.
     pub tenure: Tenure,
-    /// The user's content-addressed store of chunks.
-    pub store: PathBuf,
+    /// The user's content-addressed stores of chunks.
+    #[serde(flatten)]
+    pub stores: Stores,
     /// Python's hash seed in all processes of the kernel.
     pub hash_seed: u32,
 }

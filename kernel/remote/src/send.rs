@@ -5,8 +5,8 @@ use crate::error::RemoteError;
 use crate::marks::{Mark, Work};
 use crate::remote::{AT_ONCE, Progress, Remote};
 use futures_util::{StreamExt, TryStreamExt, stream};
-use hop_blobs::local::Local;
-use hop_blobs::{ChunkId, GetError};
+use hop_blobs::ChunkId;
+use hop_blobs::places::Places;
 use hop_state::form::{self, Saved};
 use std::sync::Arc;
 
@@ -46,14 +46,14 @@ impl Remote {
         name: &Name,
         saved: &Saved,
         key: &[u8; 32],
-        local: &Arc<Local>,
+        from: &Arc<Places>,
         progress: &Progress,
     ) -> Result<Sent, RemoteError> {
         let mark = self.begin(Work::Saving).await?;
         self.under(
             &mark,
             progress,
-            self.send_all(&mark, name, saved, key, local, progress),
+            self.send_all(&mark, name, saved, key, from, progress),
         )
         .await
     }
@@ -64,7 +64,7 @@ impl Remote {
         name: &Name,
         saved: &Saved,
         key: &[u8; 32],
-        local: &Arc<Local>,
+        from: &Arc<Places>,
         progress: &Progress,
     ) -> Result<Sent, RemoteError> {
         let seen = self.get_head(name).await.map_err(|e| match e {
@@ -85,7 +85,7 @@ impl Remote {
         let log = saved.log.len() as u64;
         progress.begin(missing.iter().map(|(_, len)| len).sum::<u64>() + log);
         let sizes: Vec<u64> = stream::iter(missing.iter().copied())
-            .map(|(id, len)| self.send_chunk(id, len, local, progress))
+            .map(|(id, len)| self.send_chunk(id, len, from, progress))
             .buffer_unordered(AT_ONCE)
             .try_collect()
             .await?;
@@ -110,17 +110,13 @@ impl Remote {
         &self,
         id: ChunkId,
         len: u64,
-        local: &Arc<Local>,
+        from: &Arc<Places>,
         progress: &Progress,
     ) -> Result<u64, RemoteError> {
-        let local = Arc::clone(local);
-        let raw = blocking(move || {
-            let raw = local.raw(id)?;
-            raw.prove(id, usize::try_from(len).unwrap_or(usize::MAX))?;
-            Ok(raw)
-        })
-        .await
-        .map_err(|e: GetError| RemoteError::Get(e))?;
+        let from = Arc::clone(from);
+        let raw = blocking(move || from.proven(id, usize::try_from(len).unwrap_or(usize::MAX)))
+            .await
+            .map_err(RemoteError::Get)?;
         let bytes = raw.bytes.len() as u64;
         self.put_chunk(id, raw).await?;
         progress.more(len);

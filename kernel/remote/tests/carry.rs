@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{StreamExt, TryStreamExt};
 use hop_blobs::local::Local;
+use hop_blobs::places::Places;
 use hop_blobs::{CHUNK_BYTES, ChunkId, GetError};
 use hop_remote::address::Name;
 use hop_remote::error::RemoteError;
@@ -142,13 +143,19 @@ impl ObjectStore for Breaking {
 struct Here {
     _dir: tempfile::TempDir,
     local: Arc<Local>,
+    places: Arc<Places>,
 }
 
 impl Here {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let local = Arc::new(Local::open(&dir.path().join("chunks")).unwrap());
-        Self { _dir: dir, local }
+        let places = Arc::new(Places::at([dir.path().to_owned()]));
+        Self {
+            _dir: dir,
+            local,
+            places,
+        }
     }
 
     /// A state that refers to this content.
@@ -224,7 +231,7 @@ async fn only_what_is_new_is_sent_and_all_of_it_comes_back() {
     let (a, b) = (noise(1, CHUNK_BYTES + 77), vec![5; 300_000]);
     let first = here.save(1, &[&a, &b], &KEY);
     let sent = remote(&store)
-        .send(&name("work"), &first, &KEY, &here.local, &progress)
+        .send(&name("work"), &first, &KEY, &here.places, &progress)
         .await
         .unwrap();
     assert_eq!((sent.chunks, sent.of), (3, 3));
@@ -241,7 +248,7 @@ async fn only_what_is_new_is_sent_and_all_of_it_comes_back() {
     let c = noise(2, 1000);
     let second = here.save(2, &[&a, &c], &KEY);
     let sent = remote(&store)
-        .send(&name("work"), &second, &KEY, &here.local, &progress)
+        .send(&name("work"), &second, &KEY, &here.places, &progress)
         .await
         .unwrap();
     assert_eq!((sent.chunks, sent.of), (1, 3));
@@ -283,12 +290,12 @@ async fn broken_at_each_request_it_leaves_the_earlier_state_and_goes_on() {
         let first = here.save(1, &[&a], &KEY);
         let second = here.save(2, &[&a, &b], &KEY);
         remote(&store)
-            .send(&name("work"), &first, &KEY, &here.local, &progress)
+            .send(&name("work"), &first, &KEY, &here.places, &progress)
             .await
             .unwrap();
         store.left.store(requests, SeqCst);
         let sent = remote(&store)
-            .send(&name("work"), &second, &KEY, &here.local, &progress)
+            .send(&name("work"), &second, &KEY, &here.places, &progress)
             .await;
         let broke = store.left.swap(usize::MAX, SeqCst) == 0;
         let (at, content) = restored(&store, "work").await.unwrap();
@@ -299,7 +306,7 @@ async fn broken_at_each_request_it_leaves_the_earlier_state_and_goes_on() {
                 assert_eq!((at, &content), (1.0, &a), "after {requests}");
                 assert!(
                     remote(&store)
-                        .send(&name("work"), &second, &KEY, &here.local, &progress)
+                        .send(&name("work"), &second, &KEY, &here.places, &progress)
                         .await
                         .is_ok()
                 );
@@ -320,7 +327,7 @@ async fn each_object_that_is_changed_cut_or_missing_is_refused() {
     let (a, b) = (noise(1, 5000), vec![5; 300_000]);
     let saved = here.save(1, &[&a, &b], &KEY);
     remote(&store)
-        .send(&name("work"), &saved, &KEY, &here.local, &progress)
+        .send(&name("work"), &saved, &KEY, &here.places, &progress)
         .await
         .unwrap();
     for (place, whole) in store.objects().await {
@@ -366,12 +373,12 @@ async fn what_is_anothers_or_changed_meanwhile_is_not_replaced() {
     let theirs = here.save(1, &[b"theirs"], &[9; 32]);
     let mine = here.save(1, &[b"mine"], &KEY);
     remote(&store)
-        .send(&name("work"), &theirs, &[9; 32], &here.local, &progress)
+        .send(&name("work"), &theirs, &[9; 32], &here.places, &progress)
         .await
         .unwrap();
     let before = store.objects().await;
     let sent = remote(&store)
-        .send(&name("work"), &mine, &KEY, &here.local, &progress)
+        .send(&name("work"), &mine, &KEY, &here.places, &progress)
         .await;
     assert!(matches!(sent, Err(RemoteError::Foreign(_))), "{sent:?}");
     assert_eq!(store.objects().await, before);
@@ -402,8 +409,8 @@ async fn what_is_anothers_or_changed_meanwhile_is_not_replaced() {
     let (one, two) = (here.save(2, &[b"one"], &KEY), here.save(3, &[b"two"], &KEY));
     store.heads_meet.set(Barrier::new(2)).unwrap();
     let (first, second) = tokio::join!(
-        sender.send(&both, &one, &KEY, &here.local, &progress),
-        sender.send(&both, &two, &KEY, &here.local, &progress),
+        sender.send(&both, &one, &KEY, &here.places, &progress),
+        sender.send(&both, &two, &KEY, &here.places, &progress),
     );
     let (won, lost) = if first.is_ok() {
         ((2.0, b"one"), second)
@@ -420,7 +427,7 @@ async fn saving_and_collecting_keep_apart() {
     let saved = here.save(1, &[b"mine"], &KEY);
     store.change("me/busy/gc-1", Bytes::from_static(b"busy")).await;
     let sent = remote(&store)
-        .send(&name("work"), &saved, &KEY, &here.local, &progress)
+        .send(&name("work"), &saved, &KEY, &here.places, &progress)
         .await;
     assert!(
         matches!(sent, Err(RemoteError::Collecting { minutes: 0 })),
@@ -429,7 +436,7 @@ async fn saving_and_collecting_keep_apart() {
     store.inner.delete(&Path::from("me/busy/gc-1")).await.unwrap();
     assert!(store.objects().await.is_empty(), "nothing is left of it");
     remote(&store)
-        .send(&name("work"), &saved, &KEY, &here.local, &progress)
+        .send(&name("work"), &saved, &KEY, &here.places, &progress)
         .await
         .unwrap();
     store.change("me/busy/save-1", Bytes::from_static(b"busy")).await;
@@ -445,7 +452,7 @@ async fn saving_and_collecting_keep_apart() {
     progress.stop();
     let two = here.save(2, &[b"two"], &KEY);
     let sent = remote(&store)
-        .send(&name("work"), &two, &KEY, &here.local, &progress)
+        .send(&name("work"), &two, &KEY, &here.places, &progress)
         .await;
     assert!(matches!(sent, Err(RemoteError::Stopped)), "{sent:?}");
     assert_eq!(restored(&store, "work").await.unwrap().0, 1.0);
@@ -453,7 +460,7 @@ async fn saving_and_collecting_keep_apart() {
     store.change("me/busy/save-1", Bytes::from_static(b"busy")).await;
     // Others that save are no hindrance to each other.
     remote(&store)
-        .send(&name("other"), &saved, &KEY, &here.local, &progress)
+        .send(&name("other"), &saved, &KEY, &here.places, &progress)
         .await
         .unwrap();
 }
@@ -464,7 +471,7 @@ async fn a_broken_upload_is_spared_for_a_while() {
     let saved = here.save(1, &[&noise(1, 5000), &noise(2, 5000)], &KEY);
     store.left.store(7, SeqCst);
     let sent = remote(&store)
-        .send(&name("work"), &saved, &KEY, &here.local, &progress)
+        .send(&name("work"), &saved, &KEY, &here.places, &progress)
         .await;
     assert!(sent.unwrap_err().is_away());
     store.left.store(usize::MAX, SeqCst);

@@ -8,7 +8,13 @@ use hop_state::log::Key;
 use hop_words::error::chain;
 use rustix::fs::{Advice, fadvise};
 use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
+
+/// Bytes that are asked for in one call. Linux reads no more for a call than the device's read-ahead (128 KiB unless its
+/// administrator has changed it) or largest request, and drops the rest.
+const WINDOW: NonZeroU64 = NonZeroU64::new(128 * 1024).expect("it isn't zero");
 
 /// Reads the state in a thread of its own, so that a file system that hangs holds nobody up. A failure is only logged:
 /// the new process will meet it again, and tells its user.
@@ -24,13 +30,24 @@ fn ask_for(folder: &StateFolder) -> anyhow::Result<usize> {
     let Some(log) = log_of(&folder.kernel)? else {
         return Ok(0);
     };
-    let files = ahead::files(&log, &folder.store, &Key::of_owner()?)?;
-    let asked = files.iter().filter(|path| {
-        // A collection may have removed the file meanwhile.
-        let file = File::open(path);
-        file.is_ok_and(|file| fadvise(&file, 0, None, Advice::WillNeed).is_ok())
-    });
+    let stores: Vec<PathBuf> = folder.stores.all().cloned().collect();
+    let files = ahead::files(&log, &stores, &Key::of_owner()?)?;
+    // A collection may have removed a file meanwhile.
+    let asked = files.iter().filter(|path| ask_for_file(path).is_ok());
     Ok(asked.count())
+}
+
+fn ask_for_file(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    for at in windows(file.metadata()?.len()) {
+        fadvise(&file, at, Some(WINDOW), Advice::WillNeed)?;
+    }
+    Ok(())
+}
+
+/// The beginnings of the windows of a file of this length.
+fn windows(len: u64) -> impl Iterator<Item = u64> {
+    (0..len.div_ceil(WINDOW.get())).map(|n| n * WINDOW.get())
 }
 
 /// The folder of the newest log. A tenure without a record yet goes on from the log of an earlier one.
@@ -43,4 +60,24 @@ fn log_of(kernel: &Path) -> Result<Option<PathBuf>, states::ReadError> {
     }
     let settled = states::read(&newest)?.restore().settled.cloned();
     Ok(settled.map(|s| states::folder(kernel, s.tenure, s.part)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_of_a_file_is_asked_for_by_windows_that_linux_reads_whole() {
+        let all = |len| windows(len).collect::<Vec<_>>();
+        assert_eq!(all(0), [0; 0]);
+        assert_eq!(all(1), [0]);
+        assert_eq!(all(128 * 1024), [0]);
+        assert_eq!(all(128 * 1024 + 1), [0, 128 * 1024]);
+        assert_eq!(all(4 << 20).len(), 32);
+        let tmp = tempfile::tempdir().unwrap();
+        let file = tmp.path().join("chunk");
+        std::fs::write(&file, [0; 300_000]).unwrap();
+        ask_for_file(&file).unwrap();
+        assert!(ask_for_file(&tmp.path().join("none")).is_err());
+    }
 }

@@ -253,6 +253,7 @@ where
 mod tests {
     use super::*;
     use hop_api::dial::STAGGER;
+    use hop_protocol::content::Stores;
     use hop_protocol::file::StateFolder;
     use hop_protocol::message::VERSION;
     use hop_protocol::tls::KernelKeys;
@@ -357,7 +358,10 @@ mod tests {
             state: Some(StateFolder {
                 kernel: tmp.path().to_owned(),
                 tenure: Tenure(1),
-                store: tmp.path().to_owned(),
+                stores: Stores {
+                    store: tmp.path().to_owned(),
+                    others: Vec::new(),
+                },
                 hash_seed: 0,
             }),
             ..crate::spare::tests::file("k", &[], &[])

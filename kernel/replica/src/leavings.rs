@@ -50,6 +50,7 @@ fn keep(file: &FrontFile, link: &FrontLink) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_protocol::content::Stores;
     use hop_protocol::file::StateFolder;
     use hop_protocol::message::VERSION;
     use hop_words::id::Tenure;
@@ -63,7 +64,10 @@ mod tests {
             state: Some(StateFolder {
                 kernel: kernel.to_owned(),
                 tenure: Tenure(1),
-                store: kernel.to_owned(),
+                stores: Stores {
+                    store: kernel.to_owned(),
+                    others: Vec::new(),
+                },
                 hash_seed: 0,
             }),
             ..crate::spare::tests::file("k", &[], &[])

@@ -58,8 +58,8 @@ impl Unattended {
         if run.is_null() {
             return Ok(Self::default());
         }
-        counts(&run).map_err(BadNeed::Unattended)?;
-        serde_json::from_value(run).map_err(|e| BadNeed::Unattended(e.to_string()))
+        let read = |run| serde_json::from_value(run).map_err(|e| e.to_string());
+        written(run).and_then(read).map_err(BadNeed::Unattended)
     }
 
     fn count(&self, mut need: Need) -> Need {
@@ -326,9 +326,7 @@ fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
 /// # Errors
 /// A sentence for the user.
 pub fn of_value(value: Value) -> Result<Need, String> {
-    counts(&value)?;
-    count("gpu_mem_mib", &value["gpu_mem_mib"], u64::MAX)?;
-    let need: Need = serde_json::from_value(value).map_err(|e| e.to_string())?;
+    let need: Need = serde_json::from_value(written(value)?).map_err(|e| e.to_string())?;
     if need.gpus == 0 && (need.gpu_type.is_some() || need.gpu_mem_mib > 0) {
         return Err("gpus is 0, though gpu_type or gpu_mem_mib says what the GPUs are to be".to_owned());
     }
@@ -338,16 +336,33 @@ pub fn of_value(value: Value) -> Result<Need, String> {
     Ok(need)
 }
 
-/// Whether the numbers of GPUs and of cores are within bounds.
-fn counts(written: &Value) -> Result<(), String> {
-    count("gpus", &written["gpus"], u64::from(GPUS_MAX))?;
-    count("cpus", &written["cpus"], u64::from(CPUS_MAX))
+/// What a person wrote, if each known key has a value of its kind: serde would name Rust's types. A key with null counts
+/// as missing.
+fn written(value: Value) -> Result<Value, String> {
+    let Value::Object(mut keys) = value else {
+        return Err(format!("it is an object such as {{\"gpus\": 1}}, not {value}"));
+    };
+    keys.retain(|_, value| !value.is_null());
+    for (name, most) in [
+        ("gpus", u64::from(GPUS_MAX)),
+        ("cpus", u64::from(CPUS_MAX)),
+        ("gpu_mem_mib", u64::MAX),
+        ("deadline", u64::MAX),
+    ] {
+        keys.get(name).map_or(Ok(()), |value| count(name, value, most))?;
+    }
+    for name in ["gpu_type", "class"] {
+        if let Some(value) = keys.get(name).filter(|value| !value.is_string()) {
+            return Err(format!("{name} is a text, not {value}"));
+        }
+    }
+    Ok(Value::Object(keys))
 }
 
 /// Refuses a number that isn't a whole one within its bounds, in words for the person who wrote it: serde would name
 /// Rust's types.
 fn count(name: &str, value: &Value, most: u64) -> Result<(), String> {
-    if !value.is_number() || value.as_u64().is_some_and(|n| n <= most) {
+    if value.as_u64().is_some_and(|n| n <= most) {
         return Ok(());
     }
     let bounds = match most {
@@ -515,29 +530,62 @@ mod tests {
     }
 
     #[test]
-    fn a_number_out_of_bounds_is_refused_in_words_of_the_user() {
-        for (need, words) in [
-            (r#"{"gpus": -3}"#, "gpus is a whole number from 0 to 1024, not -3"),
+    fn a_value_of_another_kind_or_out_of_bounds_is_refused_in_words_of_the_user() {
+        let told = |key: &str, entry: &str| {
+            let metadata = format!(r#"{{"gresshopper": {{"{key}": {entry}}}}}"#);
+            match key {
+                "run" => Unattended::of_request(metadata.as_bytes()).map(|_| ()),
+                _ => of_cell("x", metadata.as_bytes(), false, &Need::default(), NOW).map(|_| ()),
+            }
+            .map_or_else(|bad| bad.to_string(), |()| String::new())
+        };
+        let others = ["\"2\"", "true", "[2]", "{\"a\":1}", "-3", "1.5", "1e3"];
+        let counts = |key: &'static str| {
+            let keys = ["gpus", "cpus", "gpu_mem_mib", "deadline"];
+            let keys = keys
+                .into_iter()
+                .filter(move |name| key == "need" || *name != "gpu_mem_mib");
+            keys.flat_map(move |name| others.map(|other| (key, name, other)))
+        };
+        for (key, name, other) in counts("need").chain(counts("run")) {
+            let said = told(key, &format!(r#"{{"{name}": {other}}}"#));
+            let shown = other.replace("1e3", "1000.0");
+            let words = format!("can't be read: {name} is a whole number from 0 ");
+            assert!(
+                said.contains(&words) && said.ends_with(&format!(", not {shown}")),
+                "{key}: {said}"
+            );
+            assert_eq!(
+                told(key, &format!(r#"{{"{name}": null}}"#)),
+                "",
+                "null is nothing"
+            );
+        }
+        for (key, entry, words) in [
             (
-                r#"{"gpus": 1.5}"#,
-                "gpus is a whole number from 0 to 1024, not 1.5",
-            ),
-            (
+                "need",
                 r#"{"gpus": 99999}"#,
                 "gpus is a whole number from 0 to 1024, not 99999",
             ),
             (
+                "need",
                 r#"{"cpus": 1025}"#,
                 "cpus is a whole number from 0 to 1024, not 1025",
             ),
+            ("need", r#"{"gpu_type": 200}"#, "gpu_type is a text, not 200"),
             (
-                r#"{"gpu_mem_mib": -1}"#,
-                "gpu_mem_mib is a whole number from 0 on, not -1",
+                "run",
+                r#"{"class": ["batch"]}"#,
+                r#"class is a text, not ["batch"]"#,
+            ),
+            ("need", "2", r#"it is an object such as {"gpus": 1}, not 2"#),
+            (
+                "run",
+                r#"["batch"]"#,
+                r#"it is an object such as {"gpus": 1}, not ["batch"]"#,
             ),
         ] {
-            let metadata = format!(r#"{{"gresshopper": {{"need": {need}}}}}"#);
-            let said = of_cell("x", metadata.as_bytes(), false, &Need::default(), NOW).unwrap_err();
-            assert!(said.to_string().ends_with(words), "{said}");
+            assert!(told(key, entry).ends_with(words), "{}", told(key, entry));
         }
     }
 

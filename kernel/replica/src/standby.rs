@@ -100,7 +100,7 @@ pub(crate) async fn wait(
     if let (Some(seat), Some(folder)) = (seat, folder)
         && let Some(state) = seat.attached(&file.kernel, me, turn).await
     {
-        let following = Following::new(me, state, folder.kernel.clone(), folder.store.clone());
+        let following = Following::new(me, state, folder.kernel.clone(), folder.stores.clone());
         return wait.follow(process, seat, following).await;
     }
     if turn == Turn::Follows {

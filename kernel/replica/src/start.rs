@@ -264,7 +264,7 @@ fn durably(
         state,
         elected: is_elected,
         folder: folder.kernel.clone(),
-        store: folder.store.clone(),
+        stores: folder.stores.clone(),
         before_reply: file.launch.durable == Durable::BeforeReply,
         found_again: states::is_found_again(&folder.kernel),
         silent: (!child::has_agent(&file.launch)).then(|| NO_AGENT.to_owned()),

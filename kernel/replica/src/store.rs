@@ -98,7 +98,12 @@ impl StoreThread {
     pub(crate) fn start(durably: &Durably, events: UnboundedSender<StoreEvent>) -> Self {
         let (jobs, work) = channel();
         let tenure = durably.state.tenure();
-        let store = Store::new(durably.folder.clone(), durably.store.clone(), tenure, events);
+        let store = Store::new(
+            durably.folder.clone(),
+            durably.stores.store.clone(),
+            tenure,
+            events,
+        );
         std::thread::spawn(move || store.run(&work));
         Self { jobs }
     }

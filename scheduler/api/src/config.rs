@@ -361,6 +361,12 @@ impl Seat {
         Some(above.to_owned())
     }
 
+    /// Whether a user's store lies directly in the folder above all users' stores, and each user makes it there.
+    pub fn are_stores_side_by_side(&self) -> bool {
+        let store = self.store.as_deref().map(Path::new);
+        store.is_some_and(|store| store.parent() == self.stores().as_deref())
+    }
+
     /// Whether a kernel may have so much memory and so many cores.
     ///
     /// # Errors
@@ -800,6 +806,14 @@ isolation = "devices"
         assert_eq!(above("/scratch/{user}/gresshopper"), Path::new("/scratch"));
         assert_eq!(above("/lustre/u-{user}"), Path::new("/lustre"));
         assert_eq!(above("/{user}"), Path::new("/"));
+        for (store, are_side_by_side) in [
+            ("/scratch/{user}", true),
+            ("/lustre/u-{user}/", true),
+            ("/scratch/{user}/gresshopper", false),
+        ] {
+            let seat = with(store).unwrap().seat;
+            assert_eq!(seat.are_stores_side_by_side(), are_side_by_side, "{store}");
+        }
         assert_eq!(parse(&toml::to_string(&config).unwrap()).unwrap(), config);
         assert_eq!(parse(WIRING).unwrap().seat.store_of("ada"), None);
         for (store, reason) in [

@@ -199,6 +199,14 @@ const BROKEN: &[(&str, &str, Break)] = &[
         config(f).seat.store = Some("/scratch/{user}/gresshopper".into());
         f.stores = None;
     }),
+    (
+        "store",
+        "in /scratch (seat.store) anybody may replace anybody's folder (mode 777)",
+        |f| {
+            config(f).seat.store = Some("/scratch/{user}".into());
+            f.stores = seen(0, 0o777, true);
+        },
+    ),
     ("locks", "/home/a (NFS) has no file locks (No locks", |f| {
         f.home.as_mut().unwrap().lock = Err("No locks available".into())
     }),
@@ -366,6 +374,51 @@ fn each_broken_set_up_is_named_with_its_mend() {
         assert!(failed.iter().all(|row| !row.mend.is_empty()), "{failed:#?}");
         // A partition that isn't there is missed by pool and seats alike.
         assert!(failed.len() <= 2, "{check}: {says}: {failed:#?}");
+    }
+}
+
+#[test]
+fn stores_that_users_cannot_make_themselves_are_told() {
+    let found = |store: &str, mode| {
+        let mut facts = right();
+        config(&mut facts).seat.store = Some(store.into());
+        facts.stores = seen(0, mode, true);
+        let found = of_host(&facts);
+        let row = found.into_iter().find(|row| row.check == "store").unwrap();
+        (row.result, row.says)
+    };
+    for (store, mode, result, says) in [
+        (
+            "/scratch/{user}",
+            0o755,
+            Outcome::Unknown,
+            "only if the site has made its user's folder there",
+        ),
+        (
+            "/scratch/{user}",
+            0o1776,
+            Outcome::Unknown,
+            "users can't make folders in /scratch",
+        ),
+        ("/scratch/{user}", 0o1777, Outcome::Ok, "/scratch is there"),
+        (
+            "/scratch/u-{user}",
+            0o2777,
+            Outcome::Failed,
+            "(mode 2777): kernels are not saved",
+        ),
+        (
+            "/scratch/{user}/gresshopper",
+            0o755,
+            Outcome::Ok,
+            "/scratch is there",
+        ),
+    ] {
+        let (was, said) = found(store, mode);
+        assert!(
+            was == result && said.contains(says),
+            "{store} {mode:o}: {was:?} {said}"
+        );
     }
 }
 

@@ -5,6 +5,7 @@ Each task has a module. The agent puts the modules together, and holds the work 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from pathlib import Path
@@ -25,11 +26,17 @@ from .unmovable import Unmovable
 from .watcher import Watcher
 
 _agent: Agent | None = None
+_log = logging.getLogger("gresshopper")
 
 
 def default_store() -> Path:
-    """The user's store, unless told otherwise."""
+    """The user's store, unless told otherwise. A relative path is no store, as for the front and `hop`
+    (`hop_protocol::content::by_user`): it depends on the folder in which a process runs.
+    """
     given = os.environ.get("GRESSHOPPER_STORE")
+    if given and not os.path.isabs(given):
+        _log.warning("GRESSHOPPER_STORE is %s, which is no absolute path: it isn't used", given)
+        given = None
     return Path(given) if given else home_store()
 
 

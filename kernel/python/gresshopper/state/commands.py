@@ -51,10 +51,15 @@ def carry_out(shell: Any, name: str, call: Call) -> Answer:
     `OperationError`.
     """
     call.progress("")  # no cell runs any more
-    store = call.body.get("store")
+    asked = [call.body.get("store"), *call.body.get("others", ())]
+    stores = [Path(store) for store in asked if store]
+    if relative := [store for store in stores if not store.is_absolute()]:
+        raise OperationError("invalid", f"the store {relative[0]} is no absolute path")
     try:
         with told():
-            of = agent(shell, Path(store) if store else None)
+            of = agent(shell, stores[0] if stores else None)
+            # The kernel may keep its content elsewhere than the asker: its store was chosen when it began.
+            of.store.read_also(stores)
             of.recovery.progress = call.progress
             try:
                 answer: Answer = _COMMANDS[name](of, call.body)

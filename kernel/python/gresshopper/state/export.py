@@ -7,6 +7,7 @@ import pickle
 import re
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from .session import reason
 from .store import Store, StoreError
 
 
-def export(state: Path, store: Path, target: Path) -> list[tuple[str, str]]:
-    """Write each variable to a file below `target`; gives variable and file, or variable and why not.
+def export(state: Path, store: Path, target: Path, others: Sequence[Path] = ()) -> list[tuple[str, str]]:
+    """Write each variable to a file below `target`; gives variable and file, or variable and why not. Content lies in
+    `store` or in one of the `others`.
 
     # Errors
     `FormError`, `StoreError` or `OSError`.
@@ -27,7 +29,7 @@ def export(state: Path, store: Path, target: Path) -> list[tuple[str, str]]:
     snapshot = restore.Snapshot(form.read(state, form.owner_key(make=False)))
     for text in restore.differences(snapshot.environment):
         print(f"hop: {text}", file=sys.stderr)
-    chunks = Store(store)
+    chunks = Store(store, others)
     session = pickling.Session(module.__dict__)
     loader = restore.Loader(snapshot, chunks, session, lazy=False)
     process.apply_early({k: v for k, v in snapshot.process(chunks).items() if k == "paths"}, loader.notice)
@@ -59,7 +61,8 @@ def _write(name: str, value: Any, target: Path) -> str:
 def main() -> int:
     """The command."""
     try:
-        done = export(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+        state, store, target, *others = map(Path, sys.argv[1:])
+        done = export(state, store, target, others)
     except (form.FormError, StoreError, OSError) as e:
         print(f"hop: {e}", file=sys.stderr)
         return 1

@@ -22,6 +22,9 @@ from . import native
 CHUNK = native.CHUNK
 #: Number of chunks read faster than a thread gets its turn.
 FEW = 8
+#: Bytes that are asked for in one call. Linux reads no more for a call than the device's read-ahead (128 KiB unless its
+#: administrator has changed it) or largest request, and drops the rest.
+_WINDOW = 128 * 1024
 
 
 def ask_for(path: Path) -> bool:
@@ -31,7 +34,8 @@ def ask_for(path: Path) -> bool:
     except OSError:
         return False
     with contextlib.suppress(OSError):
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+        for at in range(0, os.fstat(handle).st_size, _WINDOW):
+            os.posix_fadvise(handle, at, _WINDOW, os.POSIX_FADV_WILLNEED)
     os.close(handle)
     return True
 
@@ -50,7 +54,9 @@ _HANGS = -2
 
 def home_store() -> Path:
     """The store of a user for whom neither the site nor the user has named another."""
-    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    base = os.environ.get("XDG_DATA_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(os.path.expanduser("~"), ".local", "share")
     return Path(base) / "gresshopper" / "store"
 
 
@@ -66,11 +72,13 @@ def _make(root: Path) -> None:
 
 
 class Store:
-    """A user's chunks below one directory. Content missing there is read from the store in the user's home, where it
-    was before the site or the user named another place."""
+    """A user's chunks below one directory. Content missing there is read from the user's other stores: the site may have
+    named another place meanwhile, and kernels from before keep theirs."""
 
-    def __init__(self, root: Path) -> None:
-        """
+    def __init__(self, root: Path, others: Sequence[Path] = ()) -> None:
+        """`others` as for `read_also`.
+
+
         # Errors
         `StoreError`, also without the native library: nothing can be captured then.
         """
@@ -90,8 +98,17 @@ class Store:
             raise StoreError(f"the store {root} is open to other users: chmod 700 {root}")
         self.written = 0
         self._raw = os.fsencode(self.chunks)
-        before = home_store() / "chunks"
-        self._before = os.fsencode(before) if before != self.chunks else None
+        self._others: list[Path] = []
+        self.read_also(others)
+
+    def read_also(self, others: Sequence[Path]) -> None:
+        """Have content that isn't in this store read from these, in this order, and then from the home's. Stores named
+        earlier stay, behind the new ones.
+        """
+        self._others = list(dict.fromkeys([*others, *self._others]))
+        stores = dict.fromkeys([self.root, *self._others, home_store()])
+        #: Folders of chunks to read from, in this order. Writes go to the first.
+        self._places = [root / "chunks" for root in stores]
 
     def keep_content_of(self, directory: Path) -> None:
         """Have collections of garbage find the state in a directory (`hop_state::garbage::register`).
@@ -200,9 +217,9 @@ class Store:
 
     def _ask_for(self, names: Sequence[str]) -> None:
         for name in names:
-            path = self.path(name)
-            if not ask_for(path) and not ask_for(path.with_name(path.name + ".z")) and self._before is not None:
-                ask_for(Path(os.fsdecode(self._before)) / name[:2] / name[2:])
+            self.path(name)
+            plain = (place / name[:2] / name[2:] for place in self._places)
+            any(ask_for(path) or ask_for(path.with_name(path.name + ".z")) for path in plain)
 
     def get(self, names: Sequence[str], into: Any) -> None:
         """Read chunks into memory, checking each against its name."""
@@ -211,31 +228,34 @@ class Store:
             return
         for name in names:
             self.path(name)
-        if self._read(self._raw, names, target):
+        if self._read(self.chunks, names, target):
             return
         why = native.error()
-        if not self._read_each(names, target):
+        elsewhere = any(self._read(place, names, target) for place in self._places[1:])
+        if not elsewhere and not self._read_each(names, target):
             raise StoreError(f"the state can't be read: {why}")
 
     @staticmethod
-    def _read(place: bytes, names: Sequence[str], target: memoryview) -> bool:
+    def _read(place: Path, names: Sequence[str], target: memoryview) -> bool:
         raw = bytes.fromhex("".join(names))
-        return bool(native.lib.hop_get(place, raw, len(names), native.address(target), target.nbytes) >= 0)
+        at, nbytes = native.address(target), target.nbytes
+        return bool(native.lib.hop_get(os.fsencode(place), raw, len(names), at, nbytes) >= 0)
 
     def _read_each(self, names: Sequence[str], target: memoryview) -> bool:
-        """Read each chunk from the store, else from the home: a buffer changed in part has its other chunks there."""
-        if self._before is None or not os.path.isdir(self._before):
-            return False
+        """Read each chunk from the store that has it. A buffer is stored whole in one store, but a site's purge takes the
+        older files there, which are the unchanged chunks. The home still has those if the buffer was there before.
+        """
         for n, name in enumerate(names):
             part = target[n * CHUNK : (n + 1) * CHUNK]
-            if not self._read(self._raw, [name], part) and not self._read(self._before, [name], part):
+            if not any(self._read(place, [name], part) for place in self._places):
                 return False
         return True
 
     def map(self, names: Sequence[str], nbytes: int) -> Any | None:
         """The chunks as private memory, read when touched; nothing where that can't be done."""
-        for place in (self._raw, self._before):
-            at = native.lib.hop_map(place, bytes.fromhex("".join(names)), len(names), nbytes) if place else None
+        raw = bytes.fromhex("".join(names))
+        for place in self._places:
+            at = native.lib.hop_map(os.fsencode(place), raw, len(names), nbytes)
             if at:
                 return _Mapped(at, nbytes)
         return None

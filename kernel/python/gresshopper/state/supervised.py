@@ -137,6 +137,7 @@ class Supervised:
         of = agent(self._shell, None if store is None else Path(store))
         if store is not None and of.store.root != Path(store):
             raise OperationError("refused", f"this kernel's content lies in {of.store.root} already")
+        of.store.read_also([Path(other) for other in asked.get("others", ())])
         if (opened := door.get()) is not None:
             opened.standby = asked["capture"] == "nothing"
         patience = asked.get("patience_ms")

@@ -137,12 +137,36 @@ def test_content_from_before_the_store_had_another_place_is_read_from_the_home(
     assert found == content
     assert not after.holds(names)  # a capture stores what it relies on in the new place
 
+
+@pytest.mark.skipif(native.lib is None, reason="the library isn't built")
+def test_chunks_that_a_purge_has_taken_are_read_from_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    before, after = Store(home_store()), Store(tmp_path / "scratch" / "store")
+    content = bytearray(os.urandom(2 * native.CHUNK + 100))
+    at = native.address(memoryview(content))
+    before.put(at, len(content))
+    names = after.put(at, len(content))  # the first capture after a restore
+    months_ago = time.time() - 90 * 86400
+    for name in names:
+        os.utime(after.path(name), (months_ago, months_ago))
     content[native.CHUNK] ^= 1  # the second of three chunks
     names = after.put(at, len(content), bytearray([0, 1, 0]), names)
+    purged = [
+        path for path in after.chunks.rglob("*") if path.is_file() and path.stat().st_mtime < time.time() - 86400
+    ]
+    assert len(purged) == 3
+    for path in purged:
+        path.unlink()
+
+    assert not after.path(names[0]).exists() and not before.path(names[1]).exists()
+    assert after.map(names, len(content)) is None
+    found = bytearray(len(content))
     after.get(names, found)
     assert found == content
     before.path(names[2]).unlink()
-    with pytest.raises(StoreError, match="the state can't be read"):
+    with pytest.raises(StoreError, match=r"the state can't be read: chunk .* is missing"):
         after.get(names, found)
 
 

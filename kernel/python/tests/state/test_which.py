@@ -172,3 +172,45 @@ def test_a_killed_kernels_door_is_removed(
     assert "saved other.ipynb" in hop(env, "save", "other.ipynb").stderr
     assert len(set((tmp_path / "run").glob("process-*.sock"))) == 1
     assert other.run("x = 1")[1] == "ok"
+
+
+def test_a_site_that_names_its_store_later_loses_nothing(
+    tmp_path: Path, env: dict[str, str], notebooks: tuple[Notebook, Notebook]
+) -> None:
+    old, new = notebooks
+    large = "import hashlib, os; large = os.urandom(6 << 20); was = hashlib.sha256(large).hexdigest()"
+    same = "print(hashlib.sha256(large).hexdigest() == was, was)"
+
+    def done(*args: str) -> str:
+        said = hop(env, *args)
+        assert said.returncode == 0, said.stderr
+        return said.stderr
+
+    def chunks(store: Path) -> int:
+        return sum(path.is_file() for path in (store / "chunks").rglob("*"))
+
+    old.run(large)
+    done("save", "mine.ipynb", "--to", "before")
+    home, site = tmp_path / "data/gresshopper/store", tmp_path / "scratch"
+    in_home = chunks(home)
+    Path(env["GRESSHOPPER_CONF"]).write_text(f'[seat]\nstore = "{site}/{{user}}/content"\n')
+    new.run(large)
+    done("save", "other.ipynb", "--to", "after")
+    (store,) = site.glob("*/content")
+    assert chunks(store) >= 2 and chunks(home) == in_home
+    was = {name: notebook.run("print(was)")[0] for name, notebook in (("before", old), ("after", new))}
+
+    # By the kernel from before and by the new one, from each other's store.
+    for state, name, notebook in (("after", "mine.ipynb", old), ("before", "other.ipynb", new)):
+        assert "couldn't be restored" not in done("restore", state, name, "--anyway")
+        assert notebook.run(same) == (f"True {was[state]}", "ok")
+    remote = tmp_path / "remote"
+    remote.mkdir(mode=0o700)
+    for state in was:
+        done("copy", state, f"file://{remote}/{state}")
+        done("export", state, str(tmp_path / state), "--python", sys.executable)
+        assert '"large": "large.pkl"' in (tmp_path / state / "index.json").read_text()
+    # What comes from far lies in the site's store.
+    shutil.rmtree(home)
+    done("restore", f"file://{remote}/before", "mine.ipynb", "--anyway")
+    assert old.run(same) == (f"True {was['before']}", "ok")

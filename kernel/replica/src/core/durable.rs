@@ -7,6 +7,7 @@ use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Bound, MoveCause, SeatPlan};
 use hop_log::{CellNumber, Index, RecordNumber, Settled, State};
+use hop_protocol::content::Stores;
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
@@ -31,8 +32,8 @@ pub struct Durably {
     pub elected: bool,
     /// The folder of all the kernel's tenures.
     pub folder: PathBuf,
-    /// The user's content-addressed store of chunks.
-    pub store: PathBuf,
+    /// The user's content-addressed stores of chunks.
+    pub stores: Stores,
     /// The reply of a cell waits until its effects are in the store, or in the log of the kernel's group.
     pub before_reply: bool,
     /// Why nothing can be captured in the kernel's process, if it can't.
@@ -96,7 +97,7 @@ pub(super) struct Leaving {
 #[derive(Debug)]
 pub(super) struct Durable {
     pub(super) folder: PathBuf,
-    pub(super) store: PathBuf,
+    pub(super) stores: Stores,
     pub(super) before_reply: bool,
     pub(super) silent: Option<String>,
     pub(super) found_again: bool,
@@ -281,7 +282,7 @@ impl Durable {
             lack: None,
             opening: false,
             folder: given.folder,
-            store: given.store,
+            stores: given.stores,
             before_reply: given.before_reply,
             silent: given.silent,
             found_again: given.found_again,
@@ -456,15 +457,20 @@ impl Core {
 }
 
 /// The body of `state.begin` in a process that captures nothing.
-pub(super) fn begin_standby(record: RecordNumber, store: &Path) -> Value {
-    begin_with("nothing", None, record, store)
+pub(super) fn begin_standby(record: RecordNumber, stores: &Stores) -> Value {
+    begin_with("nothing", None, record, stores)
 }
 
 /// The body of `state.begin`. `patience` is how long a capture may hold up its cell's reply.
-pub(super) fn begin_with(capture: &str, patience: Option<Span>, record: RecordNumber, store: &Path) -> Value {
+pub(super) fn begin_with(
+    capture: &str,
+    patience: Option<Span>,
+    record: RecordNumber,
+    stores: &Stores,
+) -> Value {
     json!({
         "capture": capture, "patience_ms": patience.map(Span::as_millis_f64), "record": record,
-        "store": store, "form": hop_state::form::VERSION,
+        "store": stores.store, "others": stores.others, "form": hop_state::form::VERSION,
     })
 }
 

@@ -10,6 +10,7 @@ use super::durable::{begin_standby, restore_with};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_log::{Effect, Entry, Index, Office, Payload, Record, RecordNumber, State};
+use hop_protocol::content::Stores;
 use hop_words::id::Incarnation;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
@@ -75,7 +76,7 @@ pub(crate) struct Following {
     state: State,
     /// The folder of all the kernel's tenures.
     folder: PathBuf,
-    store: PathBuf,
+    stores: Stores,
     talk: Talk,
     last_request: u64,
     /// Committed records still to send to the process, the oldest first.
@@ -88,13 +89,13 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    /// A process without variables. `folder` has all the kernel's tenures, `store` the user's chunks.
-    pub(crate) fn new(me: Incarnation, state: State, folder: PathBuf, store: PathBuf) -> Self {
+    /// A process without variables. `folder` has all the kernel's tenures, `stores` the user's chunks.
+    pub(crate) fn new(me: Incarnation, state: State, folder: PathBuf, stores: Stores) -> Self {
         Self {
             me,
             state,
             folder,
-            store,
+            stores,
             talk: Talk::Silent,
             last_request: 0,
             lacks: VecDeque::new(),
@@ -166,7 +167,7 @@ impl Following {
 
     fn open(&mut self) {
         let record = RecordNumber(self.state.records().0 + 1);
-        let body = begin_standby(record, &self.store);
+        let body = begin_standby(record, &self.stores);
         let id = self.ask("state.begin", body, Vec::new());
         self.talk = Talk::Opening(id);
     }
@@ -410,7 +411,11 @@ mod tests {
 
     impl World {
         fn new(state: State) -> Self {
-            Self(Following::new(ME, state, "/states".into(), "/store".into()))
+            let stores = Stores {
+                store: "/store".into(),
+                others: Vec::new(),
+            };
+            Self(Following::new(ME, state, "/states".into(), stores))
         }
 
         /// As words: an agent's request by its name, id, record, and texts of attachments.

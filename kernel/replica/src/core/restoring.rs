@@ -105,7 +105,7 @@ impl Core {
                 capture,
                 self.patience(),
                 durable.journal.next_record(),
-                &durable.store,
+                &durable.stores,
             )
         })
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use hop_log::Sequence;
+use hop_protocol::content::Stores;
 use hop_protocol::message::Behind;
 
 /// The state in which a front has opened tenure `n`.
@@ -67,13 +68,16 @@ pub(super) fn settled(n: u64) -> State {
 }
 
 pub(super) fn durably(state: State) -> Option<Durably> {
-    let (folder, store) = ("/states/k".into(), "/store".into());
+    let stores = Stores {
+        store: "/store".into(),
+        others: vec!["/home".into()],
+    };
     Some(Durably {
         elected: false,
         restored: None,
         state,
-        folder,
-        store,
+        folder: "/states/k".into(),
+        stores,
         before_reply: false,
         silent: None,
         found_again: true,
@@ -846,4 +850,14 @@ fn a_restart_by_the_user_ends_the_process_for_good() {
     let mut world = capturing();
     world.input(Input::End);
     assert_eq!(world.dies(), ["front: note kernel-over shutdown", "leave"]);
+}
+
+#[test]
+fn a_process_is_told_of_all_of_the_users_stores() {
+    let stores = durably(state(1)).unwrap().stores;
+    let body = super::super::durable::begin_standby(RecordNumber(1), &stores);
+    assert_eq!(
+        (&body["store"], &body["others"]),
+        (&json!("/store"), &json!(["/home"]))
+    );
 }
