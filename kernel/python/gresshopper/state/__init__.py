@@ -3,8 +3,8 @@
 `agent` puts the parts of one kernel together; `supervised` and `commands` ask it. Where to look:
 
 - Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
-  `event_loop`, `limits`, `interrupts`, `threads`, `incoming` requests, `draining` and `muting` of messages, the
-  `gc_pause`, and the `switch_interval`.
+  `event_loop`, `limits`, `interrupts`, `threads`, `incoming` requests, widgets' `callbacks`, `draining` and `muting` of
+  messages, the `gc_pause`, and the `switch_interval`.
 - Changes: `capture` makes the deltas. `variables` finds the changed variables, by the `names` in a cell. `units` has
   the known groups, and `grouping` searches for groups. `buffers` has the content of large memory, `marks` those of
   values.

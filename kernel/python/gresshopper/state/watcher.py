@@ -14,6 +14,7 @@ from typing import Any
 from gresshopper.between import Cells, in_main_thread
 
 from . import (
+    callbacks,
     capture,
     contexts,
     draining,
@@ -57,6 +58,7 @@ class Watcher:
         #: Number of the last captured cell at the last audit; -1 if something ran since.
         self._audited = -1
         self._think_time = event_loop.Timer(self.idle)
+        self._comms = callbacks.Comms(shell, self._after_callback)
 
     # --- hooks ---
 
@@ -64,12 +66,14 @@ class Watcher:
         """Capture after each cell."""
         for event, hook in self._hooks():
             self._shell.events.register(event, hook)
+        self._comms.begin()
 
     def end(self) -> None:
         """Stop capturing."""
         for event, hook in self._hooks():
             if hook in self._shell.events.callbacks[event]:
                 self._shell.events.unregister(event, hook)
+        self._comms.end()
         self._audited = -1
 
     def _hooks(self) -> tuple[tuple[str, Any], ...]:
@@ -120,6 +124,18 @@ class Watcher:
             self._audited = -1
         if in_main_thread():
             self._due = self._recorder.journal is not None and event_loop.soon(self._promptly)
+            self.think()
+        else:
+            self._shell.kernel.io_loop.add_callback(self.think)
+
+    def _after_callback(self) -> None:
+        """Note that a widget's callback ran, which may have changed anything: no source names what. The audit of the think
+        time that begins now finds it.
+        """
+        self._audited = -1
+        if self._cells:
+            return  # the cell's end begins think time
+        if in_main_thread():
             self.think()
         else:
             self._shell.kernel.io_loop.add_callback(self.think)

@@ -723,3 +723,37 @@ class Door:
             wire, _ = self._frames.receive()
             if "re" in wire:
                 return wire.get("ok") or wire["error"]
+
+
+COMM = """
+clicks = []
+def opened(comm, message):
+    clicks.append('open')
+    comm.on_msg(lambda message: clicks.append(message['content']['data']))
+    comm.on_close(lambda message: clicks.append('closed'))
+get_ipython().kernel.comm_manager.register_target('page', opened)
+"""
+
+
+def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(COMM)
+
+    def says(clicks: str) -> bool:
+        return any(
+            clicks in body.decode("latin1") for said, _, body in kernel.records() if said.get("cause") == "audit"
+        )
+
+    def send(kind: str, **content: Any) -> None:
+        session, channel = kernel.client.session, kernel.client.shell_channel
+        channel.send(session.msg(kind, {"comm_id": "one", **content}))
+
+    kernel.settle()
+    for kind, more, seen in (
+        ("comm_open", {"target_name": "page", "data": {}}, "open"),
+        ("comm_msg", {"data": "clicked"}, "clicked"),
+        ("comm_close", {"data": {}}, "closed"),
+    ):
+        send(kind, **more)
+        kernel.eventually(lambda seen=seen: says(seen))
