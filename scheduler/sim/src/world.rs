@@ -106,7 +106,8 @@ struct World<'a> {
     /// `None` means that nobody else wants the nodes.
     batch: Option<batch::Batch>,
     leases: HashMap<LeaseId, Lease>,
-    last_lease: Timestamp,
+    /// When a lease lived last, or nobody waited.
+    moved_at: Timestamp,
     result: PolicyResult,
     check: bool,
     open: usize,
@@ -223,7 +224,7 @@ impl<'a> World<'a> {
                 .map(|queue| batch::Batch::new(queue, cluster.nodes, seed)),
             slurm,
             leases: HashMap::new(),
-            last_lease: Timestamp(0),
+            moved_at: Timestamp(0),
             result: PolicyResult::default(),
             check,
             without,
@@ -291,9 +292,12 @@ impl<'a> World<'a> {
                 self.happen(event);
             }
             self.set_wake();
-            let stands = self.leases.is_empty() && self.core.waiting_count() > 0;
+            // Nobody waits in a pause of the trace, however long the pause.
+            if !self.leases.is_empty() || self.core.waiting_count() == 0 {
+                self.moved_at = self.now;
+            }
             assert!(
-                !stands || self.now.since(self.last_lease) < STANDSTILL,
+                self.now.since(self.moved_at) < STANDSTILL,
                 "the policy serves its waiting cells at last: {} wait beside no lease",
                 self.core.waiting_count()
             );

@@ -283,6 +283,15 @@ fn what_is_shared_is_held_until_the_last_cell_is_over() {
 }
 
 #[test]
+fn a_pause_of_a_year_is_no_standstill() {
+    let year = 365.0 * 86_400.0;
+    let trace = jsonl(&[("a", 0.0, 1.0, 1, 1), ("a", year, 1.0, 1, 1)]);
+    let cluster = Cluster::parse("nodes = 1\n").expect("a cluster");
+    let s = summary("ours", &trace, &cluster);
+    assert!(s.delay_s.max < 60.0, "{s:?}");
+}
+
+#[test]
 fn a_cell_for_all_of_a_nodes_cores_runs_though_they_are_no_multiple_of_its_gpus() {
     let trace = jsonl(&[("a", 0.0, 5.0, 8, 9), ("a", 10.0, 5.0, 1, 9)]);
     let cluster = Cluster::parse("nodes = 4\ncpus_per_node = 9\n").expect("a cluster");
