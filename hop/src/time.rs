@@ -95,6 +95,9 @@ fn read_clock(text: &str) -> Option<Time> {
     }
 }
 
+/// Years without a 29th of February follow one another so often at most, plus one.
+const LEAP: i16 = 8;
+
 fn read_date(text: &str, today: Date) -> Option<Date> {
     let numbers = |separator| {
         text.split(separator)
@@ -118,7 +121,10 @@ fn read_date(text: &str, today: Date) -> Option<Date> {
         _ => return None,
     };
     match parts[..] {
-        [month, day] => date(today.year(), month, day),
+        // The last such day, as for sacct: in January, `12/31` was yesterday's year.
+        [month, day] => date(today.year(), month, day)
+            .filter(|day| *day <= today)
+            .or_else(|| (1..=LEAP).find_map(|years| date(today.year() - years, month, day))),
         [month, day, year] => date(if year < 100 { 2000 + year } else { year }, month, day),
         _ => None,
     }
@@ -279,6 +285,10 @@ mod tests {
             ("010225", "2025-01-02T00:00:00"),
             ("01/02/25", "2025-01-02T00:00:00"),
             ("01.02", "2026-01-02T00:00:00"),
+            ("1121", "2026-11-21T00:00:00"),
+            ("1122", "2025-11-22T00:00:00"),
+            ("12/31-03:04", "2025-12-31T03:04:00"),
+            ("02.29", "2024-02-29T00:00:00"),
             ("01/02-03:04", "2026-01-02T03:04:00"),
             ("010225-03:04:05", "2025-01-02T03:04:05"),
             ("12:30am", "2026-11-21T00:30:00"),
