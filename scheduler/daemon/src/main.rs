@@ -128,7 +128,7 @@ fn recover(state: &StateDir) -> Result<()> {
 }
 
 async fn run(config: Config, file: PathBuf, state: &StateDir, service_uid: u32) -> Result<()> {
-    let accounting = Accounting::open(&state.path("accounting.db"))?;
+    let accounting = Accounting::open_known(&state.path("accounting.db"), state.has_begun())?;
     let known = state.known_term(&accounting)?;
     let (journal, snapshot) = Journal::open_after(&state.path(JOURNAL), known)
         .context("`hopd --recover` sets a journal aside that can't be read, and keeps the accounting")?;

@@ -75,6 +75,11 @@ impl StateDir {
         }
     }
 
+    /// Whether a `hopd` has begun a term here: journal and accounting were there.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.path(TERM).exists()
+    }
+
     /// The highest term known without the journal: from the file beside the journal, and from the accounting's leases.
     pub(crate) fn known_term(&self, accounting: &Accounting) -> Result<Term> {
         let path = self.path(TERM);

@@ -67,6 +67,8 @@ pub enum AccountingOpenError {
     Newer { path: PathBuf, found: i64 },
     #[error("{} is a database of something else", .0.display())]
     Foreign(PathBuf),
+    #[error("{} is damaged: {why}; restore a copy, or move the file away, and the accounting begins anew", .path.display())]
+    Damaged { path: PathBuf, why: String },
     #[error("{} can't be opened", .path.display())]
     Sqlite {
         path: PathBuf,
@@ -184,12 +186,20 @@ pub struct First {
 type RowKey = (LeaseId, Option<CellId>);
 
 impl Accounting {
+    /// Opens or creates the database at `path`. `known` tells that it was there before.
+    pub fn open_known(path: &Path, known: bool) -> Result<Self, AccountingOpenError> {
+        if known && std::fs::metadata(path).is_ok_and(|file| file.len() == 0) {
+            return Err(AccountingOpenError::Damaged {
+                path: path.to_owned(),
+                why: "it is empty".to_owned(),
+            });
+        }
+        Self::open(path)
+    }
+
     /// Opens or creates the database at `path`.
     pub fn open(path: &Path) -> Result<Self, AccountingOpenError> {
-        let sqlite = |source| AccountingOpenError::Sqlite {
-            path: path.to_owned(),
-            source,
-        };
+        let sqlite = |source| open_error(path, source);
         let mut connection = Connection::open(path).map_err(sqlite)?;
         check_owner(&connection, path)?;
         prepare(&mut connection).map_err(sqlite)?;
@@ -296,16 +306,24 @@ impl Accounting {
     }
 }
 
+fn open_error(path: &Path, source: rusqlite::Error) -> AccountingOpenError {
+    let path = path.to_owned();
+    match source.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::DatabaseCorrupt) => AccountingOpenError::Damaged {
+            path,
+            why: source.to_string(),
+        },
+        _ => AccountingOpenError::Sqlite { path, source },
+    }
+}
+
 fn check_owner(connection: &Connection, path: &Path) -> Result<(), AccountingOpenError> {
     let pragma = |name| {
         connection
             .query_row(&format!("PRAGMA {name}"), [], |row| row.get::<_, i64>(0))
             .map_err(|source| match source.sqlite_error_code() {
                 Some(rusqlite::ErrorCode::NotADatabase) => AccountingOpenError::Foreign(path.to_owned()),
-                _ => AccountingOpenError::Sqlite {
-                    path: path.to_owned(),
-                    source,
-                },
+                _ => open_error(path, source),
             })
     };
     let (owner, found) = (pragma("application_id")?, pragma("user_version")?);

@@ -214,6 +214,13 @@ fn read_file<K: DeserializeOwned, V: DeserializeOwned>(
     path: &Path,
     known: Term,
 ) -> Result<Opened<K, V>, JournalOpenError> {
+    // A file of before is never empty: it has a header before a term is known elsewhere.
+    if known > Term(0) && std::fs::metadata(path).is_ok_and(|file| file.len() == 0) {
+        return Err(JournalOpenError::Damaged {
+            path: path.to_owned(),
+            reason: format!("it is empty, though term {known} has begun"),
+        });
+    }
     let database = open_file(path)?;
     let term = read_header(&database, path)?.max(known.0) + 1;
     let entries = read_entries(&database, path)?;
@@ -427,6 +434,22 @@ mod tests {
             "{error}"
         );
         assert!(error.to_string().contains("newer release"));
+    }
+
+    #[test]
+    fn a_journal_that_was_cut_to_nothing_is_not_taken_for_a_new_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        std::fs::write(&path, "").unwrap();
+        let error = Strings::open_after(&path, Term(3)).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("it is empty, though term 3 has begun"),
+            "{error}"
+        );
+        // A first start may have been killed before it wrote anything.
+        Strings::open(&path).unwrap();
     }
 
     /// A disk that has lost a sector, wherever in the file.

@@ -344,6 +344,27 @@ fn the_room_of_old_rows_is_given_back() {
 }
 
 #[test]
+fn a_damaged_database_is_told_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("accounting.db");
+    let accounting = open(&path);
+    record(&accounting, (1..2000).map(|id| lease(id, "a", 0, 10, 20)));
+    drop(accounting);
+    let whole = std::fs::read(&path).unwrap();
+    for left in [whole.len() / 2, 0] {
+        std::fs::write(&path, &whole[..left]).unwrap();
+        let error = Accounting::open_known(&path, true).unwrap_err();
+        assert!(
+            matches!(error, AccountingOpenError::Damaged { .. }),
+            "{left}: {error:?}"
+        );
+        assert!(error.to_string().contains("move the file away"), "{error}");
+    }
+    // A first start may have been killed before it wrote anything.
+    Accounting::open_known(&path, false).unwrap();
+}
+
+#[test]
 fn newer_and_foreign_databases_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("accounting.db");
