@@ -115,6 +115,19 @@ impl Target {
         blocked.filter(|i| self.gpus.is_empty() || self.gpus.contains(i))
     }
 
+    /// The sentence for a target of which nothing was blocked.
+    fn nothing(&self) -> String {
+        let node = &self.node;
+        let gpus: Vec<String> = self.gpus.iter().map(ToString::to_string).collect();
+        match gpus.is_empty() {
+            true => format!("no GPU of {node} is blocked: nothing was to be done."),
+            false => format!(
+                "GPU {} of {node} isn't blocked: nothing was to be done.",
+                gpus.join(",")
+            ),
+        }
+    }
+
     fn blocked(&self, report: &InfoReport) -> Vec<GpuIndex> {
         self.rows(report)
             .flat_map(|row| self.blocked_of(row).collect::<Vec<_>>())
@@ -145,8 +158,11 @@ fn found(
 ) -> Result<(), Failure> {
     let mut still = Vec::new();
     for (target, _) in asked {
-        let held = target.blocked(now);
-        for index in target.blocked(before).iter().filter(|i| !held.contains(i)) {
+        let (was, held) = (target.blocked(before), target.blocked(now));
+        if was.is_empty() && held.is_empty() {
+            writeln!(context.err, "hop: {}", target.nothing())?;
+        }
+        for index in was.iter().filter(|i| !held.contains(i)) {
             writeln!(context.err, "hop: GPU {index} of {} is lent again.", target.node)?;
         }
         if !held.is_empty() {
@@ -178,6 +194,16 @@ mod tests {
         for bad in ["", ":1", "n1:x", "n1:-1", "n1:70000"] {
             assert!(target(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_target_of_which_nothing_was_blocked_is_told() {
+        let said = |word: &str| target(word).unwrap().nothing();
+        assert_eq!(said("n1"), "no GPU of n1 is blocked: nothing was to be done.");
+        assert_eq!(
+            said("n1:0,9"),
+            "GPU 0,9 of n1 isn't blocked: nothing was to be done."
+        );
     }
 
     #[test]
