@@ -1174,6 +1174,7 @@ impl Main {
             Some(Act::End) => self.sockets.send(Item::Note(Note::End)),
             Some(Act::Save { reason }) => self.save(reason),
             Some(Act::TellDeath { reason }) => {
+            Some(Act::SaveAgain { reason }) => self.sockets.send(Item::Note(Note::Sleep { reason })),
                 eprintln!("hop-front: {reason}");
                 say(&Said::Dead { reason });
             }
