@@ -6,7 +6,7 @@
 //! locks a kernel counts as free if it has no `front.json`, which a front removes at its orderly end.
 
 use crate::owner::Notebook;
-use crate::termination::Removal;
+use crate::termination::{self, Removal};
 use hop_log::store::STATE_FILE;
 use hop_log::{Office, Settled, State};
 use hop_protocol::file::make_private;
@@ -26,8 +26,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// In the lock's file while its holder saves the kernel and ends.
 const PARTING: &[u8] = b"parting\n";
 
-/// How long a kernel that is being saved is waited for.
-const PARTS: Duration = Duration::from_secs(40);
+/// How long a kernel that is being saved is waited for: as long as its front waits, and some seconds for that front's
+/// end. The owner of this front waits longer (`_LAUNCH` in gresshopper_jupyter/provisioner.py).
+const PARTS: Duration = Duration::from_micros(termination::PARTING.0 + 5_000_000);
 
 const POLL: Duration = Duration::from_millis(50);
 
