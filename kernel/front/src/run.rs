@@ -1173,8 +1173,8 @@ impl Main {
             Some(Act::ShutDown(asked)) => self.shut_down(&asked),
             Some(Act::End) => self.sockets.send(Item::Note(Note::End)),
             Some(Act::Save { reason }) => self.save(reason),
-            Some(Act::TellDeath { reason }) => {
             Some(Act::SaveAgain { reason }) => self.sockets.send(Item::Note(Note::Sleep { reason })),
+            Some(Act::TellDeath { reason }) => {
                 eprintln!("hop-front: {reason}");
                 say(&Said::Dead { reason });
             }
