@@ -132,6 +132,8 @@ pub struct Front {
 #[derive(Debug)]
 enum Notice {
     Text(String),
+    /// Answered cells whose effects are gone.
+    Lost(Vec<Unsaved>),
     /// An output of a cell during the absence of all clients.
     Output(meanwhile::Output),
 }
@@ -375,15 +377,21 @@ impl Front {
         count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
     }
 
+    fn unsaved(&self, cell: &CellId, is_lost: bool) -> Unsaved {
+        let name = self.name_of(cell);
+        let cell = cell.clone();
+        Unsaved { cell, name, is_lost }
+    }
+
     fn name_lost(&mut self, lost: &[CellId], at: Time, wire: &mut impl Wire) {
         if lost.is_empty() {
             return;
         }
-        let names: Vec<String> = lost.iter().map(|cell| self.name_of(cell)).collect();
-        self.notices.push(Notice::Text(format!(
-            "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: {}\n",
-            names.join(", ")
-        )));
+        let lost = lost.iter().map(|cell| self.unsaved(cell, true)).collect();
+        match &mut self.meanwhile {
+            Some(meanwhile) => meanwhile.unsaved.extend::<Vec<Unsaved>>(lost),
+            None => self.notices.push(Notice::Lost(lost)),
+        }
         self.tell_at_open_cell(at, wire);
     }
 
@@ -417,28 +425,35 @@ impl Front {
 
     /// The server has gone. Outputs not yet taken, and all later ones, are kept for the notebook's next opening.
     pub fn part(&mut self) {
-        // A notebook closed before its first cell is told at its next opening.
-        let mut meanwhile = self.before.take_untold();
-        for unread in &mut meanwhile.unsaved {
-            unread.is_lost = true;
-        }
+        let mut meanwhile = self.take_untold();
         for waiting in &self.outputs {
             meanwhile.keep(&waiting.message);
         }
         self.meanwhile = Some(meanwhile);
     }
 
+    /// The losses and the earlier news that nobody has read: the next opening tells them.
+    fn take_untold(&mut self) -> Meanwhile {
+        let mut meanwhile = self.before.take_untold();
+        for unread in &mut meanwhile.unsaved {
+            unread.is_lost = true;
+        }
+        for notice in &mut self.notices {
+            if let Notice::Lost(lost) = notice {
+                meanwhile.unsaved.append(lost);
+            }
+        }
+        self.notices.retain(|notice| !matches!(notice, Notice::Lost(_)));
+        meanwhile
+    }
+
     /// The kernel has ended, with this message for its next front. `None` means that the kernel ended at its user's
     /// wish.
     pub fn parted(&mut self) -> Option<Meanwhile> {
-        let unsaved = self.ledger.cells().map(|cell| Unsaved {
-            cell: cell.clone(),
-            name: self.name_of(cell),
-            is_lost: false,
-        });
+        let unsaved = self.ledger.cells().map(|cell| self.unsaved(cell, false));
         let unsaved: Vec<Unsaved> = unsaved.collect();
         if self.meanwhile.is_none() && matches!(self.end, Some(End::Dead { .. })) {
-            self.meanwhile = Some(Meanwhile::default());
+            self.meanwhile = Some(self.take_untold());
         }
         let mut meanwhile = self.meanwhile.take()?;
         meanwhile.unsaved.extend(unsaved);
@@ -574,8 +589,15 @@ impl Front {
                 wire.send(Item::Note(Note::MayBegin { cell }));
             }
             Note::NotBegun { cell } => self.may_begin(&cell, false),
-            Note::Answered { cell, number, count } => {
-                self.ledger.answered(CellNumber(number), cell.clone());
+            Note::Answered {
+                cell,
+                number,
+                count,
+                lost,
+            } => {
+                if !lost {
+                    self.ledger.answered(CellNumber(number), cell.clone());
+                }
                 self.heard = CellNumber(number);
                 self.unheard.push((self.heard, cell.clone()));
                 if let Some(count) = count {

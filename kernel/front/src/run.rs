@@ -391,7 +391,7 @@ fn claimed(mut start: Start) -> Claimed {
             Found::Nothing => (None, None),
             Found::Kernel(kernel, owned, saved) => {
                 start.kernel = kernel;
-                is_whole = saved == Saved::Whole;
+                is_whole = !matches!(saved, Saved::Then(_));
                 (Some(owned), Some(saved.sentence(&TimeZone::system())))
             }
             Found::Left {

@@ -139,11 +139,14 @@ pub enum Note {
     Begins { cell: CellId },
     /// The cell of the last [`Note::Begins`] has not begun, and won't: this replica leaves.
     NotBegun { cell: CellId },
-    /// The next execute reply is the log's answer of this number. `count` is the cell's execution count.
+    /// The next execute reply is the log's answer of this number. `count` is the cell's execution count. `lost` means
+    /// that the reply tells of the cell's loss: the cell has no effects.
     Answered {
         cell: CellId,
         number: u64,
         count: Option<i64>,
+        #[serde(default)]
+        lost: bool,
     },
     /// The effects of all cells answered up to this number are in the user's store.
     Settled { through: u64 },
