@@ -112,6 +112,8 @@ pub struct Front {
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
     counts: VecDeque<(CellId, i64)>,
+    /// The last execution count that clients have read.
+    last_count: Option<i64>,
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
     /// Notices shown at a cell that has not run yet.
@@ -163,6 +165,7 @@ impl Front {
             unheard: Vec::new(),
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
+            last_count: None,
             notices: Vec::new(),
             told: Told::default(),
             before: Before::default(),
@@ -196,6 +199,11 @@ impl Front {
     /// The tenure whose replica gets the requests.
     pub fn tenure(&self) -> Tenure {
         self.tenure
+    }
+
+    /// The last execution count that clients have read.
+    pub fn last_count(&self) -> Option<i64> {
+        self.last_count
     }
 
     /// A client sent a request.
@@ -600,6 +608,7 @@ impl Front {
                 }
                 self.heard = CellNumber(number);
                 self.unheard.push((self.heard, cell.clone()));
+                self.last_count = count.or(self.last_count);
                 if let Some(count) = count {
                     self.counts.push_back((cell, count));
                     if self.counts.len() > COUNTS {

@@ -1037,6 +1037,7 @@ impl Main {
             kernel: &self.start.kernel,
             incarnation: self.expected,
             tenure: self.states.as_ref().map(|_| self.front.tenure()),
+            count: self.front.last_count(),
         };
         let answer = awaited.answer(&hello, self.start.epoch, self.delivered.taken());
         if matches!(answer, Welcome::No { .. }) {

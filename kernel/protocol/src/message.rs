@@ -69,6 +69,9 @@ pub enum Welcome {
         /// The last frame taken by the front, and earlier frames to send again.
         taken: u64,
         again: Vec<u64>,
+        /// The last execution count that clients have read, of whatever replica.
+        #[serde(default)]
+        count: Option<i64>,
     },
     /// Refusal of a replica of another version, or of a superseded one. The replica ends.
     No { version: u32, reason: String },
