@@ -32,8 +32,9 @@ _CONNECTION_FILE = "{connection_file}"
 #: An absolute path for jupyter_client while it makes the command.
 _STAND_IN = "/gresshopper/connection-file"
 
-#: How long a front may take to bind its sockets, and to end a kernel, in seconds.
-_LAUNCH = 30.0
+#: How long a front may take to bind its sockets, and to end a kernel, in seconds. A front first waits for the end of a
+#: front that saves the notebook's kernel (`PARTS` in kernel/front/src/claim.rs).
+_LAUNCH = 60.0
 _END = 12.0
 
 #: How long a kernel may take to be saved.

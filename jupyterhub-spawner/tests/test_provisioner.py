@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from gresshopper_jupyter import provisioner
 
 
@@ -58,3 +60,11 @@ def test_a_first_front_that_does_not_come_up_is_told_and_not_followed(tmp_path: 
     with pytest.raises(provisioner.FrontError, match="no space left"):
         front.wait_launched()
     assert count.read_text() == "2"
+
+
+def test_an_opening_is_waited_for_while_it_waits_for_the_notebooks_kernel_to_be_saved() -> None:
+    rust = (ROOT / "kernel/front/src/termination.rs").read_text()
+    parting = re.search(r"const PARTING: Span = Span::from_secs\((\d+)\);", rust)
+    assert parting is not None
+    # The front waits five seconds more, and then binds its sockets.
+    assert int(parting[1]) + 5 + 10 <= provisioner._LAUNCH

@@ -6,7 +6,7 @@
 //! locks a kernel counts as free if it has no `front.json`, which a front removes at its orderly end.
 
 use crate::owner::Notebook;
-use crate::termination::Removal;
+use crate::termination::{self, Removal};
 use hop_log::store::STATE_FILE;
 use hop_log::{Office, Settled, State};
 use hop_protocol::file::make_private;
@@ -26,8 +26,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// In the lock's file while its holder saves the kernel and ends.
 const PARTING: &[u8] = b"parting\n";
 
-/// How long a kernel that is being saved is waited for.
-const PARTS: Duration = Duration::from_secs(40);
+/// How long a kernel that is being saved is waited for: as long as its front waits, and some seconds for that front's
+/// end. The owner of this front waits longer (`_LAUNCH` in gresshopper_jupyter/provisioner.py).
+const PARTS: Duration = Duration::from_micros(termination::PARTING.0 + 5_000_000);
 
 const POLL: Duration = Duration::from_millis(50);
 
@@ -74,14 +75,18 @@ pub struct Owned {
 pub enum Saved {
     /// All: the last word of the state, or of the kernel's front, is that all was saved.
     Whole,
+    /// All but the effects of cells that were lost before the last save. The user is told their names.
+    Partly,
     /// The variables at this time, if it is known. The kernel ended without a later save.
     Then(Option<SystemTime>),
 }
 
 impl Saved {
     fn of(folder: &Path, state: &State) -> Self {
-        if sleeps(state) || Meanwhile::says_whole(folder) {
-            return Self::Whole;
+        let news = Meanwhile::read(folder).unwrap_or_default();
+        if sleeps(state) || news.is_whole {
+            let lacks = news.has_losses() || state.losses().len() > 0;
+            return if lacks { Self::Partly } else { Self::Whole };
         }
         // The state beside a log is written each time the log is on disk.
         let beside = |s: &Settled| states::folder(folder, s.tenure, s.part).join(STATE_FILE);
@@ -93,8 +98,13 @@ impl Saved {
     pub fn sentence(self, zone: &TimeZone) -> String {
         const ENDED: &str = "this notebook's kernel ended before it could be saved once more, and is back with its \
             variables of";
-        let Self::Then(at) = self else {
-            return "this notebook's kernel was saved, and is back with its variables".to_owned();
+        const WHOLE: &str = "this notebook's kernel was saved, and is back with its variables";
+        const PARTLY: &str = "this notebook's kernel is back with its variables as they were saved, without the effects \
+            of some cells";
+        let at = match self {
+            Self::Whole => return WHOLE.to_owned(),
+            Self::Partly => return PARTLY.to_owned(),
+            Self::Then(at) => at,
         };
         let at = at.and_then(|at| jiff::Timestamp::try_from(at).ok());
         match at.map(|at| at.to_zoned(zone.clone()).strftime("%H:%M:%S on %-d %B")) {
@@ -421,6 +431,7 @@ fn take_patiently(folder: &Path, may_run: impl Fn() -> bool, locking: Locking) -
 mod tests {
     use super::*;
     use hop_log::{Act, Entry, Index, Payload, Record, RecordNumber, Sequence, Settled, State};
+    use hop_protocol::meanwhile::Unsaved;
     use hop_words::id::{Incarnation, JobId, Tenure};
 
     fn notebook(path: &str) -> Notebook {
@@ -562,6 +573,7 @@ mod tests {
         let ended = "this notebook's kernel ended before it could be saved once more, and is back with its variables of";
         let whole = "this notebook's kernel was saved, and is back with its variables";
         assert_eq!(Saved::Whole.sentence(&zone), whole);
+        assert!(!Saved::Partly.sentence(&zone).contains("was saved"));
         assert_eq!(
             Saved::Then(Some(at)).sentence(&zone),
             format!("{ended} 01:02:03 on 1 February")
@@ -594,6 +606,17 @@ mod tests {
         state.apply(state.applied().next(), &act).unwrap();
         states::write(&states::folder(&folder, Tenure(1), 0), &state.at_rest()).unwrap();
         assert_eq!(how(), Saved::Whole);
+        let mut untold = Meanwhile::default();
+        untold.unsaved.push(Unsaved {
+            cell: "c1".into(),
+            name: "[5]".into(),
+            is_lost: false,
+        });
+        untold.write(&folder).unwrap();
+        assert_eq!(how(), Saved::Whole, "the replica went on with the save");
+        untold.unsaved[0].is_lost = true;
+        untold.write(&folder).unwrap();
+        assert_eq!(how(), Saved::Partly);
     }
 
     #[test]

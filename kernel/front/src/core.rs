@@ -112,6 +112,8 @@ pub struct Front {
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
     counts: VecDeque<(CellId, i64)>,
+    /// The last execution count that clients have read.
+    last_count: Option<i64>,
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
     /// Notices shown at a cell that has not run yet.
@@ -132,6 +134,8 @@ pub struct Front {
 #[derive(Debug)]
 enum Notice {
     Text(String),
+    /// Answered cells whose effects are gone.
+    Lost(Vec<Unsaved>),
     /// An output of a cell during the absence of all clients.
     Output(meanwhile::Output),
 }
@@ -161,6 +165,7 @@ impl Front {
             unheard: Vec::new(),
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
+            last_count: None,
             notices: Vec::new(),
             told: Told::default(),
             before: Before::default(),
@@ -194,6 +199,11 @@ impl Front {
     /// The tenure whose replica gets the requests.
     pub fn tenure(&self) -> Tenure {
         self.tenure
+    }
+
+    /// The last execution count that clients have read.
+    pub fn last_count(&self) -> Option<i64> {
+        self.last_count
     }
 
     /// A client sent a request.
@@ -375,15 +385,21 @@ impl Front {
         count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
     }
 
+    fn unsaved(&self, cell: &CellId, is_lost: bool) -> Unsaved {
+        let name = self.name_of(cell);
+        let cell = cell.clone();
+        Unsaved { cell, name, is_lost }
+    }
+
     fn name_lost(&mut self, lost: &[CellId], at: Time, wire: &mut impl Wire) {
         if lost.is_empty() {
             return;
         }
-        let names: Vec<String> = lost.iter().map(|cell| self.name_of(cell)).collect();
-        self.notices.push(Notice::Text(format!(
-            "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: {}\n",
-            names.join(", ")
-        )));
+        let lost = lost.iter().map(|cell| self.unsaved(cell, true)).collect();
+        match &mut self.meanwhile {
+            Some(meanwhile) => meanwhile.unsaved.extend::<Vec<Unsaved>>(lost),
+            None => self.notices.push(Notice::Lost(lost)),
+        }
         self.tell_at_open_cell(at, wire);
     }
 
@@ -417,28 +433,35 @@ impl Front {
 
     /// The server has gone. Outputs not yet taken, and all later ones, are kept for the notebook's next opening.
     pub fn part(&mut self) {
-        // A notebook closed before its first cell is told at its next opening.
-        let mut meanwhile = self.before.take_untold();
-        for unread in &mut meanwhile.unsaved {
-            unread.is_lost = true;
-        }
+        let mut meanwhile = self.take_untold();
         for waiting in &self.outputs {
             meanwhile.keep(&waiting.message);
         }
         self.meanwhile = Some(meanwhile);
     }
 
+    /// The losses and the earlier news that nobody has read: the next opening tells them.
+    fn take_untold(&mut self) -> Meanwhile {
+        let mut meanwhile = self.before.take_untold();
+        for unread in &mut meanwhile.unsaved {
+            unread.is_lost = true;
+        }
+        for notice in &mut self.notices {
+            if let Notice::Lost(lost) = notice {
+                meanwhile.unsaved.append(lost);
+            }
+        }
+        self.notices.retain(|notice| !matches!(notice, Notice::Lost(_)));
+        meanwhile
+    }
+
     /// The kernel has ended, with this message for its next front. `None` means that the kernel ended at its user's
     /// wish.
     pub fn parted(&mut self) -> Option<Meanwhile> {
-        let unsaved = self.ledger.cells().map(|cell| Unsaved {
-            cell: cell.clone(),
-            name: self.name_of(cell),
-            is_lost: false,
-        });
+        let unsaved = self.ledger.cells().map(|cell| self.unsaved(cell, false));
         let unsaved: Vec<Unsaved> = unsaved.collect();
         if self.meanwhile.is_none() && matches!(self.end, Some(End::Dead { .. })) {
-            self.meanwhile = Some(Meanwhile::default());
+            self.meanwhile = Some(self.take_untold());
         }
         let mut meanwhile = self.meanwhile.take()?;
         meanwhile.unsaved.extend(unsaved);
@@ -574,10 +597,18 @@ impl Front {
                 wire.send(Item::Note(Note::MayBegin { cell }));
             }
             Note::NotBegun { cell } => self.may_begin(&cell, false),
-            Note::Answered { cell, number, count } => {
-                self.ledger.answered(CellNumber(number), cell.clone());
+            Note::Answered {
+                cell,
+                number,
+                count,
+                lost,
+            } => {
+                if !lost {
+                    self.ledger.answered(CellNumber(number), cell.clone());
+                }
                 self.heard = CellNumber(number);
                 self.unheard.push((self.heard, cell.clone()));
+                self.last_count = count.or(self.last_count);
                 if let Some(count) = count {
                     self.counts.push_back((cell, count));
                     if self.counts.len() > COUNTS {

@@ -391,7 +391,7 @@ fn claimed(mut start: Start) -> Claimed {
             Found::Nothing => (None, None),
             Found::Kernel(kernel, owned, saved) => {
                 start.kernel = kernel;
-                is_whole = saved == Saved::Whole;
+                is_whole = !matches!(saved, Saved::Then(_));
                 (Some(owned), Some(saved.sentence(&TimeZone::system())))
             }
             Found::Left {
@@ -1037,6 +1037,7 @@ impl Main {
             kernel: &self.start.kernel,
             incarnation: self.expected,
             tenure: self.states.as_ref().map(|_| self.front.tenure()),
+            count: self.front.last_count(),
         };
         let answer = awaited.answer(&hello, self.start.epoch, self.delivered.taken());
         if matches!(answer, Welcome::No { .. }) {
@@ -1173,6 +1174,7 @@ impl Main {
             Some(Act::ShutDown(asked)) => self.shut_down(&asked),
             Some(Act::End) => self.sockets.send(Item::Note(Note::End)),
             Some(Act::Save { reason }) => self.save(reason),
+            Some(Act::SaveAgain { reason }) => self.sockets.send(Item::Note(Note::Sleep { reason })),
             Some(Act::TellDeath { reason }) => {
                 eprintln!("hop-front: {reason}");
                 say(&Said::Dead { reason });

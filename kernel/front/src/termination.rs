@@ -16,7 +16,7 @@ const FAREWELL: Span = Span::from_millis(500);
 const ENDING: Span = Span::from_secs(8);
 
 /// Time for a connected kernel to be saved. The front then ends, and the replica goes on with the save by itself.
-const PARTING: Span = Span::from_secs(40);
+pub(crate) const PARTING: Span = Span::from_secs(40);
 
 /// The part of a kernel that outlives its server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,8 +66,10 @@ pub enum Act {
     ShutDown(Shutdown),
     /// Have the replica end the kernel.
     End,
-    /// Have the replica save the kernel, and keep the outputs that no client reads any more.
+    /// Keep the outputs that no client reads any more, and have the replica save the kernel.
     Save { reason: String },
+    /// Have the next replica save the kernel, as the one before it was told.
+    SaveAgain { reason: String },
     /// Tell the owner that the kernel is dead.
     TellDeath { reason: String },
     /// Answer the open requests of the dead kernel.
@@ -122,6 +124,7 @@ enum Stage {
     },
     /// The kernel is being saved because its server goes.
     Parting {
+        reason: String,
         asked: Option<Shutdown>,
         until: Timestamp,
     },
@@ -209,7 +212,7 @@ impl Termination {
         match input {
             Input::Shutdown { asked, away } => self.shut_down(asked, away),
             Input::ReplicaGone => self.asked().and_then(Option::take).map(Act::ShutDown),
-            Input::NextReplica => self.asked().cloned().flatten().map(Act::PassOn),
+            Input::NextReplica => self.next_replica(),
             Input::End { connected } => self.end(patience(connected, ENDING), now),
             Input::EndAgain => self.end(ENDING, now),
             Input::Part { reason, connected } => self.part(reason, connected, now),
@@ -227,6 +230,20 @@ impl Termination {
                 Some(asked)
             }
             Stage::Dead { .. } | Stage::Lingering { .. } | Stage::Over { .. } => None,
+        }
+    }
+
+    /// The next replica knows nothing of the orders to the one before it, and has the time that is left of theirs.
+    fn next_replica(&mut self) -> Option<Act> {
+        if let Some(asked) = self.asked().cloned().flatten() {
+            return Some(Act::PassOn(asked));
+        }
+        match &self.stage {
+            Stage::Parting { reason, .. } => Some(Act::SaveAgain {
+                reason: reason.clone(),
+            }),
+            Stage::Ending { .. } => Some(Act::End),
+            Stage::Running { .. } | Stage::Dead { .. } | Stage::Lingering { .. } | Stage::Over { .. } => None,
         }
     }
 
@@ -288,8 +305,11 @@ impl Termination {
             Stage::Running { asked } if self.keeps == Keeps::Kernel => {
                 let asked = asked.take();
                 let until = now + patience(connected, PARTING);
-                self.stage = Stage::Parting { asked, until };
-                Some(Act::Save { reason })
+                let act = Act::Save {
+                    reason: reason.clone(),
+                };
+                self.stage = Stage::Parting { reason, asked, until };
+                Some(act)
             }
             _ => self.end(patience(connected, ENDING), now),
         }

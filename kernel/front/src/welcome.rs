@@ -13,6 +13,8 @@ pub(crate) struct Awaited<'a> {
     pub(crate) incarnation: Option<Incarnation>,
     /// The present tenure of a kernel with a log.
     pub(crate) tenure: Option<Tenure>,
+    /// The last execution count that clients have read.
+    pub(crate) count: Option<i64>,
 }
 
 impl Awaited<'_> {
@@ -31,6 +33,7 @@ impl Awaited<'_> {
                 epoch,
                 taken: taken.upto(),
                 again: taken.again(),
+                count: self.count,
             },
         }
     }
@@ -80,6 +83,7 @@ mod tests {
             kernel,
             incarnation: Some(Incarnation(3)),
             tenure: Some(Tenure(5)),
+            count: None,
         }
     }
 

@@ -107,19 +107,22 @@ impl Meanwhile {
         Ok(())
     }
 
-    /// Whether the kernel's front has ended with the word that each answered cell is saved.
-    pub fn says_whole(kernel: &Path) -> bool {
-        let text = std::fs::read(kernel.join(FILE)).unwrap_or_default();
-        serde_json::from_slice::<Self>(&text).is_ok_and(|kept| kept.is_whole)
+    /// Whether cells were lost for certain, and the notebook's user has not read of it.
+    pub fn has_losses(&self) -> bool {
+        self.unsaved.iter().any(|unsaved| unsaved.is_lost)
+    }
+
+    /// The kept news, if any.
+    pub fn read(kernel: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(kernel.join(FILE)).ok()?).ok()
     }
 
     /// Takes the kept news out, so that the news is told once.
     pub fn take(kernel: &Path) -> Option<Self> {
-        let path = kernel.join(FILE);
-        let text = std::fs::read(&path).ok()?;
+        let kept = Self::read(kernel);
         // A file that can't be removed would be told at each opening: nothing worse.
-        let _ = std::fs::remove_file(&path);
-        serde_json::from_slice(&text).ok()
+        let _ = std::fs::remove_file(kernel.join(FILE));
+        kept
     }
 }
 

@@ -69,6 +69,9 @@ pub enum Welcome {
         /// The last frame taken by the front, and earlier frames to send again.
         taken: u64,
         again: Vec<u64>,
+        /// The last execution count that clients have read, of whatever replica.
+        #[serde(default)]
+        count: Option<i64>,
     },
     /// Refusal of a replica of another version, or of a superseded one. The replica ends.
     No { version: u32, reason: String },
@@ -139,11 +142,14 @@ pub enum Note {
     Begins { cell: CellId },
     /// The cell of the last [`Note::Begins`] has not begun, and won't: this replica leaves.
     NotBegun { cell: CellId },
-    /// The next execute reply is the log's answer of this number. `count` is the cell's execution count.
+    /// The next execute reply is the log's answer of this number. `count` is the cell's execution count. `lost` means
+    /// that the reply tells of the cell's loss: the cell has no effects.
     Answered {
         cell: CellId,
         number: u64,
         count: Option<i64>,
+        #[serde(default)]
+        lost: bool,
     },
     /// The effects of all cells answered up to this number are in the user's store.
     Settled { through: u64 },

@@ -31,6 +31,7 @@ pub enum LinkEvent {
         epoch: u64,
         taken: u64,
         again: Vec<u64>,
+        count: Option<i64>,
         out: Outlet,
         input: mpsc::Receiver<Frame>,
     },
@@ -177,10 +178,14 @@ async fn serve(
     let Frame::Welcome(welcome) = answer else {
         return Err(Failure::Again("the front didn't answer the hello".into()));
     };
-    let (epoch, taken, wanted) = match welcome {
+    let (epoch, taken, wanted, count) = match welcome {
         Welcome::Yes {
-            epoch, taken, again, ..
-        } => (epoch, taken, again),
+            epoch,
+            taken,
+            again,
+            count,
+            ..
+        } => (epoch, taken, again, count),
         Welcome::No { reason, .. } => return Err(Failure::Final(reason)),
     };
     *patience = EACH_TRY;
@@ -192,6 +197,7 @@ async fn serve(
         epoch,
         taken,
         again: wanted,
+        count,
         out: Outlet { frames, written },
         input,
     };

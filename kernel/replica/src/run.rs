@@ -387,10 +387,12 @@ impl Replica {
                 epoch,
                 taken,
                 again,
+                count,
                 out,
                 input,
             }) => {
                 tracing::info!("the front is there");
+                self.core.clients_have_read(count);
                 self.link.up(epoch, taken, &again, out);
                 *frames = Some(input);
             }

@@ -15,6 +15,7 @@ use hop_protocol::message::{Behind, InFlight, Note};
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
+use serde::Deserialize;
 use serde_json::Value;
 
 /// A request without a reply.
@@ -39,6 +40,12 @@ pub(super) struct Open {
     /// An executor has said that it runs the code.
     pub(super) runs: bool,
     pub(super) idle: Idle,
+}
+
+/// The content of an `execute_input`.
+#[derive(Deserialize)]
+struct Input {
+    execution_count: Option<i64>,
 }
 
 /// Whether a client still waits for the cell's reply.
@@ -157,6 +164,8 @@ impl Front {
             && let Some(open) = self.open.iter_mut().find(|o| o.id.as_str() == cell.msg_id)
         {
             open.runs = true;
+            let content = serde_json::from_slice::<Input>(&envelope.content);
+            self.last_count = content.ok().and_then(|c| c.execution_count).or(self.last_count);
             self.unseen.note(open.record(self.tenure));
         }
     }

@@ -377,7 +377,12 @@ fn an_answer_is_heard_before_another_cell_has_its_id() {
     let cell: CellId = r.header().unwrap().msg_id.into();
     let (number, count) = (7, None);
     front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
-    let note = Note::Answered { cell, number, count };
+    let note = Note::Answered {
+        cell,
+        number,
+        count,
+        lost: false,
+    };
     front.item(1, Item::Note(note), Time(0), &mut wire);
     let reply = author.write("execute_reply", &r.header, &json!({}), &json!({}), Time(0));
     front.item(
@@ -415,6 +420,7 @@ fn answered_cells_whose_effects_are_gone_are_named_unless_they_wait_for_their_re
             cell: cell.header().unwrap().msg_id.into(),
             number: seq,
             count: Some(4),
+            lost: false,
         };
         front.item(seq, Item::Note(note), Time(0), &mut wire);
         if seq == 1 {
@@ -454,6 +460,7 @@ fn half_saved() -> (Front, Recorder) {
             cell: cell.header().unwrap().msg_id.into(),
             number: seq,
             count: Some(seq as i64),
+            lost: false,
         };
         front.item(seq, Item::Note(note), Time(0), &mut wire);
         let reply = author.write("execute_reply", &cell.header, &json!({}), &json!({}), Time(0));
@@ -501,6 +508,44 @@ fn cells_that_were_not_saved_are_named_at_the_next_opening() {
     front.part();
     assert_eq!(front.parted().unwrap().unsaved, [], "all was saved");
     assert!(half_saved().0.parted().is_none(), "its user has ended the kernel");
+}
+
+#[test]
+fn a_cell_whose_reply_tells_its_loss_is_not_named_as_ended() {
+    let (mut front, mut wire) = half_saved();
+    front.part();
+    let lost = Note::Answered {
+        cell: "lost".into(),
+        number: 3,
+        count: None,
+        lost: true,
+    };
+    front.item(6, Item::Note(lost), Time(0), &mut wire);
+    let told = front.parted().unwrap();
+    let names: Vec<_> = told.unsaved.iter().map(|unsaved| &*unsaved.name).collect();
+    assert_eq!(names, ["[2]"]);
+}
+
+#[test]
+fn a_loss_that_nobody_read_of_is_told_by_its_number_at_the_next_opening() {
+    for parts_first in [true, false] {
+        let (mut front, mut wire) = half_saved();
+        let cell = front.ledger.cells().next().unwrap().clone();
+        if parts_first {
+            front.part();
+        }
+        let lost = Note::Tenure {
+            tenure: Tenure(2),
+            lost: vec![cell],
+        };
+        front.item(6, Item::Note(lost), Time(0), &mut wire);
+        if !parts_first {
+            front.part();
+        }
+        let told = front.parted().unwrap();
+        let names: Vec<_> = told.unsaved.iter().map(|unsaved| &*unsaved.name).collect();
+        assert_eq!((names, told.has_losses()), (vec!["[2]"], true), "{parts_first}");
+    }
 }
 
 #[test]

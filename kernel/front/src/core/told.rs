@@ -11,6 +11,9 @@ use hop_zmtp::Message;
 /// Bytes to show again; what comes behind them is shown once.
 const KEEP: usize = 8 << 20;
 
+const LOST: &str =
+    "gresshopper: the kernel was lost before these cells were saved, so their effects are gone";
+
 /// Notices at a cell, until the cell runs.
 #[derive(Debug, Default)]
 pub(super) struct Told {
@@ -90,6 +93,11 @@ impl Front {
     fn show_notice(&mut self, header: &Bytes, notice: &Notice, at: Time, wire: &mut impl Wire) -> usize {
         let message = match notice {
             Notice::Text(text) => self.author.stderr(header, text, at),
+            Notice::Lost(lost) => {
+                let names: Vec<&str> = lost.iter().map(|cell| &*cell.name).collect();
+                let text = format!("{LOST}: {}\n", names.join(", "));
+                self.author.stderr(header, &text, at)
+            }
             Notice::Output(o) => self
                 .author
                 .publish(&o.msg_type, header, &o.metadata, &o.content, at),

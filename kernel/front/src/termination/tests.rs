@@ -81,6 +81,7 @@ fn of_act(act: Option<&Act>) -> String {
         Some(Act::ShutDown(asked)) => format!("{} here", of_request(asked)),
         Some(Act::End) => "end".into(),
         Some(Act::Save { reason }) => format!("save as {reason}"),
+        Some(Act::SaveAgain { reason }) => format!("save again as {reason}"),
         Some(Act::TellDeath { reason }) => format!("tell that {reason}"),
         Some(Act::SendObituaries) => "obituaries".into(),
     }
@@ -138,7 +139,8 @@ fn running(asked: Option<Shutdown>) -> Stage {
 }
 
 fn parting(asked: Option<Shutdown>, until: Timestamp) -> Stage {
-    Stage::Parting { asked, until }
+    let reason = "it ends".into();
+    Stage::Parting { reason, asked, until }
 }
 
 fn ending(asked: Option<Shutdown>, until: Timestamp) -> Stage {
@@ -200,6 +202,7 @@ fn a_kernel_that_a_client_restarts() {
 #[test]
 fn a_kernel_that_is_being_saved() {
     let rows = [
+        ("next replica", "save again as it ends; parting 5, kept"),
         ("asleep", "-; parting 0, kept"),
         ("replica lost", "-; parting 0, kept"),
         ("kernel shut down", "-; lingering shut down by server 0.5, kept"),
@@ -232,6 +235,7 @@ fn a_kernel_that_its_owner_ends() {
         ("restart, away", "restart here; ending 5, restarted"),
         ("shutdown", "pass on shutdown; ending asked shutdown 5, closed"),
         ("shutdown, away", "shutdown here; ending 5, closed"),
+        ("next replica", "end; ending 5, closed"),
         ("kernel shut down", "-; lingering shut down by owner 5, closed"),
         ("kernel died", "-; lingering dead by owner 5, closed"),
     ];
@@ -466,7 +470,7 @@ proptest! {
         let mut termination = Termination::new(keeps);
         let mut now = NOW;
         let mut once = Vec::new();
-        for ((_, input), ms) in steps {
+        for ((name, input), ms) in steps {
             now = now + Span::from_millis(ms);
             let was_over = termination.outcome(false).is_some();
             let act = termination.handle(input, now);
@@ -474,6 +478,8 @@ proptest! {
             prop_assert!(!was_over || act.is_none());
             match act {
                 None | Some(Act::PassOn(_) | Act::ShutDown(_)) => {}
+                // Each replica hears of the end.
+                Some(Act::SaveAgain { .. } | Act::End) if name == "next replica" => {}
                 Some(act) => once.push(std::mem::discriminant(&act)),
             }
         }

@@ -28,6 +28,14 @@ pub(super) enum Verdict {
 }
 
 impl Core {
+    /// The last execution count that clients have read, by the front's word. A replica that takes a kernel over answers
+    /// lost cells before the variables, and with them the count, are back.
+    pub fn clients_have_read(&mut self, count: Option<i64>) {
+        if let (0, Some(count)) = (self.cells.count, count) {
+            self.cells.count = count;
+        }
+    }
+
     pub(super) fn send_front(&mut self, channel: Channel, identity: Bytes, message: Message) {
         self.out.push(Output::ToFront(Item::Jupyter {
             channel,
@@ -151,7 +159,8 @@ impl Core {
 
     /// A cell was lost in its middle: the answer is an error, and the log notes the loss.
     pub(super) fn lose(&mut self, cell: Cell, why: String) {
-        let content = self.failure(&cell.header, "CellLost", &why);
+        let count = self.cells.count_of_lost(&cell);
+        let content = self.failure_at(&cell.header, "CellLost", &why, count);
         let message = self.write_reply(&cell.header, &content);
         let (id, header, identity) = (cell.id.clone(), cell.header.clone(), cell.identity.clone());
         self.answer_lost(&id, identity, message, why);
@@ -270,7 +279,11 @@ impl Core {
 
     /// Shows an error at the cell, and returns the content of its reply.
     fn failure(&mut self, header: &Bytes, name: &str, value: &str) -> Value {
-        let content = error_content(name, value, self.cells.shown_count());
+        self.failure_at(header, name, value, self.cells.shown_count())
+    }
+
+    fn failure_at(&mut self, header: &Bytes, name: &str, value: &str, count: i64) -> Value {
+        let content = error_content(name, value, count);
         let shown = json!({"ename": name, "evalue": value, "traceback": content["traceback"]});
         self.say(header, "error", &shown);
         content

@@ -148,6 +148,15 @@ impl Cells {
         self.count.max(1)
     }
 
+    /// The number for a cell that the process's end has struck: the kernel has announced a number for a begun cell,
+    /// except for a hidden one.
+    pub(super) fn count_of_lost(&self, cell: &Cell) -> i64 {
+        match cell.begun && !cell.is_hidden {
+            true => self.count + 1,
+            false => self.shown_count(),
+        }
+    }
+
     /// Takes in an execute request. A repeated request is ignored: each request is answered once.
     pub(super) fn arrive(
         &mut self,

@@ -393,10 +393,14 @@ impl Core {
 
     pub(super) fn send_answer(&mut self, number: CellNumber, cell: CellId, answer: Answering) {
         let count = answer.count;
+        let log = self.durable.as_ref().map(|d| d.journal.state());
+        let logged = log.and_then(|log| log.answer(&cell));
+        let lost = logged.is_some_and(|logged| matches!(logged.end, End::Lost { .. }));
         self.note(Note::Answered {
             cell,
             number: number.0,
             count,
+            lost,
         });
         self.send_front(Channel::Shell, answer.identity, answer.message);
     }

@@ -247,6 +247,7 @@ pub async fn welcome(listener: TcpListener, keys: &KernelKeys) -> Link<TlsStream
         epoch: 1,
         taken: 0,
         again: Vec::new(),
+        count: None,
     };
     link.write(&Frame::Welcome(yes)).await.unwrap();
     link

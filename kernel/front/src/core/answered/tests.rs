@@ -316,6 +316,7 @@ impl World {
             cell: cell.clone(),
             number,
             count: None,
+            lost: false,
         }));
         self.replica.reply(header, status);
     }

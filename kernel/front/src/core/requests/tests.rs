@@ -111,9 +111,10 @@ impl World {
     }
 
     fn runs(&mut self, cell: &Envelope) {
+        let content = json!({"execution_count": 5});
         let said = self
             .client
-            .publish("execute_input", &cell.header, &json!({}), &json!({}), Time(0));
+            .publish("execute_input", &cell.header, &json!({}), &content, Time(0));
         self.comes(Item::Jupyter {
             channel: Channel::Iopub,
             identity: Bytes::new(),
@@ -229,6 +230,16 @@ fn what_a_killed_front_held_goes_to_the_replica_that_is_elected_then() {
         "its hello comes after its election"
     );
     assert_eq!(world.elects(4, true), all(4));
+}
+
+#[test]
+fn the_next_replica_hears_the_last_number_that_clients_have_read() {
+    let mut world = World::new();
+    assert_eq!(world.front.last_count(), None);
+    let cell = world.asks("a");
+    world.runs(&cell);
+    world.elects(2, true);
+    assert_eq!(world.front.last_count(), Some(5));
 }
 
 #[test]

@@ -511,6 +511,10 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
         out.contains(&"front: execute_reply a error CellLost".into()),
         "{out:?}"
     );
+    assert!(
+        out.contains(&"front: note answered a lost".into()),
+        "no effects of it are at stake: {out:?}"
+    );
     world.input(Input::HandedBefore {
         cell: "b".into(),
         tenure: Tenure(2),

@@ -361,7 +361,10 @@ fn told(output: &Output) -> String {
             let more = [&over["how"], &over["reason"], &note["cell"], &note["reason"]];
             let more: Vec<&str> = more.iter().filter_map(|v| v.as_str()).collect();
             let name = note["note"].as_str().unwrap();
-            format!("front: note {name} {}", more.join(" ")).trim().to_owned()
+            let lost = if note["lost"] == true { " lost" } else { "" };
+            format!("front: note {name} {}{lost}", more.join(" "))
+                .trim()
+                .to_owned()
         }
         Output::ToHopd(request) => format!("hopd: {}", of_hopd(request)),
         Output::ToAgent(parcel) => match (&parcel.wire.op, &parcel.wire.error) {

@@ -132,6 +132,34 @@ fn a_cell_that_the_kernel_never_had_shows_the_restored_count() {
     assert_eq!(count_of_interrupted(&mut capturing()), 1, "a new kernel");
 }
 
+#[test]
+fn a_replica_answers_with_the_number_that_clients_have_read_before_the_variables_are_back() {
+    let mut elected = World::new(durably(super::durable::settled(2)));
+    elected.core.clients_have_read(Some(5));
+    assert_eq!(count_of_interrupted(&mut elected), 5);
+    elected.core.clients_have_read(None);
+    elected.core.clients_have_read(Some(9));
+    assert_eq!(
+        elected.core.cells.shown_count(),
+        5,
+        "its own word counts from now on"
+    );
+}
+
+#[test]
+fn a_cell_that_its_process_had_begun_is_lost_under_the_number_that_the_process_announced() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    world.run("b", Value::Null);
+    world.run("c", Value::Null);
+    world.begins("b");
+    let cells = &world.core.cells;
+    let count = |cell: &str| cells.count_of_lost(cells.find(&cell.into()).unwrap());
+    assert_eq!((count("b"), count("c")), (4, 3));
+}
+
 /// The next replica of a kernel whose cell `a` ended this way, with the store's word for it. The front `lacks` its end.
 fn taken_over(status: &str, lacks: bool) -> World {
     let mut world = recorded(&[]);
