@@ -1,8 +1,9 @@
 //! The pilots as Slurm jobs: which to submit, adopt, give up and cancel.
 //!
-//! Pure: inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; outputs are actions. Pilots carry
-//! pool and ticket in their names, so pilots of an earlier `hopd` are found again. While Slurm is away or refuses, a
-//! request waits here with a growing pause; the core isn't told and doesn't repeat it.
+//! Pure: inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; outputs are actions. A pilot is known
+//! by its job id. Pilots carry pool and ticket in their names, so pilots of an earlier `hopd` are found again; a job
+//! once known stays known, since an operator or a site's plugin may rename it. While Slurm is away or refuses, a request
+//! waits here with a growing pause; the core isn't told and doesn't repeat it.
 
 use hop_core::Input;
 use hop_words::id::{GpuType, JobId, NodeName, PoolName};
@@ -23,6 +24,8 @@ const MUTE: Span = Span::from_secs(300);
 const FAILED: Span = Span::from_secs(3600);
 /// A pilot that Slurm has not started for this long is asked for on another node, if one has room.
 const PASSED_OVER: Span = Span::from_secs(300);
+/// A pilot that is missing from squeue stays known by its id for this long.
+const KNOWN: Span = Span::from_secs(3600);
 /// How often a job has to be missing from squeue before it counts as gone.
 const MISSES: u8 = 2;
 
@@ -128,6 +131,8 @@ pub(crate) struct PilotJobs {
     /// Jobs of ours that nobody knows, and since when.
     orphans: BTreeMap<JobId, Timestamp>,
     missed: BTreeMap<JobId, u8>,
+    /// Jobs known as pilots, whatever their names are now, and since when nothing was heard of each.
+    ours: BTreeMap<JobId, Timestamp>,
     /// Possible nodes for pilots, of each pool.
     nodes: BTreeMap<PoolName, Vec<NodeName>>,
     /// The pool of each node that was ever in `nodes`.
@@ -322,7 +327,8 @@ impl PilotJobs {
 
     /// A pilot's agent has reported: its pool works. An unknown job is matched with a request of its pool that has no
     /// job id yet.
-    pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool) -> Vec<Act> {
+    pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool, now: Timestamp) -> Vec<Act> {
+        self.ours.insert(job, now);
         self.pauses.remove(pool);
         self.orphans.remove(&job);
         let of_job = self.tickets.iter().find(|(_, t)| t.state == State::Queued(job));
@@ -349,6 +355,7 @@ impl PilotJobs {
 
     /// The job's agent has reported, and was refused.
     pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
+        self.ours.insert(job, now);
         let of_ticket = |t: &Ticket| t.state == State::Queued(job);
         if self.tickets.values().any(of_ticket) {
             self.mute(job, now).refused = Some(why);
@@ -439,14 +446,11 @@ impl PilotJobs {
         let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
         self.waits = waiting.map(|j| (j.job, j.reason.clone())).collect();
         let mut acts = Vec::new();
-        let ours: BTreeMap<JobId, (&SeenJob, PoolName, u64)> = jobs
-            .iter()
-            .filter_map(|j| parse_name(&j.name).map(|(pool, ticket)| (j.job, (j, pool, ticket))))
-            .collect();
+        let ours = self.find_ours(jobs, pilots, now);
         self.places = ours
             .values()
-            .filter(|(j, ..)| j.state != Seen::Over)
-            .filter_map(|(j, ..)| {
+            .filter(|j| j.state != Seen::Over)
+            .filter_map(|j| {
                 Some((
                     j.job,
                     j.node.clone().or_else(|| self.places.get(&j.job).cloned())?,
@@ -460,14 +464,15 @@ impl PilotJobs {
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
         let is_up = |t: &Ticket| matches!(t.state, State::Queued(job) if pilots.contains(&job));
         self.tickets.retain(|_, t| !is_up(t));
-        for (seen, _, ticket) in ours.values() {
-            self.look_at(seen, *ticket, pilots, now, &mut acts);
+        for seen in ours.values() {
+            self.look_at(seen, pilots, now, &mut acts);
         }
         self.orphans.retain(|job, _| ours.contains_key(job));
         self.look_for_tickets(&ours, now, &mut acts);
         for job in pilots {
-            let gone = match ours.get(job) {
-                Some((seen, ..)) => seen.state == Seen::Over,
+            let seen = ours.get(job);
+            let gone = match seen {
+                Some(seen) => seen.state == Seen::Over,
                 None => self.missed(*job),
             };
             if gone {
@@ -476,11 +481,56 @@ impl PilotJobs {
                     pilot: *job,
                     cause: EndCause::PilotLost,
                 }));
+                // Its agent may live, and lend GPUs outside every lease.
+                acts.extend(seen.is_none().then_some(Act::Scancel(*job)));
             }
         }
         self.missed.retain(|job, _| !ours.contains_key(job));
         acts.extend(self.submit_wanted(now));
         acts
+    }
+
+    /// The jobs that are pilots: by their names, or because they were known before.
+    fn find_ours<'a>(
+        &mut self,
+        jobs: &'a [SeenJob],
+        pilots: &BTreeSet<JobId>,
+        now: Timestamp,
+    ) -> BTreeMap<JobId, &'a SeenJob> {
+        let named = jobs.iter().filter(|j| is_pilot(&j.name)).map(|j| j.job);
+        let known: Vec<JobId> = named.chain(pilots.iter().copied()).chain(self.queued()).collect();
+        self.ours.extend(known.into_iter().map(|job| (job, now)));
+        let is_ours = |j: &&SeenJob| self.ours.contains_key(&j.job);
+        let ours: BTreeMap<_, _> = jobs.iter().filter(is_ours).map(|j| (j.job, j)).collect();
+        self.ours.extend(ours.keys().map(|job| (*job, now)));
+        self.ours.retain(|_, at| now.since(*at) < KNOWN);
+        ours
+    }
+
+    /// The jobs of tickets.
+    fn queued(&self) -> impl Iterator<Item = JobId> + '_ {
+        self.tickets.values().filter_map(|t| match t.state {
+            State::Queued(job) => Some(job),
+            State::Wanted | State::Submitting | State::Uncertain(_) => None,
+        })
+    }
+
+    /// The jobs known as pilots, whatever their names are.
+    pub(crate) fn known_jobs(&self) -> BTreeSet<JobId> {
+        self.ours.keys().copied().chain(self.queued()).collect()
+    }
+
+    /// The ticket of a job of ours. A name tells only of a job that nobody knows by its id: any name may be given to it.
+    fn ticket_of(&self, seen: &SeenJob, pilots: &BTreeSet<JobId>) -> Option<u64> {
+        let of_job = self
+            .tickets
+            .iter()
+            .find(|(_, t)| t.state == State::Queued(seen.job));
+        match of_job {
+            Some((ticket, _)) => Some(*ticket),
+            None if pilots.contains(&seen.job) => None,
+            None => parse_name(&seen.name).map(|(_, ticket)| ticket),
+        }
     }
 
     fn missed(&mut self, job: JobId) -> bool {
@@ -489,14 +539,7 @@ impl PilotJobs {
         *times >= MISSES
     }
 
-    fn look_at(
-        &mut self,
-        seen: &SeenJob,
-        ticket: u64,
-        pilots: &BTreeSet<JobId>,
-        now: Timestamp,
-        acts: &mut Vec<Act>,
-    ) {
+    fn look_at(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
         if seen.state == Seen::Over {
             return;
@@ -513,7 +556,9 @@ impl PilotJobs {
             self.draining.insert(job);
             return;
         }
-        if let Some(t) = self.tickets.get_mut(&ticket) {
+        if let Some(ticket) = self.ticket_of(seen, pilots)
+            && let Some(t) = self.tickets.get_mut(&ticket)
+        {
             match t.state {
                 State::Queued(known) if known == job => {
                     self.await_agent(seen, ticket, now, acts);
@@ -590,17 +635,12 @@ impl PilotJobs {
         acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
     }
 
-    fn look_for_tickets(
-        &mut self,
-        ours: &BTreeMap<JobId, (&SeenJob, PoolName, u64)>,
-        now: Timestamp,
-        acts: &mut Vec<Act>,
-    ) {
+    fn look_for_tickets(&mut self, ours: &BTreeMap<JobId, &SeenJob>, now: Timestamp, acts: &mut Vec<Act>) {
         let mut failed = Vec::new();
         for (ticket, t) in &mut self.tickets {
             match &mut t.state {
                 State::Queued(job) => {
-                    let seen = ours.get(job).map(|(seen, ..)| seen);
+                    let seen = ours.get(job);
                     let over = match seen {
                         Some(seen) => seen.state == Seen::Over,
                         None => {
@@ -841,8 +881,8 @@ mod tests {
         assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
         assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
         assert_eq!(pilot_jobs.submitted(2, Ok(JobId(12)), NOW), [queued(2, 12)]);
-        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), true), []);
-        assert_eq!(pilot_jobs.agent_up(JobId(12), &pool(), true), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), true, NOW), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(12), &pool(), true, NOW), []);
         let pilots = [JobId(11), JobId(12)].into();
         let jobs = [seen(11, 1, "n1", Seen::Running), seen(12, 2, "n2", Seen::Running)];
         assert_eq!(pilot_jobs.looked(&jobs, &pilots, NOW), []);
@@ -876,7 +916,7 @@ mod tests {
         assert_eq!(coming(&pilot_jobs), [(Some(11), node.clone(), why)]);
         pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Running)], &BTreeSet::new(), NOW);
         assert_eq!(coming(&pilot_jobs), [(Some(11), node, None)]);
-        pilot_jobs.agent_up(JobId(11), &pool(), true);
+        pilot_jobs.agent_up(JobId(11), &pool(), true, NOW);
         assert_eq!(coming(&pilot_jobs), []);
         assert_eq!(pilot_jobs.pool_of(&"n1".into()), Some(&pool()));
         assert_eq!(pilot_jobs.pool_of(&"c1".into()), None);
@@ -1066,7 +1106,10 @@ mod tests {
     fn an_agent_that_nobody_knows_takes_the_place_of_a_wanted_pilot() {
         let mut pilot_jobs = PilotJobs::default();
         pilot_jobs.want(1, request(), NOW);
-        assert_eq!(pilot_jobs.agent_up(JobId(30), &pool(), false), [queued(1, 30)]);
+        assert_eq!(
+            pilot_jobs.agent_up(JobId(30), &pool(), false, NOW),
+            [queued(1, 30)]
+        );
         pilot_jobs.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
         assert_eq!(
             pilot_jobs.looked(&[seen(30, 4, "n1", Seen::Running)], &[JobId(30)].into(), NOW),
@@ -1092,11 +1135,84 @@ mod tests {
             []
         );
         assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), []);
-        assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), [lost(11)]);
+        // Slurm may be mistaken, and its agent may lend.
+        let acts = pilot_jobs.looked(&[], &pilots, NOW);
+        assert_eq!(acts, [lost(11), Act::Scancel(JobId(11))]);
         assert_eq!(
             pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Over)], &pilots, NOW),
             [lost(11)]
         );
+    }
+
+    /// A job that has another name than its pilot was given.
+    fn renamed(seen: SeenJob, name: &str) -> SeenJob {
+        let name = name.to_owned();
+        SeenJob { name, ..seen }
+    }
+
+    #[test]
+    fn a_renamed_pilot_is_known_by_its_job() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let pilots = [JobId(11)].into();
+        let evil = |state| renamed(seen(11, 1, "n1", state), "evil");
+        for s in [0, 60, 600] {
+            assert_eq!(pilot_jobs.looked(&[evil(Seen::Running)], &pilots, later(s)), []);
+        }
+        assert!(pilot_jobs.known_jobs().contains(&JobId(11)));
+        assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
+        // Another pilot's name makes it no other pilot.
+        pilot_jobs.submitted(2, Err(Failure::Uncertain("timeout".into())), NOW);
+        let as_another = renamed(seen(11, 1, "n1", Seen::Running), &job_name(&pool(), 2));
+        assert_eq!(pilot_jobs.looked(&[as_another], &pilots, NOW), []);
+        let acts = silent(pilot_jobs.looked(&[evil(Seen::Suspended)], &pilots, NOW));
+        assert_eq!(acts[..2], [lost(11), Act::Scancel(JobId(11))]);
+        let acts = silent(pilot_jobs.looked(&[evil(Seen::Over)], &pilots, NOW));
+        assert_eq!(acts, [lost(11)]);
+    }
+
+    #[test]
+    fn a_pilot_that_a_plugin_renames_comes_up_or_is_given_up() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let renamed = |state| renamed(seen(11, 1, "n1", state), "site.1");
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        for s in [0, 1, 299] {
+            assert_eq!(
+                pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(s)),
+                []
+            );
+        }
+        let acts = pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(300));
+        let (acts, ticket, _) = failed(acts);
+        assert_eq!((acts, ticket), (vec![Act::Scancel(JobId(11))], 1));
+        // Its scancel had no effect: it belongs to nobody.
+        assert_eq!(
+            pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(301)),
+            []
+        );
+        let acts = silent(pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(361)));
+        assert_eq!(acts, [Act::Scancel(JobId(11))]);
+    }
+
+    #[test]
+    fn a_renamed_pilot_of_an_earlier_hopd_is_known_by_its_agent() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let strangers = [
+            renamed(seen(11, 1, "n1", Seen::Running), "evil"),
+            renamed(seen(12, 1, "n1", Seen::Running), "somebody's own job"),
+        ];
+        let look = |of: &mut PilotJobs, s| silent(of.looked(&strangers, &BTreeSet::new(), later(s)));
+        assert_eq!(look(&mut pilot_jobs, 0), []);
+        assert_eq!(look(&mut pilot_jobs, 100), []);
+        // The core has it as a pilot from now on, and loses it later.
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false, later(100)), []);
+        assert_eq!(look(&mut pilot_jobs, 101), []);
+        assert_eq!(look(&mut pilot_jobs, 161), [Act::Scancel(JobId(11))]);
+        // An agent that is refused is one of ours as well.
+        pilot_jobs.agent_refused(JobId(12), "there is no pool old".into(), later(200));
+        assert_eq!(look(&mut pilot_jobs, 201), [Act::Scancel(JobId(11))]);
+        let acts = look(&mut pilot_jobs, 261);
+        assert_eq!(acts, [Act::Scancel(JobId(11)), Act::Scancel(JobId(12))]);
     }
 
     #[test]
@@ -1174,7 +1290,7 @@ mod tests {
     fn an_agent_that_was_quicker_than_its_sbatch_is_no_missing_one() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
-        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false, NOW), []);
         assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
         let (running, pilots) = ([seen(11, 1, "n1", Seen::Running)], [JobId(11)].into());
         for s in [1, 1000, 2000] {

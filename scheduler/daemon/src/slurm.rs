@@ -212,8 +212,13 @@ done
         self.slurm.cancel(job).await.map_err(|e| chain(&e))
     }
 
-    /// A single look for all: our pilots, the jobs of users with seats, and the drained nodes.
-    pub(crate) async fn queue(&self, seat_users: Vec<UserName>) -> Result<Queue, String> {
+    /// A single look for all: our pilots, the jobs of users with seats, and the drained nodes. `known`: the pilots known
+    /// by their ids.
+    pub(crate) async fn queue(
+        &self,
+        seat_users: Vec<UserName>,
+        known: &BTreeSet<JobId>,
+    ) -> Result<Queue, String> {
         let service = self.config.service_user.clone();
         let mut users = vec![service.clone()];
         users.extend(seat_users.into_iter().filter(|u| *u != service));
@@ -225,7 +230,7 @@ done
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
-        let rooms = supply::rooms(&self.config, &jobs, &nodes);
+        let rooms = supply::rooms(&self.config, &jobs, &nodes, known);
         let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
         let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
@@ -830,9 +835,14 @@ mod tests {
         };
         let service = config.service_user.to_string();
         let pilot = |node| job("hop-pool.a.7", &service, node, 8, "gpu:t4:4");
+        let renamed = Job {
+            id: JobId(2),
+            ..job("evil", &service, "renamed", 8, "gpu:t4:4")
+        };
         let jobs = [
             pilot("ours"),
             pilot("both"),
+            renamed,
             job("train", "ada", "batch", 8, "gpu:t4:4"),
             job("hop-pool.a.7", "ada", "forged", 8, "gpu:t4:4"),
         ];
@@ -842,6 +852,7 @@ mod tests {
             uses("both", "gpu:t4:4(IDX:0-3)", 16),
             uses("batch", "gpu:t4:3(IDX:0-2)", 4),
             uses("forged", "gpu:t4:4(IDX:0-3)", 8),
+            uses("renamed", "gpu:t4:4(IDX:0-3)", 8),
             uses("cores", "gpu:t4:0(IDX:N/A)", 9),
             Node {
                 state: hop_slurm::state::NodeState::parse("IDLE+RESERVED"),
@@ -852,7 +863,7 @@ mod tests {
                 ..uses("full", "gpu:t4:0(IDX:N/A)", 1)
             },
         ];
-        let rooms = supply::rooms(&config, &jobs, &nodes);
+        let rooms = supply::rooms(&config, &jobs, &nodes, &[JobId(2)].into());
         let room = |taken, seat| hop_core::Room { taken, seat };
         let expected = [
             ("batch", room(3, true)),
@@ -863,6 +874,7 @@ mod tests {
             ("full", room(0, false)),
             ("idle", room(0, true)),
             ("ours", room(0, true)),
+            ("renamed", room(0, true)),
         ];
         assert_eq!(rooms.of, expected.map(|(n, r)| (NodeName::from(n), r)).into());
         let full = ["batch", "cores", "course", "forged"];

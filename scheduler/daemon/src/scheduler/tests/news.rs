@@ -127,6 +127,27 @@ fn both_end_in(seconds: u64) -> Queue {
     }
 }
 
+/// An operator or a site's plugin may give the job any name.
+#[tokio::test]
+async fn a_lease_outlives_the_renaming_of_its_pilot() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    lending.house.say(lending.agent.0, started(lease));
+    let mut house = lending.house;
+    for restarts in [false, true] {
+        for _ in 0..3 {
+            let mut queue = both_end_in(86_400);
+            queue.pilots[0].name = "evil".to_owned();
+            house.scheduler.looked(Ok(queue));
+            house.scheduler.settle();
+        }
+        assert!(house.scheduler.core.lease(lease).is_some(), "{restarts}");
+        if !restarts {
+            house = house.restarted();
+        }
+    }
+}
+
 fn is_drained(mailbox: &mut Mailbox) -> bool {
     let told = std::iter::from_fn(|| mailbox.try_recv().ok());
     let drains = told.filter(|m| matches!(m.body, Response::Order(Order::Drain { .. })));
