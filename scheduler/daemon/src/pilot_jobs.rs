@@ -162,6 +162,8 @@ struct Ticket {
     request: PilotRequest,
     /// Node of the pilot, requested or chosen.
     node: Option<NodeName>,
+    /// Node where its job was last seen to run. Slurm may forget the job before the next look.
+    ran_on: Option<NodeName>,
     state: State,
     /// Since when its job waits, as seen.
     waits: Option<Timestamp>,
@@ -202,6 +204,7 @@ impl PilotJobs {
         let entry = Ticket {
             request,
             node,
+            ran_on: None,
             state,
             waits: None,
             cancelled: false,
@@ -542,6 +545,7 @@ impl PilotJobs {
     fn look_at(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
         if seen.state == Seen::Over {
+            self.ended(seen, pilots);
             return;
         }
         if seen.state == Seen::Suspended {
@@ -590,9 +594,22 @@ impl PilotJobs {
         }
     }
 
+    /// A job that sbatch didn't tell of has had its effect: the ticket fails with the job.
+    fn ended(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>) {
+        let ticket = self.ticket_of(seen, pilots);
+        if let Some(t) = ticket.and_then(|ticket| self.tickets.get_mut(&ticket))
+            && matches!(t.state, State::Uncertain(_))
+        {
+            t.state = State::Queued(seen.job);
+        }
+    }
+
     /// Gives up a pilot of which the agent can't or may not speak to `hopd`: its job holds GPUs that nobody is lent.
     fn await_agent(&mut self, seen: &SeenJob, ticket: u64, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
+        if let (Seen::Running | Seen::Configuring, Some(t)) = (seen.state, self.tickets.get_mut(&ticket)) {
+            t.ran_on.clone_from(&seen.node);
+        }
         if seen.state != Seen::Running {
             self.mute.remove(&job);
             if seen.state == Seen::Waiting {
@@ -652,7 +669,8 @@ impl PilotJobs {
                     if over {
                         let reason = format!("Slurm job {job} ended before its agent was up");
                         // A job that was cancelled before it ran has no node.
-                        failed.push((*ticket, seen.and_then(|s| s.node.clone()), reason));
+                        let node = seen.and_then(|s| s.node.as_ref()).or(t.ran_on.as_ref());
+                        failed.push((*ticket, node.cloned(), reason));
                     }
                 }
                 State::Uncertain(looks) => {
@@ -1344,6 +1362,36 @@ mod tests {
             pilot_jobs.want(2, request(), later(10)),
             [sbatch(2, Some("n1"), &[])]
         );
+    }
+
+    #[test]
+    fn a_node_whose_pilot_slurm_forgot_at_once_is_named() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let look = |of: &mut PilotJobs, jobs: &[SeenJob]| of.looked(jobs, &BTreeSet::new(), NOW);
+        assert_eq!(look(&mut pilot_jobs, &[seen(11, 1, "n1", Seen::Running)]), []);
+        assert_eq!(look(&mut pilot_jobs, &[]), []);
+        failed(look(&mut pilot_jobs, &[]));
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains("node n1")),
+            "{problems:?}"
+        );
+        let next = sbatch(2, Some("n2"), &[]);
+        assert_eq!(pilot_jobs.want(2, request(), later(10)), [next]);
+    }
+
+    #[test]
+    fn a_pilot_that_sbatch_did_not_tell_of_and_that_ended_fails_with_its_node() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
+        let over = [seen(11, 1, "n1", Seen::Over)];
+        let (acts, ticket, reason) = failed(pilot_jobs.looked(&over, &BTreeSet::new(), NOW));
+        assert_eq!((acts, ticket), (vec![], 1));
+        assert_eq!(reason, "Slurm job 11 ended before its agent was up");
+        assert_eq!(pilot_jobs.problems().count(), 1);
     }
 
     #[test]
