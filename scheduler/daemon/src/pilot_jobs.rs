@@ -34,6 +34,12 @@ pub(crate) fn job_name(pool: &PoolName, ticket: u64) -> String {
     format!("{NAME}.{pool}.{ticket}")
 }
 
+/// Slurm's words, which may be several lines.
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    lines.join("; ").trim_end_matches('.').to_owned()
+}
+
 /// Whether a job of this name is a pilot.
 pub(crate) fn is_pilot(name: &str) -> bool {
     parse_name(name).is_some()
@@ -103,6 +109,8 @@ pub(crate) struct Coming {
     pub waits: Option<String>,
     /// Set if the job runs.
     pub mute: Option<Mute>,
+    /// Why sbatch last gave no such job, if there is none yet.
+    pub rejected: Option<String>,
 }
 
 /// A job that runs, and whose agent is not up.
@@ -128,6 +136,10 @@ pub(crate) enum Failure {
 pub(crate) struct PilotJobs {
     tickets: BTreeMap<u64, Ticket>,
     pauses: BTreeMap<PoolName, Pause>,
+    /// Why sbatch last gave no job, of each pool and partition asked for.
+    rejected: BTreeMap<Target, String>,
+    /// Why the last report of each job's agent was refused.
+    agents_refused: BTreeMap<JobId, String>,
     /// Jobs of ours that nobody knows, and since when.
     orphans: BTreeMap<JobId, Timestamp>,
     missed: BTreeMap<JobId, u8>,
@@ -157,6 +169,9 @@ pub(crate) struct PilotJobs {
     looked: bool,
 }
 
+/// A pool, and the burst partition where one is asked for.
+type Target = (PoolName, Option<String>);
+
 #[derive(Debug)]
 struct Ticket {
     request: PilotRequest,
@@ -177,6 +192,12 @@ enum State {
     /// sbatch didn't say; looked for by name. Counts the looks.
     Uncertain(u8),
     Queued(JobId),
+}
+
+impl Ticket {
+    fn target(&self) -> Target {
+        (self.request.pool.clone(), self.request.partition.clone())
+    }
 }
 
 #[derive(Debug)]
@@ -256,6 +277,12 @@ impl PilotJobs {
             return answer.ok().map(Act::Scancel).into_iter().collect();
         };
         let pool = t.request.pool.clone();
+        match &answer {
+            Ok(_) => drop(self.rejected.remove(&t.target())),
+            Err(Failure::Uncertain(why) | Failure::No(why) | Failure::Unfit(why)) => {
+                self.rejected.insert(t.target(), one_line(why));
+            }
+        }
         match answer {
             Ok(job) if t.cancelled => {
                 self.tickets.remove(&ticket);
@@ -352,6 +379,7 @@ impl PilotJobs {
     /// An agent is up on the node: the node works.
     pub(crate) fn node_works(&mut self, job: JobId, node: &NodeName) {
         self.mute.remove(&job);
+        self.agents_refused.remove(&job);
         self.failed.remove(node);
         self.passed_over.remove(node);
     }
@@ -359,6 +387,7 @@ impl PilotJobs {
     /// The job's agent has reported, and was refused.
     pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
         self.ours.insert(job, now);
+        self.agents_refused.insert(job, why.clone());
         let of_ticket = |t: &Ticket| t.state == State::Queued(job);
         if self.tickets.values().any(of_ticket) {
             self.mute(job, now).refused = Some(why);
@@ -372,8 +401,47 @@ impl PilotJobs {
         })
     }
 
-    /// Nodes without a working agent, in sentences.
+    /// Why the last report of the job's agent was refused.
+    pub(crate) fn agent_refusal(&self, job: JobId) -> Option<&str> {
+        self.agents_refused.get(&job).map(String::as_str)
+    }
+
+    /// Why Slurm takes none of the jobs that the pool wants.
+    pub(crate) fn rejection(&self, pool: &PoolName) -> Option<&str> {
+        let mut rejected = self.rejected.iter().filter(|(target, _)| target.0 == *pool);
+        let is_wanted = |target: &Target| self.is_to_be_submitted(target);
+        let found = rejected.find(|(target, _)| is_wanted(target));
+        found.map(|(_, why)| why.as_str())
+    }
+
+    /// Why Slurm doesn't take the job that is wanted on this node.
+    pub(crate) fn rejection_on(&self, node: &NodeName) -> Option<&str> {
+        let here = |t: &&Ticket| t.request.node.as_ref() == Some(node);
+        let mut targets = self.tickets.values().filter(here).map(Ticket::target);
+        let rejected = targets.find(|target| self.is_to_be_submitted(target))?;
+        self.rejected.get(&rejected).map(String::as_str)
+    }
+
+    fn is_to_be_submitted(&self, target: &Target) -> bool {
+        let mut of_target = self.tickets.values().filter(|t| t.target() == *target);
+        of_target.any(|t| !t.cancelled && !matches!(t.state, State::Queued(_)))
+    }
+
+    /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
+        let rejected = self.rejected.iter();
+        let rejected = rejected.filter(|(target, _)| self.is_to_be_submitted(target));
+        let rejected = rejected.map(|((pool, partition), why)| {
+            let partition = partition.as_ref().map(|p| format!(" in partition {p}"));
+            let place = partition.unwrap_or_default();
+            format!(
+                "No pilot of pool {pool}{place} could be submitted: {why}; hopd tries again at least every two minutes."
+            )
+        });
+        rejected.chain(self.dead_nodes())
+    }
+
+    fn dead_nodes(&self) -> impl Iterator<Item = String> + '_ {
         self.failed.iter().map(|(node, failed)| {
             let (why, job) = (&failed.why, failed.job);
             format!(
@@ -430,6 +498,10 @@ impl PilotJobs {
                 job,
                 waits: job.and_then(|job| self.waits.get(&job).cloned()),
                 mute: job.and_then(|job| self.mute.get(&job).cloned()),
+                rejected: match job {
+                    Some(_) => None,
+                    None => self.rejected.get(&ticket.target()).cloned(),
+                },
             }
         })
     }
@@ -462,6 +534,7 @@ impl PilotJobs {
             .collect();
         self.draining.retain(|job| ours.contains_key(job));
         self.mute.retain(|job, _| ours.contains_key(job));
+        self.agents_refused.retain(|job, _| ours.contains_key(job));
         self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
         self.passed_over.retain(|_, at| now.since(*at) < FAILED);
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
@@ -489,6 +562,8 @@ impl PilotJobs {
             }
         }
         self.missed.retain(|job, _| !ours.contains_key(job));
+        let wanted: BTreeSet<Target> = self.tickets.values().map(Ticket::target).collect();
+        self.rejected.retain(|target, _| wanted.contains(target));
         acts.extend(self.submit_wanted(now));
         acts
     }
@@ -1076,6 +1151,42 @@ mod tests {
         }
         assert_eq!(pilot_jobs.submitted(1, Ok(JobId(9)), now), [queued(1, 9)]);
         assert_eq!(pilot_jobs.next_wake(now), None);
+    }
+
+    #[test]
+    fn slurms_word_against_a_pools_pilots_is_kept_until_it_takes_one() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let said = |of: &PilotJobs| {
+            let coming: Vec<_> = of.coming().map(|c| c.rejected).collect();
+            let problems: Vec<_> = of.problems().collect();
+            (of.rejection(&pool()).map(str::to_owned), coming, problems)
+        };
+        pilot_jobs.want(1, request(), NOW);
+        assert_eq!(said(&pilot_jobs), (None, vec![None], vec![]));
+        let answer = Err(Failure::No("sbatch: error: no\nInvalid account.".into()));
+        pilot_jobs.submitted(1, answer, NOW);
+        let why = Some("sbatch: error: no; Invalid account".to_owned());
+        let problem = "No pilot of pool main could be submitted: sbatch: error: no; Invalid account; hopd tries again \
+                       at least every two minutes.";
+        let all = (why.clone(), vec![why], vec![problem.to_owned()]);
+        assert_eq!(said(&pilot_jobs), all);
+        pilot_jobs.submit_wanted(later(2));
+        assert_eq!(said(&pilot_jobs), all, "while it is asked again");
+        // The core wants another, and a burst partition takes pilots.
+        assert_eq!(pilot_jobs.cancel(1, None), []);
+        pilot_jobs.submitted(1, Err(Failure::No("no".into())), later(2));
+        pilot_jobs.want(2, request(), later(3));
+        assert_eq!(said(&pilot_jobs).0.as_deref(), Some("no"));
+        let burst = PilotRequest {
+            partition: Some("cloud".into()),
+            ..request()
+        };
+        pilot_jobs.want(3, burst, later(10));
+        pilot_jobs.submitted(3, Ok(JobId(13)), later(10));
+        assert_eq!(said(&pilot_jobs).0.as_deref(), Some("no"));
+        pilot_jobs.submit_wanted(later(20));
+        pilot_jobs.submitted(2, Ok(JobId(12)), later(20));
+        assert_eq!(said(&pilot_jobs), (None, vec![None, None], vec![]));
     }
 
     #[test]
