@@ -2,8 +2,9 @@
 
 use super::{Due, Scheduler};
 use crate::pilot_jobs::{Failure, PilotJobs};
-use hop_api::message::{Event, QueueRow};
+use hop_api::message::{Event, KernelItem, QueueRow, Told};
 use hop_core::CellView;
+use hop_words::explain::Item;
 use hop_words::id::{JobId, LeaseId, PoolName};
 use hop_words::reason::Reason;
 use hop_words::time::{Span, spell};
@@ -20,6 +21,22 @@ impl Scheduler {
         match self.rejection(reason) {
             Some(why) => format!("{reason}; its submission failed: {why}"),
             None => reason.to_string(),
+        }
+    }
+
+    /// Adds Slurm's word against the job to the reason of the wait.
+    pub(super) fn explain_rejection(&self, items: &mut Vec<Told>) {
+        let rejection = |told: &Told| match told {
+            Told::Cell(Item::Waits(reason)) => self.rejection(reason),
+            _ => None,
+        };
+        let found = items
+            .iter()
+            .enumerate()
+            .find_map(|(i, told)| Some((i, rejection(told)?)));
+        if let Some((i, why)) = found {
+            let why = why.to_owned();
+            items.insert(i + 1, KernelItem::Unsubmitted { why }.into());
         }
     }
 

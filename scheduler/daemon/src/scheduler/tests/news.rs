@@ -406,6 +406,19 @@ async fn all_read_why_slurm_takes_no_pilot() {
         (rows[0].why.as_str(), rows[0].reason.as_str()),
         ("PilotStarting", why.as_str())
     );
+    let explain = Request::Explain {
+        kernel: "a".into(),
+        cell: None,
+    };
+    let said = house.ask(user, &mut mailbox, explain);
+    let Response::Explanation(said) = said else {
+        panic!("{said:?}")
+    };
+    let both = said.sentences[..2].join(" ");
+    assert!(
+        both.contains(waits) && both.ends_with("failed, and is tried again: Invalid account."),
+        "{said:?}"
+    );
     submitted(&mut house, Ok(JobId(11)));
     assert_eq!(told(), [waits]);
     assert_eq!(info(&mut house).problems, Vec::<String>::new());
