@@ -1,8 +1,9 @@
 //! The pilots as Slurm jobs: which to submit, adopt, give up and cancel.
 //!
-//! Pure: inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; outputs are actions. Pilots carry
-//! pool and ticket in their names, so pilots of an earlier `hopd` are found again. While Slurm is away or refuses, a
-//! request waits here with a growing pause; the core isn't told and doesn't repeat it.
+//! Pure: inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; outputs are actions. A pilot is known
+//! by its job id. Pilots carry pool and ticket in their names, so pilots of an earlier `hopd` are found again; a job
+//! once known stays known, since an operator or a site's plugin may rename it. While Slurm is away or refuses, a request
+//! waits here with a growing pause; the core isn't told and doesn't repeat it.
 
 use hop_core::Input;
 use hop_words::id::{GpuType, JobId, NodeName, PoolName};
@@ -23,12 +24,20 @@ const MUTE: Span = Span::from_secs(300);
 const FAILED: Span = Span::from_secs(3600);
 /// A pilot that Slurm has not started for this long is asked for on another node, if one has room.
 const PASSED_OVER: Span = Span::from_secs(300);
+/// A pilot that is missing from squeue stays known by its id for this long.
+const KNOWN: Span = Span::from_secs(3600);
 /// How often a job has to be missing from squeue before it counts as gone.
 const MISSES: u8 = 2;
 
 /// The name of a pilot's job.
 pub(crate) fn job_name(pool: &PoolName, ticket: u64) -> String {
     format!("{NAME}.{pool}.{ticket}")
+}
+
+/// Slurm's words, which may be several lines.
+fn one_line(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    lines.join("; ").trim_end_matches('.').to_owned()
 }
 
 /// Whether a job of this name is a pilot.
@@ -100,6 +109,8 @@ pub(crate) struct Coming {
     pub waits: Option<String>,
     /// Set if the job runs.
     pub mute: Option<Mute>,
+    /// Why sbatch last gave no such job, if there is none yet.
+    pub rejected: Option<String>,
 }
 
 /// A job that runs, and whose agent is not up.
@@ -125,9 +136,15 @@ pub(crate) enum Failure {
 pub(crate) struct PilotJobs {
     tickets: BTreeMap<u64, Ticket>,
     pauses: BTreeMap<PoolName, Pause>,
+    /// Why sbatch last gave no job, of each pool and partition asked for.
+    rejected: BTreeMap<Target, String>,
+    /// Why the last report of each job's agent was refused.
+    agents_refused: BTreeMap<JobId, String>,
     /// Jobs of ours that nobody knows, and since when.
     orphans: BTreeMap<JobId, Timestamp>,
     missed: BTreeMap<JobId, u8>,
+    /// Jobs known as pilots, whatever their names are now, and since when nothing was heard of each.
+    ours: BTreeMap<JobId, Timestamp>,
     /// Possible nodes for pilots, of each pool.
     nodes: BTreeMap<PoolName, Vec<NodeName>>,
     /// The pool of each node that was ever in `nodes`.
@@ -152,11 +169,16 @@ pub(crate) struct PilotJobs {
     looked: bool,
 }
 
+/// A pool, and the burst partition where one is asked for.
+type Target = (PoolName, Option<String>);
+
 #[derive(Debug)]
 struct Ticket {
     request: PilotRequest,
     /// Node of the pilot, requested or chosen.
     node: Option<NodeName>,
+    /// Node where its job was last seen to run. Slurm may forget the job before the next look.
+    ran_on: Option<NodeName>,
     state: State,
     /// Since when its job waits, as seen.
     waits: Option<Timestamp>,
@@ -170,6 +192,12 @@ enum State {
     /// sbatch didn't say; looked for by name. Counts the looks.
     Uncertain(u8),
     Queued(JobId),
+}
+
+impl Ticket {
+    fn target(&self) -> Target {
+        (self.request.pool.clone(), self.request.partition.clone())
+    }
 }
 
 #[derive(Debug)]
@@ -197,6 +225,7 @@ impl PilotJobs {
         let entry = Ticket {
             request,
             node,
+            ran_on: None,
             state,
             waits: None,
             cancelled: false,
@@ -248,6 +277,12 @@ impl PilotJobs {
             return answer.ok().map(Act::Scancel).into_iter().collect();
         };
         let pool = t.request.pool.clone();
+        match &answer {
+            Ok(_) => drop(self.rejected.remove(&t.target())),
+            Err(Failure::Uncertain(why) | Failure::No(why) | Failure::Unfit(why)) => {
+                self.rejected.insert(t.target(), one_line(why));
+            }
+        }
         match answer {
             Ok(job) if t.cancelled => {
                 self.tickets.remove(&ticket);
@@ -322,7 +357,8 @@ impl PilotJobs {
 
     /// A pilot's agent has reported: its pool works. An unknown job is matched with a request of its pool that has no
     /// job id yet.
-    pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool) -> Vec<Act> {
+    pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool, now: Timestamp) -> Vec<Act> {
+        self.ours.insert(job, now);
         self.pauses.remove(pool);
         self.orphans.remove(&job);
         let of_job = self.tickets.iter().find(|(_, t)| t.state == State::Queued(job));
@@ -343,12 +379,15 @@ impl PilotJobs {
     /// An agent is up on the node: the node works.
     pub(crate) fn node_works(&mut self, job: JobId, node: &NodeName) {
         self.mute.remove(&job);
+        self.agents_refused.remove(&job);
         self.failed.remove(node);
         self.passed_over.remove(node);
     }
 
     /// The job's agent has reported, and was refused.
     pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
+        self.ours.insert(job, now);
+        self.agents_refused.insert(job, why.clone());
         let of_ticket = |t: &Ticket| t.state == State::Queued(job);
         if self.tickets.values().any(of_ticket) {
             self.mute(job, now).refused = Some(why);
@@ -362,8 +401,47 @@ impl PilotJobs {
         })
     }
 
-    /// Nodes without a working agent, in sentences.
+    /// Why the last report of the job's agent was refused.
+    pub(crate) fn agent_refusal(&self, job: JobId) -> Option<&str> {
+        self.agents_refused.get(&job).map(String::as_str)
+    }
+
+    /// Why Slurm takes none of the jobs that the pool wants.
+    pub(crate) fn rejection(&self, pool: &PoolName) -> Option<&str> {
+        let mut rejected = self.rejected.iter().filter(|(target, _)| target.0 == *pool);
+        let is_wanted = |target: &Target| self.is_to_be_submitted(target);
+        let found = rejected.find(|(target, _)| is_wanted(target));
+        found.map(|(_, why)| why.as_str())
+    }
+
+    /// Why Slurm doesn't take the job that is wanted on this node.
+    pub(crate) fn rejection_on(&self, node: &NodeName) -> Option<&str> {
+        let here = |t: &&Ticket| t.request.node.as_ref() == Some(node);
+        let mut targets = self.tickets.values().filter(here).map(Ticket::target);
+        let rejected = targets.find(|target| self.is_to_be_submitted(target))?;
+        self.rejected.get(&rejected).map(String::as_str)
+    }
+
+    fn is_to_be_submitted(&self, target: &Target) -> bool {
+        let mut of_target = self.tickets.values().filter(|t| t.target() == *target);
+        of_target.any(|t| !t.cancelled && !matches!(t.state, State::Queued(_)))
+    }
+
+    /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
+        let rejected = self.rejected.iter();
+        let rejected = rejected.filter(|(target, _)| self.is_to_be_submitted(target));
+        let rejected = rejected.map(|((pool, partition), why)| {
+            let partition = partition.as_ref().map(|p| format!(" in partition {p}"));
+            let place = partition.unwrap_or_default();
+            format!(
+                "No pilot of pool {pool}{place} could be submitted: {why}; hopd tries again at least every two minutes."
+            )
+        });
+        rejected.chain(self.dead_nodes())
+    }
+
+    fn dead_nodes(&self) -> impl Iterator<Item = String> + '_ {
         self.failed.iter().map(|(node, failed)| {
             let (why, job) = (&failed.why, failed.job);
             format!(
@@ -420,6 +498,10 @@ impl PilotJobs {
                 job,
                 waits: job.and_then(|job| self.waits.get(&job).cloned()),
                 mute: job.and_then(|job| self.mute.get(&job).cloned()),
+                rejected: match job {
+                    Some(_) => None,
+                    None => self.rejected.get(&ticket.target()).cloned(),
+                },
             }
         })
     }
@@ -439,14 +521,11 @@ impl PilotJobs {
         let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
         self.waits = waiting.map(|j| (j.job, j.reason.clone())).collect();
         let mut acts = Vec::new();
-        let ours: BTreeMap<JobId, (&SeenJob, PoolName, u64)> = jobs
-            .iter()
-            .filter_map(|j| parse_name(&j.name).map(|(pool, ticket)| (j.job, (j, pool, ticket))))
-            .collect();
+        let ours = self.find_ours(jobs, pilots, now);
         self.places = ours
             .values()
-            .filter(|(j, ..)| j.state != Seen::Over)
-            .filter_map(|(j, ..)| {
+            .filter(|j| j.state != Seen::Over)
+            .filter_map(|j| {
                 Some((
                     j.job,
                     j.node.clone().or_else(|| self.places.get(&j.job).cloned())?,
@@ -455,19 +534,21 @@ impl PilotJobs {
             .collect();
         self.draining.retain(|job| ours.contains_key(job));
         self.mute.retain(|job, _| ours.contains_key(job));
+        self.agents_refused.retain(|job, _| ours.contains_key(job));
         self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
         self.passed_over.retain(|_, at| now.since(*at) < FAILED);
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
         let is_up = |t: &Ticket| matches!(t.state, State::Queued(job) if pilots.contains(&job));
         self.tickets.retain(|_, t| !is_up(t));
-        for (seen, _, ticket) in ours.values() {
-            self.look_at(seen, *ticket, pilots, now, &mut acts);
+        for seen in ours.values() {
+            self.look_at(seen, pilots, now, &mut acts);
         }
         self.orphans.retain(|job, _| ours.contains_key(job));
         self.look_for_tickets(&ours, now, &mut acts);
         for job in pilots {
-            let gone = match ours.get(job) {
-                Some((seen, ..)) => seen.state == Seen::Over,
+            let seen = ours.get(job);
+            let gone = match seen {
+                Some(seen) => seen.state == Seen::Over,
                 None => self.missed(*job),
             };
             if gone {
@@ -476,11 +557,58 @@ impl PilotJobs {
                     pilot: *job,
                     cause: EndCause::PilotLost,
                 }));
+                // Its agent may live, and lend GPUs outside every lease.
+                acts.extend(seen.is_none().then_some(Act::Scancel(*job)));
             }
         }
         self.missed.retain(|job, _| !ours.contains_key(job));
+        let wanted: BTreeSet<Target> = self.tickets.values().map(Ticket::target).collect();
+        self.rejected.retain(|target, _| wanted.contains(target));
         acts.extend(self.submit_wanted(now));
         acts
+    }
+
+    /// The jobs that are pilots: by their names, or because they were known before.
+    fn find_ours<'a>(
+        &mut self,
+        jobs: &'a [SeenJob],
+        pilots: &BTreeSet<JobId>,
+        now: Timestamp,
+    ) -> BTreeMap<JobId, &'a SeenJob> {
+        let named = jobs.iter().filter(|j| is_pilot(&j.name)).map(|j| j.job);
+        let known: Vec<JobId> = named.chain(pilots.iter().copied()).chain(self.queued()).collect();
+        self.ours.extend(known.into_iter().map(|job| (job, now)));
+        let is_ours = |j: &&SeenJob| self.ours.contains_key(&j.job);
+        let ours: BTreeMap<_, _> = jobs.iter().filter(is_ours).map(|j| (j.job, j)).collect();
+        self.ours.extend(ours.keys().map(|job| (*job, now)));
+        self.ours.retain(|_, at| now.since(*at) < KNOWN);
+        ours
+    }
+
+    /// The jobs of tickets.
+    fn queued(&self) -> impl Iterator<Item = JobId> + '_ {
+        self.tickets.values().filter_map(|t| match t.state {
+            State::Queued(job) => Some(job),
+            State::Wanted | State::Submitting | State::Uncertain(_) => None,
+        })
+    }
+
+    /// The jobs known as pilots, whatever their names are.
+    pub(crate) fn known_jobs(&self) -> BTreeSet<JobId> {
+        self.ours.keys().copied().chain(self.queued()).collect()
+    }
+
+    /// The ticket of a job of ours. A name tells only of a job that nobody knows by its id: any name may be given to it.
+    fn ticket_of(&self, seen: &SeenJob, pilots: &BTreeSet<JobId>) -> Option<u64> {
+        let of_job = self
+            .tickets
+            .iter()
+            .find(|(_, t)| t.state == State::Queued(seen.job));
+        match of_job {
+            Some((ticket, _)) => Some(*ticket),
+            None if pilots.contains(&seen.job) => None,
+            None => parse_name(&seen.name).map(|(_, ticket)| ticket),
+        }
     }
 
     fn missed(&mut self, job: JobId) -> bool {
@@ -489,16 +617,10 @@ impl PilotJobs {
         *times >= MISSES
     }
 
-    fn look_at(
-        &mut self,
-        seen: &SeenJob,
-        ticket: u64,
-        pilots: &BTreeSet<JobId>,
-        now: Timestamp,
-        acts: &mut Vec<Act>,
-    ) {
+    fn look_at(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
         if seen.state == Seen::Over {
+            self.ended(seen, pilots);
             return;
         }
         if seen.state == Seen::Suspended {
@@ -513,7 +635,9 @@ impl PilotJobs {
             self.draining.insert(job);
             return;
         }
-        if let Some(t) = self.tickets.get_mut(&ticket) {
+        if let Some(ticket) = self.ticket_of(seen, pilots)
+            && let Some(t) = self.tickets.get_mut(&ticket)
+        {
             match t.state {
                 State::Queued(known) if known == job => {
                     self.await_agent(seen, ticket, now, acts);
@@ -545,9 +669,22 @@ impl PilotJobs {
         }
     }
 
+    /// A job that sbatch didn't tell of has had its effect: the ticket fails with the job.
+    fn ended(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>) {
+        let ticket = self.ticket_of(seen, pilots);
+        if let Some(t) = ticket.and_then(|ticket| self.tickets.get_mut(&ticket))
+            && matches!(t.state, State::Uncertain(_))
+        {
+            t.state = State::Queued(seen.job);
+        }
+    }
+
     /// Gives up a pilot of which the agent can't or may not speak to `hopd`: its job holds GPUs that nobody is lent.
     fn await_agent(&mut self, seen: &SeenJob, ticket: u64, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
+        if let (Seen::Running | Seen::Configuring, Some(t)) = (seen.state, self.tickets.get_mut(&ticket)) {
+            t.ran_on.clone_from(&seen.node);
+        }
         if seen.state != Seen::Running {
             self.mute.remove(&job);
             if seen.state == Seen::Waiting {
@@ -590,17 +727,12 @@ impl PilotJobs {
         acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
     }
 
-    fn look_for_tickets(
-        &mut self,
-        ours: &BTreeMap<JobId, (&SeenJob, PoolName, u64)>,
-        now: Timestamp,
-        acts: &mut Vec<Act>,
-    ) {
+    fn look_for_tickets(&mut self, ours: &BTreeMap<JobId, &SeenJob>, now: Timestamp, acts: &mut Vec<Act>) {
         let mut failed = Vec::new();
         for (ticket, t) in &mut self.tickets {
             match &mut t.state {
                 State::Queued(job) => {
-                    let seen = ours.get(job).map(|(seen, ..)| seen);
+                    let seen = ours.get(job);
                     let over = match seen {
                         Some(seen) => seen.state == Seen::Over,
                         None => {
@@ -612,7 +744,8 @@ impl PilotJobs {
                     if over {
                         let reason = format!("Slurm job {job} ended before its agent was up");
                         // A job that was cancelled before it ran has no node.
-                        failed.push((*ticket, seen.and_then(|s| s.node.clone()), reason));
+                        let node = seen.and_then(|s| s.node.as_ref()).or(t.ran_on.as_ref());
+                        failed.push((*ticket, node.cloned(), reason));
                     }
                 }
                 State::Uncertain(looks) => {
@@ -841,8 +974,8 @@ mod tests {
         assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
         assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
         assert_eq!(pilot_jobs.submitted(2, Ok(JobId(12)), NOW), [queued(2, 12)]);
-        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), true), []);
-        assert_eq!(pilot_jobs.agent_up(JobId(12), &pool(), true), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), true, NOW), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(12), &pool(), true, NOW), []);
         let pilots = [JobId(11), JobId(12)].into();
         let jobs = [seen(11, 1, "n1", Seen::Running), seen(12, 2, "n2", Seen::Running)];
         assert_eq!(pilot_jobs.looked(&jobs, &pilots, NOW), []);
@@ -876,7 +1009,7 @@ mod tests {
         assert_eq!(coming(&pilot_jobs), [(Some(11), node.clone(), why)]);
         pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Running)], &BTreeSet::new(), NOW);
         assert_eq!(coming(&pilot_jobs), [(Some(11), node, None)]);
-        pilot_jobs.agent_up(JobId(11), &pool(), true);
+        pilot_jobs.agent_up(JobId(11), &pool(), true, NOW);
         assert_eq!(coming(&pilot_jobs), []);
         assert_eq!(pilot_jobs.pool_of(&"n1".into()), Some(&pool()));
         assert_eq!(pilot_jobs.pool_of(&"c1".into()), None);
@@ -1021,6 +1154,42 @@ mod tests {
     }
 
     #[test]
+    fn slurms_word_against_a_pools_pilots_is_kept_until_it_takes_one() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let said = |of: &PilotJobs| {
+            let coming: Vec<_> = of.coming().map(|c| c.rejected).collect();
+            let problems: Vec<_> = of.problems().collect();
+            (of.rejection(&pool()).map(str::to_owned), coming, problems)
+        };
+        pilot_jobs.want(1, request(), NOW);
+        assert_eq!(said(&pilot_jobs), (None, vec![None], vec![]));
+        let answer = Err(Failure::No("sbatch: error: no\nInvalid account.".into()));
+        pilot_jobs.submitted(1, answer, NOW);
+        let why = Some("sbatch: error: no; Invalid account".to_owned());
+        let problem = "No pilot of pool main could be submitted: sbatch: error: no; Invalid account; hopd tries again \
+                       at least every two minutes.";
+        let all = (why.clone(), vec![why], vec![problem.to_owned()]);
+        assert_eq!(said(&pilot_jobs), all);
+        pilot_jobs.submit_wanted(later(2));
+        assert_eq!(said(&pilot_jobs), all, "while it is asked again");
+        // The core wants another, and a burst partition takes pilots.
+        assert_eq!(pilot_jobs.cancel(1, None), []);
+        pilot_jobs.submitted(1, Err(Failure::No("no".into())), later(2));
+        pilot_jobs.want(2, request(), later(3));
+        assert_eq!(said(&pilot_jobs).0.as_deref(), Some("no"));
+        let burst = PilotRequest {
+            partition: Some("cloud".into()),
+            ..request()
+        };
+        pilot_jobs.want(3, burst, later(10));
+        pilot_jobs.submitted(3, Ok(JobId(13)), later(10));
+        assert_eq!(said(&pilot_jobs).0.as_deref(), Some("no"));
+        pilot_jobs.submit_wanted(later(20));
+        pilot_jobs.submitted(2, Ok(JobId(12)), later(20));
+        assert_eq!(said(&pilot_jobs), (None, vec![None, None], vec![]));
+    }
+
+    #[test]
     fn an_sbatch_that_timed_out_is_looked_for_by_name() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
@@ -1066,7 +1235,10 @@ mod tests {
     fn an_agent_that_nobody_knows_takes_the_place_of_a_wanted_pilot() {
         let mut pilot_jobs = PilotJobs::default();
         pilot_jobs.want(1, request(), NOW);
-        assert_eq!(pilot_jobs.agent_up(JobId(30), &pool(), false), [queued(1, 30)]);
+        assert_eq!(
+            pilot_jobs.agent_up(JobId(30), &pool(), false, NOW),
+            [queued(1, 30)]
+        );
         pilot_jobs.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
         assert_eq!(
             pilot_jobs.looked(&[seen(30, 4, "n1", Seen::Running)], &[JobId(30)].into(), NOW),
@@ -1092,11 +1264,84 @@ mod tests {
             []
         );
         assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), []);
-        assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), [lost(11)]);
+        // Slurm may be mistaken, and its agent may lend.
+        let acts = pilot_jobs.looked(&[], &pilots, NOW);
+        assert_eq!(acts, [lost(11), Act::Scancel(JobId(11))]);
         assert_eq!(
             pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Over)], &pilots, NOW),
             [lost(11)]
         );
+    }
+
+    /// A job that has another name than its pilot was given.
+    fn renamed(seen: SeenJob, name: &str) -> SeenJob {
+        let name = name.to_owned();
+        SeenJob { name, ..seen }
+    }
+
+    #[test]
+    fn a_renamed_pilot_is_known_by_its_job() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let pilots = [JobId(11)].into();
+        let evil = |state| renamed(seen(11, 1, "n1", state), "evil");
+        for s in [0, 60, 600] {
+            assert_eq!(pilot_jobs.looked(&[evil(Seen::Running)], &pilots, later(s)), []);
+        }
+        assert!(pilot_jobs.known_jobs().contains(&JobId(11)));
+        assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
+        // Another pilot's name makes it no other pilot.
+        pilot_jobs.submitted(2, Err(Failure::Uncertain("timeout".into())), NOW);
+        let as_another = renamed(seen(11, 1, "n1", Seen::Running), &job_name(&pool(), 2));
+        assert_eq!(pilot_jobs.looked(&[as_another], &pilots, NOW), []);
+        let acts = silent(pilot_jobs.looked(&[evil(Seen::Suspended)], &pilots, NOW));
+        assert_eq!(acts[..2], [lost(11), Act::Scancel(JobId(11))]);
+        let acts = silent(pilot_jobs.looked(&[evil(Seen::Over)], &pilots, NOW));
+        assert_eq!(acts, [lost(11)]);
+    }
+
+    #[test]
+    fn a_pilot_that_a_plugin_renames_comes_up_or_is_given_up() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let renamed = |state| renamed(seen(11, 1, "n1", state), "site.1");
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        for s in [0, 1, 299] {
+            assert_eq!(
+                pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(s)),
+                []
+            );
+        }
+        let acts = pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(300));
+        let (acts, ticket, _) = failed(acts);
+        assert_eq!((acts, ticket), (vec![Act::Scancel(JobId(11))], 1));
+        // Its scancel had no effect: it belongs to nobody.
+        assert_eq!(
+            pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(301)),
+            []
+        );
+        let acts = silent(pilot_jobs.looked(&[renamed(Seen::Running)], &BTreeSet::new(), later(361)));
+        assert_eq!(acts, [Act::Scancel(JobId(11))]);
+    }
+
+    #[test]
+    fn a_renamed_pilot_of_an_earlier_hopd_is_known_by_its_agent() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let strangers = [
+            renamed(seen(11, 1, "n1", Seen::Running), "evil"),
+            renamed(seen(12, 1, "n1", Seen::Running), "somebody's own job"),
+        ];
+        let look = |of: &mut PilotJobs, s| silent(of.looked(&strangers, &BTreeSet::new(), later(s)));
+        assert_eq!(look(&mut pilot_jobs, 0), []);
+        assert_eq!(look(&mut pilot_jobs, 100), []);
+        // The core has it as a pilot from now on, and loses it later.
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false, later(100)), []);
+        assert_eq!(look(&mut pilot_jobs, 101), []);
+        assert_eq!(look(&mut pilot_jobs, 161), [Act::Scancel(JobId(11))]);
+        // An agent that is refused is one of ours as well.
+        pilot_jobs.agent_refused(JobId(12), "there is no pool old".into(), later(200));
+        assert_eq!(look(&mut pilot_jobs, 201), [Act::Scancel(JobId(11))]);
+        let acts = look(&mut pilot_jobs, 261);
+        assert_eq!(acts, [Act::Scancel(JobId(11)), Act::Scancel(JobId(12))]);
     }
 
     #[test]
@@ -1174,7 +1419,7 @@ mod tests {
     fn an_agent_that_was_quicker_than_its_sbatch_is_no_missing_one() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
-        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), false, NOW), []);
         assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
         let (running, pilots) = ([seen(11, 1, "n1", Seen::Running)], [JobId(11)].into());
         for s in [1, 1000, 2000] {
@@ -1228,6 +1473,36 @@ mod tests {
             pilot_jobs.want(2, request(), later(10)),
             [sbatch(2, Some("n1"), &[])]
         );
+    }
+
+    #[test]
+    fn a_node_whose_pilot_slurm_forgot_at_once_is_named() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let look = |of: &mut PilotJobs, jobs: &[SeenJob]| of.looked(jobs, &BTreeSet::new(), NOW);
+        assert_eq!(look(&mut pilot_jobs, &[seen(11, 1, "n1", Seen::Running)]), []);
+        assert_eq!(look(&mut pilot_jobs, &[]), []);
+        failed(look(&mut pilot_jobs, &[]));
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains("node n1")),
+            "{problems:?}"
+        );
+        let next = sbatch(2, Some("n2"), &[]);
+        assert_eq!(pilot_jobs.want(2, request(), later(10)), [next]);
+    }
+
+    #[test]
+    fn a_pilot_that_sbatch_did_not_tell_of_and_that_ended_fails_with_its_node() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
+        let over = [seen(11, 1, "n1", Seen::Over)];
+        let (acts, ticket, reason) = failed(pilot_jobs.looked(&over, &BTreeSet::new(), NOW));
+        assert_eq!((acts, ticket), (vec![], 1));
+        assert_eq!(reason, "Slurm job 11 ended before its agent was up");
+        assert_eq!(pilot_jobs.problems().count(), 1);
     }
 
     #[test]

@@ -373,12 +373,8 @@ impl Scheduler {
     }
 
     fn report(&mut self, report: Report) {
-        let now = self.clock.now();
         match report {
-            Report::Submitted { ticket, answer } => {
-                let acts = self.pilot_jobs.submitted(ticket, answer, now);
-                self.act(acts);
-            }
+            Report::Submitted { ticket, answer } => self.submitted(ticket, answer),
             Report::Looked(answer) => self.looked(answer),
             Report::Facts(facts) => self.facts(*facts),
             Report::Limits(limits) => self.limits(*limits),

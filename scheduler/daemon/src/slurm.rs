@@ -212,20 +212,28 @@ done
         self.slurm.cancel(job).await.map_err(|e| chain(&e))
     }
 
-    /// A single look for all: our pilots, the jobs of users with seats, and the drained nodes.
-    pub(crate) async fn queue(&self, seat_users: Vec<UserName>) -> Result<Queue, String> {
+    /// A single look for all: our pilots, the jobs of users with seats, and the drained nodes. `known`: the pilots known
+    /// by their ids.
+    pub(crate) async fn queue(
+        &self,
+        seat_users: Vec<UserName>,
+        known: &BTreeSet<JobId>,
+    ) -> Result<Queue, String> {
         let service = self.config.service_user.clone();
         let mut users = vec![service.clone()];
         users.extend(seat_users.into_iter().filter(|u| *u != service));
+        // An ended pilot's row tells the node on which it came to nothing.
         let filter = JobFilter {
             users,
+            ended: true,
             ..JobFilter::default()
         };
-        let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
+        let mut jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
+        jobs.retain(|j| j.user == service || !j.state.is_over());
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
-        let rooms = supply::rooms(&self.config, &jobs, &nodes);
+        let rooms = supply::rooms(&self.config, &jobs, &nodes, known);
         let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
         let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
@@ -595,6 +603,11 @@ fn shell_word(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pilot_jobs::PilotJobs;
+    use hop_slurm::Version;
+    use hop_slurm::link::{self, Hello, PROTOCOL};
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
 
     fn side() -> SlurmSide {
         let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\nmax_pilots=1";
@@ -830,9 +843,14 @@ mod tests {
         };
         let service = config.service_user.to_string();
         let pilot = |node| job("hop-pool.a.7", &service, node, 8, "gpu:t4:4");
+        let renamed = Job {
+            id: JobId(2),
+            ..job("evil", &service, "renamed", 8, "gpu:t4:4")
+        };
         let jobs = [
             pilot("ours"),
             pilot("both"),
+            renamed,
             job("train", "ada", "batch", 8, "gpu:t4:4"),
             job("hop-pool.a.7", "ada", "forged", 8, "gpu:t4:4"),
         ];
@@ -842,6 +860,7 @@ mod tests {
             uses("both", "gpu:t4:4(IDX:0-3)", 16),
             uses("batch", "gpu:t4:3(IDX:0-2)", 4),
             uses("forged", "gpu:t4:4(IDX:0-3)", 8),
+            uses("renamed", "gpu:t4:4(IDX:0-3)", 8),
             uses("cores", "gpu:t4:0(IDX:N/A)", 9),
             Node {
                 state: hop_slurm::state::NodeState::parse("IDLE+RESERVED"),
@@ -852,7 +871,7 @@ mod tests {
                 ..uses("full", "gpu:t4:0(IDX:N/A)", 1)
             },
         ];
-        let rooms = supply::rooms(&config, &jobs, &nodes);
+        let rooms = supply::rooms(&config, &jobs, &nodes, &[JobId(2)].into());
         let room = |taken, seat| hop_core::Room { taken, seat };
         let expected = [
             ("batch", room(3, true)),
@@ -863,10 +882,81 @@ mod tests {
             ("full", room(0, false)),
             ("idle", room(0, true)),
             ("ours", room(0, true)),
+            ("renamed", room(0, true)),
         ];
         assert_eq!(rooms.of, expected.map(|(n, r)| (NodeName::from(n), r)).into());
         let full = ["batch", "cores", "course", "forged"];
         assert_eq!(rooms.full, full.map(NodeName::from).into());
+    }
+
+    /// A Slurm with these jobs and nodes, told by a helper in the shell.
+    fn slurm_with(dir: &Path, jobs: &[Job], nodes: &[Node]) -> Slurm {
+        let hello = Hello {
+            protocol: PROTOCOL,
+            built: Some(Version::parse("22.05.8").unwrap()),
+            api: Some((38, 38)),
+        };
+        let jobs = link::Answer::Jobs {
+            time: 1,
+            jobs: jobs.to_vec(),
+        };
+        let nodes = link::Answer::Nodes {
+            time: 1,
+            nodes: nodes.to_vec(),
+        };
+        for (name, text) in [
+            ("hello", serde_json::to_string(&hello).unwrap()),
+            ("jobs", serde_json::to_string(&jobs).unwrap()),
+            ("nodes", serde_json::to_string(&nodes).unwrap()),
+        ] {
+            std::fs::write(dir.join(name), text + "\n").unwrap();
+        }
+        let script = "#!/bin/sh\ncd \"${0%/*}\"; cat hello\nwhile read -r asked; do case $asked in\n\
+                      *jobs*) cat jobs;;\n*) cat nodes;;\nesac; done\n";
+        let helper = dir.join("helper");
+        std::fs::write(&helper, script).unwrap();
+        std::fs::set_permissions(&helper, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Slurm::new(Settings::default()).with_link(helper)
+    }
+
+    #[tokio::test]
+    async fn a_look_at_the_queue_shows_where_a_pilot_died() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut side = side();
+        let service = side.config.service_user.to_string();
+        let died = Job {
+            id: JobId(11),
+            state: JobState::Failed,
+            ..job("hop-pool.main.1", &service, "n1", 8, "gpu:2")
+        };
+        let ended = Job {
+            id: JobId(12),
+            state: JobState::Completed,
+            ..job("a seat", "ada", "n1", 1, "")
+        };
+        side.slurm = slurm_with(dir.path(), &[died, ended], &[node("n1", "gpu:2", None)]);
+        let queue = side.queue(vec!["ada".into()], &BTreeSet::new()).await.unwrap();
+        assert_eq!((queue.alive, queue.ends), (vec![], BTreeMap::new()));
+        let free = hop_core::Room {
+            taken: 0,
+            seat: false,
+        };
+        assert_eq!(queue.rooms.of, [("n1".into(), free)].into());
+        let mut pilot_jobs = PilotJobs::default();
+        let request = PilotRequest {
+            pool: "main".into(),
+            partition: None,
+            node: None,
+            gpus: None,
+            gpu_type: None,
+        };
+        pilot_jobs.restore(1, request, Some(JobId(11)));
+        pilot_jobs.looked(&queue.pilots, &BTreeSet::new(), Timestamp(1));
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains("No pilot came up on node n1: Slurm job 11 ended")),
+            "{problems:?}"
+        );
     }
 
     #[test]

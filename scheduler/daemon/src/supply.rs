@@ -9,7 +9,7 @@ use hop_core::{NodeFacts, Room};
 use hop_slurm::gres::Gres;
 use hop_slurm::state::NodeFlag;
 use hop_slurm::{Job, Node};
-use hop_words::id::{GpuType, NodeName, PoolName};
+use hop_words::id::{GpuType, JobId, NodeName, PoolName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The nodes of the pools' own partitions.
@@ -99,9 +99,10 @@ pub(crate) fn own<'a>(config: &Config, nodes: impl Iterator<Item = &'a Node>) ->
     own
 }
 
-/// Room by Slurm's word, of its jobs and nodes at about the same time.
-pub(crate) fn rooms(config: &Config, jobs: &[Job], nodes: &[Node]) -> Rooms {
-    let is_ours = |j: &&Job| j.user == config.service_user && j.state.holds_resources() && is_pilot(&j.name);
+/// Room by Slurm's word, of its jobs and nodes at about the same time. `known`: the pilots, also those renamed.
+pub(crate) fn rooms(config: &Config, jobs: &[Job], nodes: &[Node], known: &BTreeSet<JobId>) -> Rooms {
+    let is_pilot = |j: &Job| is_pilot(&j.name) || known.contains(&j.id);
+    let is_ours = |j: &&Job| j.user == config.service_user && j.state.holds_resources() && is_pilot(j);
     let mut ours: BTreeMap<&NodeName, Vec<&Job>> = BTreeMap::new();
     for job in jobs.iter().filter(is_ours) {
         if let Some(node) = job.nodes.first() {

@@ -10,6 +10,7 @@ use hop_words::clock::Skew;
 use hop_words::id::{CellId, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName};
 use hop_words::lease::LeaseEnd;
 use hop_words::need::Need;
+use hop_words::reason::Reason;
 use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
 
@@ -89,7 +90,12 @@ fn end_of(end: &LeaseEnd) -> String {
 }
 
 /// Leases in use, then waiting cells; `users` none: everybody's.
-pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> Vec<QueueRow> {
+pub(crate) fn queue(
+    core: &Core,
+    users: Option<&[UserName]>,
+    now: Timestamp,
+    worded: impl Fn(&Reason) -> String,
+) -> Vec<QueueRow> {
     let wanted = |user: &UserName| users.is_none_or(|u| u.contains(user));
     let leases = core.leases().into_iter().filter(|l| wanted(&l.user));
     let waiting = core.waiting_where(wanted).into_iter();
@@ -139,7 +145,7 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
                 position: Some(c.position),
                 estimate: c.estimate,
                 why: c.reason.word().into(),
-                reason: c.reason.to_string(),
+                reason: worded(&c.reason),
             }
         }))
         .collect()

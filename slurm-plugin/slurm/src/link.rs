@@ -30,6 +30,9 @@ pub const MAX_LINE: usize = 256 << 20;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// An answer is read whole again after this long: slurmctld leaves the time of its nodes as it was on some changes, such
+/// as `scontrol reboot`, and would say that nothing changed.
+const WHOLE: Duration = Duration::from_secs(10);
 /// Time limit of the helper, where the commands' limit isn't shorter: the commands are asked after the helper.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -50,7 +53,7 @@ impl Hello {
     }
 }
 
-/// What the helper is asked. `since`: the `update_time` of the last answer; 0 at first.
+/// What the helper is asked. `since`: the `update_time` of the last answer; 0 asks for all.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "kebab-case")]
 pub enum Ask {
@@ -163,10 +166,12 @@ struct Process {
     stdout: Lines<BufReader<ChildStdout>>,
 }
 
-/// The last full answer, valid as long as slurmctld says that nothing changed.
+/// The last full answer, valid for [`WHOLE`] as long as slurmctld says that nothing changed.
 #[derive(Debug)]
 struct Cached<T> {
     time: i64,
+    /// When it was asked for. `None` means that there is no answer yet.
+    asked: Option<Instant>,
     rows: Arc<[T]>,
 }
 
@@ -174,17 +179,30 @@ impl<T> Default for Cached<T> {
     fn default() -> Self {
         Self {
             time: 0,
+            asked: None,
             rows: Arc::from([]),
         }
     }
 }
 
 impl<T> Cached<T> {
-    fn put(&mut self, time: i64, rows: Vec<T>) {
+    /// Takes in an answer asked for at `now`.
+    fn put(&mut self, time: i64, rows: Vec<T>, now: Instant) {
         *self = Self {
             time,
+            asked: Some(now),
             rows: rows.into(),
         };
+    }
+
+    /// The time to ask with: 0 if all is to be read.
+    fn since(&self, now: Instant) -> i64 {
+        let fresh = |asked: Instant| now.saturating_duration_since(asked) < WHOLE;
+        if self.asked.is_some_and(fresh) {
+            self.time
+        } else {
+            0
+        }
     }
 }
 
@@ -205,39 +223,48 @@ impl Link {
     }
 
     pub(crate) async fn jobs(&self) -> Option<Arc<[Job]>> {
+        self.jobs_at(Instant::now()).await
+    }
+
+    async fn jobs_at(&self, now: Instant) -> Option<Arc<[Job]>> {
         let mut state = self.state.lock().await;
-        let ask = Ask::Jobs {
-            since: state.jobs.time,
-        };
+        let since = state.jobs.since(now);
+        let ask = Ask::Jobs { since };
         match self.ask(&mut state, &ask).await {
-            Ok(Answer::Jobs { time, jobs }) => state.jobs.put(time, jobs),
-            Ok(Answer::Unchanged) if state.jobs.time > 0 => {}
+            Ok(Answer::Jobs { time, jobs }) => state.jobs.put(time, jobs, now),
+            Ok(Answer::Unchanged) if since > 0 => {}
             other => return self.give_up(&ask, other),
         }
         Some(state.jobs.rows.clone())
     }
 
     pub(crate) async fn nodes(&self) -> Option<Arc<[Node]>> {
+        self.nodes_at(Instant::now()).await
+    }
+
+    async fn nodes_at(&self, now: Instant) -> Option<Arc<[Node]>> {
         let mut state = self.state.lock().await;
-        let ask = Ask::Nodes {
-            since: state.nodes.time,
-        };
+        let since = state.nodes.since(now);
+        let ask = Ask::Nodes { since };
         match self.ask(&mut state, &ask).await {
-            Ok(Answer::Nodes { time, nodes }) => state.nodes.put(time, nodes),
-            Ok(Answer::Unchanged) if state.nodes.time > 0 => {}
+            Ok(Answer::Nodes { time, nodes }) => state.nodes.put(time, nodes, now),
+            Ok(Answer::Unchanged) if since > 0 => {}
             other => return self.give_up(&ask, other),
         }
         Some(state.nodes.rows.clone())
     }
 
     pub(crate) async fn partitions(&self) -> Option<Arc<[Partition]>> {
+        self.partitions_at(Instant::now()).await
+    }
+
+    async fn partitions_at(&self, now: Instant) -> Option<Arc<[Partition]>> {
         let mut state = self.state.lock().await;
-        let ask = Ask::Partitions {
-            since: state.partitions.time,
-        };
+        let since = state.partitions.since(now);
+        let ask = Ask::Partitions { since };
         match self.ask(&mut state, &ask).await {
-            Ok(Answer::Partitions { time, partitions }) => state.partitions.put(time, partitions),
-            Ok(Answer::Unchanged) if state.partitions.time > 0 => {}
+            Ok(Answer::Partitions { time, partitions }) => state.partitions.put(time, partitions, now),
+            Ok(Answer::Unchanged) if since > 0 => {}
             other => return self.give_up(&ask, other),
         }
         Some(state.partitions.rows.clone())
@@ -441,6 +468,53 @@ mod tests {
                 nodes: vec![]
             }
         );
+    }
+
+    /// As slurmctld does on `scontrol reboot`: the change moves no time.
+    #[tokio::test]
+    async fn a_change_that_slurm_does_not_date_is_read_in_ten_seconds() {
+        let dir = tempfile::tempdir().unwrap();
+        let partition = Partition {
+            name: "p".into(),
+            state: "UP".into(),
+            nodes: vec![],
+            is_default: false,
+            max_time: crate::span::TimeLimit::Unlimited,
+            default_time: crate::span::TimeLimit::Unset,
+            oversubscribe: "NO".into(),
+            exclusive_user: false,
+            preempt_mode: "OFF".into(),
+            admits: crate::nodes::Admits::default(),
+            qos: None,
+        };
+        let partition = serde_json::to_string(&partition).unwrap();
+        let (changed, asked) = (dir.path().join("changed"), dir.path().join("asked"));
+        let answers = format!(
+            r#"case $asked in
+                *'"since":0'*)
+                    word=${{asked#*'"ask":"'}}; word=${{word%%\"*}}; echo "$word" >>{asked}
+                    rows=; [ -e {changed} ] && [ "$word" = partitions ] && rows='{partition}'
+                    echo "{{\"answer\":\"$word\",\"time\":5,\"$word\":[$rows]}}";;
+                *) echo '{{"answer":"unchanged"}}';;
+            esac"#,
+            changed = changed.display(),
+            asked = asked.display(),
+        );
+        let link = helper(dir.path(), &answers);
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        let partitions = async |s: u64| link.partitions_at(at(s)).await.map(|all| all.len());
+        assert_eq!(partitions(0).await, Some(0));
+        std::fs::write(&changed, "").unwrap();
+        assert_eq!(partitions(9).await, Some(0));
+        assert_eq!(partitions(10).await, Some(1));
+        assert_eq!(partitions(19).await, Some(1));
+        for s in [0, 9, 10] {
+            assert!(link.jobs_at(at(s)).await.is_some() && link.nodes_at(at(s)).await.is_some());
+        }
+        let whole = std::fs::read_to_string(&asked).unwrap();
+        let times = |word: &str| whole.lines().filter(|said| *said == word).count();
+        assert_eq!([times("partitions"), times("jobs"), times("nodes")], [2, 2, 2]);
     }
 
     #[tokio::test]

@@ -95,6 +95,10 @@ pub enum KernelItem {
     Stays {
         why: String,
     },
+    /// Why Slurm takes no pilot that its cells wait for.
+    Unsubmitted {
+        why: String,
+    },
 }
 
 impl fmt::Display for KernelItem {
@@ -122,6 +126,10 @@ impl fmt::Display for KernelItem {
             }
             Self::StayedAwake { why } => write!(f, "It was asked to hibernate and did not: {why}."),
             Self::Stays { why } => write!(f, "It is not moved to where GPUs are free: {why}."),
+            Self::Unsubmitted { why } => write!(
+                f,
+                "The submission of a job with GPUs for it failed, and is tried again: {why}."
+            ),
         }
     }
 }
@@ -217,6 +225,7 @@ mod tests {
             }),
             KernelItem::StayedAwake { why: why() },
             KernelItem::Stays { why: why() },
+            KernelItem::Unsubmitted { why: why() },
         ];
         let of_cell = of_cell.into_iter().map(Told::from);
         of_cell.chain(of_kernel.into_iter().map(Told::from)).collect()

@@ -120,7 +120,10 @@ impl Scheduler {
             Some(_) => Vec::new(),
         };
         let items = match views::explain(&self.core, &kernel, cell.as_ref()) {
-            Ok(items) => [items, about].concat(),
+            Ok(mut items) => {
+                self.explain_rejection(&mut items);
+                [items, about].concat()
+            }
             Err(refusal) if about.is_empty() => return Err(refusal),
             Err(_) => [vec![KernelItem::NoCell.into()], about].concat(),
         };

@@ -263,7 +263,7 @@ impl Scheduler {
                     kernel: kernel.clone(),
                     cell,
                     position,
-                    reason: reason.to_string(),
+                    reason: self.worded(&reason),
                     estimate,
                     range,
                 };
@@ -315,7 +315,12 @@ impl Scheduler {
     }
 
     /// Notes an estimate that is told. Returns the likely range of the wait.
-    fn likely(&mut self, kernel: &KernelId, cell: &CellId, estimate: Option<Span>) -> Option<(Span, Span)> {
+    pub(super) fn likely(
+        &mut self,
+        kernel: &KernelId,
+        cell: &CellId,
+        estimate: Option<Span>,
+    ) -> Option<(Span, Span)> {
         let estimate = estimate?;
         self.estimates.told(kernel, cell, estimate, self.clock.now());
         self.estimates.range(estimate)

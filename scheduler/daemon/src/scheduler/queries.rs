@@ -14,6 +14,7 @@ use hop_core::Input;
 use hop_store::{First, Most};
 use hop_words::error::chain;
 use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
+use hop_words::reason::Reason;
 use hop_words::time::{Span, Timestamp};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -148,7 +149,8 @@ impl Scheduler {
 
     fn queue(&mut self, access: &Access, query: &QueueQuery) -> Result<Answer, Refusal> {
         let users = access.may_see(query.all_users, &query.users)?;
-        let mut rows = views::queue(&self.core, users.as_deref(), self.clock.now());
+        let worded = |reason: &Reason| self.worded(reason);
+        let mut rows = views::queue(&self.core, users.as_deref(), self.clock.now(), worded);
         self.say_what_starts_wait_for(&mut rows);
         let expected = self.expected(access, &query.expect)?;
         Ok(Answer::Now(Response::Queue { rows, expected }))
@@ -191,6 +193,9 @@ impl Scheduler {
         let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
         self.add_absent(&mut report.nodes);
         for node in &mut report.nodes {
+            if let (true, Some(why)) = (node.reason.is_empty(), self.pilot_jobs.agent_refusal(node.pilot)) {
+                node.reason = format!("its agent is refused: {why}");
+            }
             if let Some(standing) = self.standings.get(&node.pilot) {
                 node.isolation.clone_from(&standing.isolation);
                 node.asked = standing.asked;
@@ -225,7 +230,13 @@ impl Scheduler {
                     "STARTING",
                     coming.mute.map_or_else(String::new, |m| said_of(&m, now)),
                 ),
-                (None, _) => ("PENDING", "its job is to be submitted".to_owned()),
+                (None, _) => (
+                    "PENDING",
+                    match coming.rejected {
+                        Some(why) => format!("its job could not be submitted: {why}; hopd tries again"),
+                        None => "its job is to be submitted".to_owned(),
+                    },
+                ),
             };
             let node = coming.node.unwrap_or_else(|| "".into());
             nodes.push(views::absent(node, coming.pool, coming.job, state, reason));

@@ -328,7 +328,8 @@ impl Scheduler {
         }
         self.pilot_jobs.node_works(up.pilot, &up.node);
         let known = self.core.pilots().iter().any(|p| p.pilot == up.pilot);
-        let acts = self.pilot_jobs.agent_up(up.pilot, &up.pool, known);
+        let now = self.clock.now();
+        let acts = self.pilot_jobs.agent_up(up.pilot, &up.pool, known, now);
         self.act(acts);
         let mut rows = Vec::new();
         for live in &up.leases {

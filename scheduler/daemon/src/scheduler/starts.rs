@@ -1,9 +1,14 @@
-//! Leases with a slow start in Slurm: their users read of the delay before anybody knows the cause.
+//! Leases and pilots that Slurm doesn't start: the users of waiting cells read of the delay, and of Slurm's reason.
 
 use super::{Due, Scheduler};
-use hop_api::message::{Event, QueueRow};
-use hop_words::id::LeaseId;
+use crate::pilot_jobs::{Failure, PilotJobs};
+use hop_api::message::{Event, KernelItem, QueueRow, Told};
+use hop_core::CellView;
+use hop_words::explain::Item;
+use hop_words::id::{JobId, LeaseId, PoolName};
+use hop_words::reason::Reason;
 use hop_words::time::{Span, spell};
+use std::collections::BTreeSet;
 
 /// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.
 const SLOW: Span = Span::from_secs(2);
@@ -11,6 +16,78 @@ const SLOW: Span = Span::from_secs(2);
 const AGAIN: Span = Span::from_secs(5);
 
 impl Scheduler {
+    /// Why a cell waits, with Slurm's word against the job that the cell waits for.
+    pub(super) fn worded(&self, reason: &Reason) -> String {
+        match self.rejection(reason) {
+            Some(why) => format!("{reason}; its submission failed: {why}"),
+            None => reason.to_string(),
+        }
+    }
+
+    /// Adds Slurm's word against the job to the reason of the wait.
+    pub(super) fn explain_rejection(&self, items: &mut Vec<Told>) {
+        let rejection = |told: &Told| match told {
+            Told::Cell(Item::Waits(reason)) => self.rejection(reason),
+            _ => None,
+        };
+        let found = items
+            .iter()
+            .enumerate()
+            .find_map(|(i, told)| Some((i, rejection(told)?)));
+        if let Some((i, why)) = found {
+            let why = why.to_owned();
+            items.insert(i + 1, KernelItem::Unsubmitted { why }.into());
+        }
+    }
+
+    fn rejection(&self, reason: &Reason) -> Option<&str> {
+        match reason {
+            Reason::NoPilot { pool, coming: true } => self.pilot_jobs.rejection(pool),
+            Reason::PilotLate { node } => self.pilot_jobs.rejection_on(node),
+            _ => None,
+        }
+    }
+
+    /// sbatch answered. Cells of the pools are told if Slurm's word has changed.
+    pub(super) fn submitted(&mut self, ticket: u64, answer: Result<JobId, Failure>) {
+        let now = self.clock.now();
+        let rejections = |of: &PilotJobs, pools: &[PoolName]| -> Vec<Option<String>> {
+            let each = pools.iter().map(|pool| of.rejection(pool).map(str::to_owned));
+            each.collect()
+        };
+        let pools: Vec<PoolName> = self.config.pool.keys().cloned().collect();
+        let before = rejections(&self.pilot_jobs, &pools);
+        let acts = self.pilot_jobs.submitted(ticket, answer, now);
+        let after = rejections(&self.pilot_jobs, &pools);
+        self.act(acts);
+        let changed = pools.into_iter().zip(before.into_iter().zip(after));
+        let changed: BTreeSet<PoolName> = changed
+            .filter(|(_, (before, after))| before != after)
+            .map(|(pool, _)| pool)
+            .collect();
+        if changed.is_empty() {
+            return;
+        }
+        let waits = |c: &CellView| {
+            let for_pilot = matches!(
+                c.reason,
+                Reason::NoPilot { coming: true, .. } | Reason::PilotLate { .. }
+            );
+            for_pilot && changed.contains(&c.pool)
+        };
+        for cell in self.core.waiting().into_iter().filter(waits) {
+            let event = Event::Queued {
+                range: self.likely(&cell.kernel, &cell.cell, cell.estimate),
+                kernel: cell.kernel.clone(),
+                cell: cell.cell,
+                position: cell.position,
+                reason: self.worded(&cell.reason),
+                estimate: cell.estimate,
+            };
+            self.connections.tell(&cell.kernel, &event);
+        }
+    }
+
     /// The lease's start was ordered.
     pub(super) fn watch_start(&mut self, lease: LeaseId) {
         self.due.insert((self.clock.now() + SLOW, Due::Start(lease)));

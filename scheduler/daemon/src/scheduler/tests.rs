@@ -18,6 +18,7 @@ use hop_api::message::{
 use hop_store::Journal;
 use hop_words::id::{Incarnation, Tenure};
 use hop_words::need::{Class, Need};
+use hop_words::reason::Reason;
 use std::path::Path;
 
 struct House {
@@ -254,7 +255,7 @@ async fn a_cell_whose_lease_does_not_start_is_told_so_before_slurm_is_known_to_b
     let row = |lending: &Lending, seconds: u64| {
         let scheduler = &lending.house.scheduler;
         let later = scheduler.clock.now() + Span::from_secs(seconds);
-        let mut rows = views::queue(&scheduler.core, None, later);
+        let mut rows = views::queue(&scheduler.core, None, later, Reason::to_string);
         scheduler.say_what_starts_wait_for(&mut rows);
         (rows[0].why.clone(), rows[0].reason.clone())
     };
@@ -817,7 +818,12 @@ impl Long {
     }
 
     fn states(&self) -> Vec<(String, String)> {
-        let rows = views::queue(&self.house.scheduler.core, None, self.house.scheduler.clock.now());
+        let rows = views::queue(
+            &self.house.scheduler.core,
+            None,
+            self.house.scheduler.clock.now(),
+            Reason::to_string,
+        );
         rows.into_iter()
             .map(|r| (r.kernel.to_string(), r.state))
             .collect()
@@ -1001,7 +1007,7 @@ async fn a_cells_need_is_told_while_it_waits_and_while_it_runs() {
     };
     let told = |lending: &Lending| -> Vec<(String, Need)> {
         let scheduler = &lending.house.scheduler;
-        let rows = views::queue(&scheduler.core, None, scheduler.clock.now());
+        let rows = views::queue(&scheduler.core, None, scheduler.clock.now(), Reason::to_string);
         rows.into_iter().map(|r| (r.state, r.need)).collect()
     };
     let mut submit = submit("a", 1);

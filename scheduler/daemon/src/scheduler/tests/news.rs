@@ -127,6 +127,27 @@ fn both_end_in(seconds: u64) -> Queue {
     }
 }
 
+/// An operator or a site's plugin may give the job any name.
+#[tokio::test]
+async fn a_lease_outlives_the_renaming_of_its_pilot() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    lending.house.say(lending.agent.0, started(lease));
+    let mut house = lending.house;
+    for restarts in [false, true] {
+        for _ in 0..3 {
+            let mut queue = both_end_in(86_400);
+            queue.pilots[0].name = "evil".to_owned();
+            house.scheduler.looked(Ok(queue));
+            house.scheduler.settle();
+        }
+        assert!(house.scheduler.core.lease(lease).is_some(), "{restarts}");
+        if !restarts {
+            house = house.restarted();
+        }
+    }
+}
+
 fn is_drained(mailbox: &mut Mailbox) -> bool {
     let told = std::iter::from_fn(|| mailbox.try_recv().ok());
     let drains = told.filter(|m| matches!(m.body, Response::Order(Order::Drain { .. })));
@@ -288,6 +309,119 @@ async fn a_pilot_whose_agent_is_refused_is_listed_with_the_reason() {
     };
     assert_eq!(node.state, "STARTING");
     assert!(node.reason.contains("node n0 obeys term 9000"), "{}", node.reason);
+}
+
+fn info(house: &mut House) -> hop_api::message::InfoReport {
+    let (eve, mut mailbox) = house.connect("eve", Role::Client);
+    match house.ask(eve, &mut mailbox, Request::Info) {
+        Response::Info(info) => info,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The administrator has given the pool another name.
+#[tokio::test]
+async fn a_pilot_up_before_whose_agent_is_refused_is_listed_with_the_reason() {
+    let mut house = House::new();
+    let (agent, _) = house.connect("gresshopper", Role::Agent);
+    house.say(agent, agent_up());
+    house.scheduler.closed(agent);
+    house.scheduler.settle();
+    let row = |house: &mut House| {
+        let info = info(house);
+        let [node] = &info.nodes[..] else {
+            panic!("{:?}", info.nodes)
+        };
+        (node.state.clone(), node.reason.clone())
+    };
+    let silent = |why: &str| ("SILENT".to_owned(), why.to_owned());
+    assert_eq!(row(&mut house), silent(""));
+    let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+    let report = report_of(|report| AgentUp {
+        pool: "old".into(),
+        ..report
+    });
+    refused(&house.ask(agent, &mut mailbox, report), "there is no pool old");
+    assert_eq!(
+        row(&mut house),
+        silent("its agent is refused: there is no pool old")
+    );
+    house.say(agent, agent_up());
+    assert_eq!(row(&mut house), ("UP".to_owned(), String::new()));
+}
+
+/// An account that may not use the partition, for instance.
+#[tokio::test]
+async fn all_read_why_slurm_takes_no_pilot() {
+    let mut house = House::new();
+    house.seat(7, "ada", "n0");
+    let mut ada = house.connect("ada", Role::Replica);
+    house.ask(ada.0, &mut ada.1, up("ada", "a", 1, 7, "n0"));
+    house.say(ada.0, submit("a", 1));
+    let mut told = || {
+        let all = std::iter::from_fn(|| ada.1.try_recv().ok());
+        let reasons = all.filter_map(|m| match m.body {
+            Response::Event(Event::Queued { reason, .. }) => Some(reason),
+            _ => None,
+        });
+        reasons.collect::<Vec<_>>()
+    };
+    let waits = "pool main is starting a job with GPUs for it";
+    assert_eq!(told(), [waits]);
+    let request = PilotRequest {
+        pool: "main".into(),
+        partition: None,
+        node: None,
+        gpus: None,
+        gpu_type: None,
+    };
+    house.scheduler.pilot_jobs.restore(1, request, None);
+    let refusal = || Err(crate::pilot_jobs::Failure::No("Invalid account".into()));
+    let submitted = |house: &mut House, answer| {
+        let ticket = 1;
+        house.scheduler.report(Report::Submitted { ticket, answer });
+    };
+    submitted(&mut house, refusal());
+    let why = format!("{waits}; its submission failed: Invalid account");
+    assert_eq!(told(), [why.as_str()]);
+    submitted(&mut house, refusal());
+    assert_eq!(told(), [""; 0], "nothing is new");
+    let report = info(&mut house);
+    let node = &report.nodes[0];
+    assert_eq!(
+        (node.state.as_str(), node.reason.as_str()),
+        (
+            "PENDING",
+            "its job could not be submitted: Invalid account; hopd tries again"
+        )
+    );
+    let problem = "No pilot of pool main could be submitted: Invalid account";
+    assert!(report.problems.iter().any(|p| p.contains(problem)), "{report:?}");
+    let (user, mut mailbox) = house.connect("ada", Role::Client);
+    let rows = house.ask(user, &mut mailbox, Request::Queue(QueueQuery::default()));
+    let Response::Queue { rows, .. } = rows else {
+        panic!("{rows:?}")
+    };
+    assert_eq!(
+        (rows[0].why.as_str(), rows[0].reason.as_str()),
+        ("PilotStarting", why.as_str())
+    );
+    let explain = Request::Explain {
+        kernel: "a".into(),
+        cell: None,
+    };
+    let said = house.ask(user, &mut mailbox, explain);
+    let Response::Explanation(said) = said else {
+        panic!("{said:?}")
+    };
+    let both = said.sentences[..2].join(" ");
+    assert!(
+        both.contains(waits) && both.ends_with("failed, and is tried again: Invalid account."),
+        "{said:?}"
+    );
+    submitted(&mut house, Ok(JobId(11)));
+    assert_eq!(told(), [waits]);
+    assert_eq!(info(&mut house).problems, Vec::<String>::new());
 }
 
 /// Without `munged` no caller is heard, so nobody else would say so.
