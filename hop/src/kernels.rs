@@ -351,6 +351,9 @@ mod tests {
             let row = replicas(leader, all);
             assert_eq!((behind(&row), lagging(&row).as_str()), (most, nodes), "{all:?}");
         }
+        let mut unled = replicas(None, &[None, None]);
+        unled.executor = None;
+        assert_eq!((behind(&unled), lagging(&unled).as_str()), (None, ""));
     }
 
     #[test]

@@ -260,7 +260,7 @@ fn lent(gpus: u16, cpus: u16) -> String {
 
 /// "a", "a and b", "a, b and c", "a, b, c and 2 more nodes".
 fn nodes(on: &[NodeName], more: u32) -> String {
-    let more = (more > 0).then(|| format!("{more} more nodes"));
+    let more = (more > 0).then(|| format!("{more} more node{}", if more == 1 { "" } else { "s" }));
     let names: Vec<String> = on.iter().map(NodeName::to_string).chain(more).collect();
     match names.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
@@ -300,7 +300,20 @@ mod tests {
             more,
         };
         let quantum = |asked| Item::Quantum { after: minute, asked };
+        let one_core = Item::Lease {
+            lease: LeaseId(7),
+            gpus: 0,
+            cpus: 1,
+            node: "n1".into(),
+            phase: LeasePhase::Ending,
+            time: minute,
+        };
         let table = [
+            (one_core, "Lease 7 of 1 core on n1 is being ended since 10 min."),
+            (
+                elsewhere(&["n1", "n2", "n3"], 1),
+                "What it needs is free on n1, n2, n3 and 1 more node, but its kernel sits on n0: `hop migrate k` takes the kernel there with its variables, a restarted kernel goes there without them.",
+            ),
             (
                 elsewhere(&["n1", "n2", "n3"], 2),
                 "What it needs is free on n1, n2, n3 and 2 more nodes, but its kernel sits on n0: `hop migrate k` takes the kernel there with its variables, a restarted kernel goes there without them.",
@@ -423,6 +436,10 @@ mod tests {
             (
                 parts(Some(3), [(Warm, None), (Hot, Some(12))]),
                 "Its replica 1 on n0 runs its cells; replica 2 on n1 has its log; replica 3 on n2 has its variables as well and leads its log, and is 12 entries behind.",
+            ),
+            (
+                parts(Some(1), [(Warm, Some(120)), (Warm, Some(123_456))]),
+                "Its replica 1 on n0 runs its cells and leads its log; replica 2 on n1 has its log, and is 120 entries behind; replica 3 on n2 has its log, and is 123,456 entries behind.",
             ),
             (
                 parts(None, [(Warm, None), (Warm, None)]),

@@ -190,6 +190,39 @@ mod tests {
     }
 
     #[test]
+    fn a_value_that_json_cannot_say_leaves_no_half_line() {
+        let mut lines = encode(&1).unwrap();
+        let unsayable = std::collections::BTreeMap::from([((1, 2), 3)]);
+        assert!(matches!(append(&mut lines, &unsayable), Err(LineError::Json(_))));
+        assert_eq!(lines, b"1\n");
+    }
+
+    #[test]
+    fn a_line_is_written_through_and_a_failure_keeps_its_kind() {
+        let mut buffered = io::BufWriter::new(Vec::new());
+        write(&mut buffered, &1).unwrap();
+        assert_eq!(buffered.get_ref(), b"1\n");
+        let full = write(&mut &mut [0; 1][..], &1).unwrap_err();
+        assert_eq!(io::Error::from(full).kind(), io::ErrorKind::WriteZero);
+    }
+
+    #[test]
+    fn a_signal_ends_no_read() {
+        struct Interrupted(bool);
+        impl Read for Interrupted {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                if !std::mem::replace(&mut self.0, true) {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                buffer[..2].copy_from_slice(b"7\n");
+                Ok(2)
+            }
+        }
+        let mut lines = Lines::new(BufReader::new(Interrupted(false)), 8);
+        assert_eq!(lines.read::<u32>().unwrap(), Some(7));
+    }
+
+    #[test]
     fn lines_are_read_up_to_the_end_also_without_a_last_newline() {
         let mut lines = Lines::new(Cursor::new("1\n2\n3"), 8);
         let mut next = || lines.read::<u32>().unwrap();

@@ -253,6 +253,31 @@ mod tests {
         assert_eq!((ran, done.load(Ordering::Relaxed)), (Ok(Ok(())), 100));
         let failed = run(&gate, 1, 100, |i, _| if i == 7 { Err(i) } else { Ok(()) });
         assert_eq!(failed, Ok(Err(7)));
+        let done = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&done);
+        let (begin, begins) = channel();
+        let begins = Mutex::new(begins);
+        let failed = run(&gate, 3, 1000, move |i, _| match i {
+            0 => {
+                begins.lock().unwrap().recv().unwrap();
+                Err(0)
+            }
+            // It was begun before, and fails after.
+            1 => {
+                begin.send(()).unwrap();
+                thread::sleep(Duration::from_millis(200));
+                Err(1)
+            }
+            _ => {
+                count.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(5));
+                Ok(())
+            }
+        });
+        assert_eq!(failed, Ok(Err(0)));
+        let done = done.load(Ordering::Relaxed);
+        assert!(done < 500, "no other thread goes on: {done}");
+        assert_eq!(run(&gate, 4, 0, |i, _| Err(i)), Ok(Ok(())), "nothing to do");
         assert_eq!(gate.threads.load(Ordering::Relaxed), 0);
     }
 
@@ -294,12 +319,40 @@ mod tests {
     }
 
     #[test]
+    fn many_pieces_of_work_are_awaited_while_they_are_done() {
+        let ran = run(&Arc::default(), 1, 4, |_, _| {
+            thread::sleep(Duration::from_millis(400));
+            Ok::<(), ()>(())
+        });
+        assert_eq!(ran, Ok(Ok(())));
+    }
+
+    #[test]
+    #[should_panic(expected = "a thread of the store has panicked")]
+    fn work_that_panics_is_no_success() {
+        let _ = run(&Arc::default(), 1, 1, |_, _| -> Result<(), ()> {
+            std::panic::resume_unwind(Box::new("without a trace, which takes long"))
+        });
+    }
+
+    #[test]
     fn nothing_begins_before_a_probe_has_ended_nor_beside_many_that_were_left() {
         let gate: Arc<Gate> = Arc::default();
         let (answer, answers) = channel::<()>();
         let try_it = || run(&gate, 1, 1, |_, _| Ok::<(), ()>(()));
-        gate.close_until(move || answers.recv().unwrap());
-        gate.close_until(|| unreachable!("one probe is under way"));
+        let (begin, begins) = channel();
+        let second = begin.clone();
+        gate.close_until(move || {
+            begin.send(1).unwrap();
+            answers.recv().unwrap();
+        });
+        assert_eq!(begins.recv(), Ok(1));
+        gate.close_until(move || second.send(2).unwrap());
+        assert_eq!(
+            begins.recv_timeout(Duration::from_millis(200)).ok(),
+            None,
+            "one is under way"
+        );
         assert_eq!(try_it(), Err(Hangs));
         answer.send(()).unwrap();
         let since = Instant::now();

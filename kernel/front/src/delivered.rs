@@ -139,6 +139,8 @@ mod tests {
         write(&file, first.done(&[1, 2, 4]));
         first.take(6);
         drop(first);
+        // A successor that is killed before it has asked for them leaves them to the next.
+        drop(open(ME, true));
         let (mut second, file) = open(ME, true);
         let news: Vec<u64> = (1..=7).filter(|seq| second.take(*seq)).collect();
         assert_eq!(news, [3, 5, 6, 7]);
@@ -146,6 +148,7 @@ mod tests {
         drop(second);
         assert_eq!(open(ME, true).0.taken(), &Taken::resume(7, []));
         let (mut third, file) = open(ME, true);
+        third.take(8);
         write(&file, third.begin(Incarnation(4)));
         assert_eq!(third.taken(), &Taken::default());
         third.take(1);
@@ -155,8 +158,17 @@ mod tests {
             &Taken::resume(1, []),
             "the replica that came later"
         );
+        assert_eq!(
+            third.record(),
+            Vec::from_iter([4, 1, 0].iter().flat_map(|n: &u64| n.to_le_bytes()))
+        );
         assert_eq!(open(Incarnation(5), true).0.taken(), &Taken::default());
-        assert_eq!(open(Incarnation(5), false).0.taken(), &Taken::default());
+        write(&file, third.record());
+        assert_eq!(
+            open(Incarnation(4), false).0.taken(),
+            &Taken::default(),
+            "no front went before"
+        );
     }
 
     #[test]
@@ -183,7 +195,14 @@ mod tests {
         let (mut first, file) = Delivered::open(Some(&memory("first")), dir.path(), ME, false).unwrap();
         first.take(1);
         file.write_all_at(&first.done(&[1]), 0).unwrap();
-        let next = Delivered::open(Some(&memory("next")), dir.path(), ME, true).unwrap();
-        assert_eq!(next.0.taken(), &Taken::resume(1, []));
+        let memory = memory("next");
+        let next = || Delivered::open(Some(&memory), dir.path(), ME, true).unwrap().0;
+        assert_eq!(next().taken(), &Taken::resume(1, []));
+        std::fs::remove_file(dir.path().join(NAME)).unwrap();
+        assert_eq!(
+            next().taken(),
+            &Taken::resume(1, []),
+            "it is in the new owner's memory"
+        );
     }
 }

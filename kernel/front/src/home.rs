@@ -171,6 +171,22 @@ mod tests {
     }
 
     #[test]
+    fn each_piece_of_news_is_written_also_alone_and_to_a_thread_that_waits() {
+        let (wrote, written) = channel();
+        let home = Home::with(move |news| wrote.send((news.delivered, news.name)).unwrap());
+        let next = || written.recv_timeout(Duration::from_secs(20));
+        for n in 0..3 {
+            // The pause after a write is over, and the thread waits.
+            sleep(10 * PAUSE);
+            home.tell(|news| news.delivered = Some(vec![n]));
+            assert_eq!(next(), Ok((Some(vec![n]), None)));
+            sleep(10 * PAUSE);
+            home.tell(|news| news.name = Some("b.ipynb".into()));
+            assert_eq!(next(), Ok((None, Some("b.ipynb".into()))));
+        }
+    }
+
+    #[test]
     fn all_that_was_told_is_written_before_the_end() {
         let (wrote, written) = channel();
         let mut home = Home::with(move |news| wrote.send((news.delivered, news.name)).unwrap());

@@ -295,6 +295,29 @@ mod tests {
         }
     }
 
+    /// Members of the group that was left may live on, and have opened tenures unknown to the store.
+    #[test]
+    fn a_kernel_that_may_have_had_a_group_wakes_above_all_of_the_groups_tenures() {
+        let grouped = opened(opening(Origin::Nothing, Replicas::Three, Tenure(0), TODAY), None);
+        let first = opened(opening(Origin::Before, Replicas::Three, Tenure(0), TODAY), None);
+        for (slept, replicas) in [
+            (&grouped, Replicas::One),
+            (&grouped, Replicas::Three),
+            (&first, Replicas::Three),
+        ] {
+            let slept = slept.clone().at_rest();
+            for origin in [Origin::MyReplica, Origin::Before] {
+                let waking = opening(origin, replicas, slept.tenure(), TODAY);
+                let woken = opened(waking, Some(slept.clone()));
+                assert!(woken.tenure() > slept.generation().last_tenure(), "{replicas:?}");
+            }
+        }
+        let alone = opened(opening(Origin::Before, Replicas::One, Tenure(0), TODAY), None).at_rest();
+        let waking = opening(Origin::Before, Replicas::One, alone.tenure(), TODAY);
+        let woken = opened(waking, Some(alone.clone()));
+        assert_eq!(woken.generation(), alone.generation(), "it had no group");
+    }
+
     #[test]
     fn numbers_end_with_an_error() {
         let last = Generation(u32::MAX).last_tenure();

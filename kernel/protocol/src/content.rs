@@ -262,6 +262,10 @@ mod tests {
         let error = made(&store, rustix::process::geteuid().as_raw() + 1).unwrap_err();
         assert!(error.to_string().contains("alice is missing"), "{error}");
         assert!(!tmp.path().join("alice").exists());
+        // The site's folder is there, also behind a link.
+        let link = tmp.path().join("link");
+        symlink(tmp.path(), &link).unwrap();
+        made(&link.join("store"), rustix::process::geteuid().as_raw() + 1).unwrap();
     }
 
     #[test]

@@ -55,10 +55,23 @@ mod tests {
 
     #[test]
     fn a_kind_is_told_by_its_magic_number() {
-        assert_eq!(named(0x6969), Kind::Network("NFS"));
-        assert_eq!(named(0xfe53_4d42), Kind::Network("SMB"));
-        assert_eq!(named(0x0102_1994), Kind::Memory);
-        assert_eq!(named(0xef53), Kind::Local, "ext4");
+        // NFS_SUPER_MAGIC and so on: those of Linux from its magic.h, others from their own sources.
+        for (magic, kind) in [
+            (0x6969, Kind::Network("NFS")),
+            (0x0bd0_0bd0, Kind::Network("Lustre")),
+            (0x4750_4653, Kind::Network("GPFS")),
+            (0x1983_0326, Kind::Network("BeeGFS")),
+            (0x00c3_6400, Kind::Network("CephFS")),
+            (0xff53_4d42, Kind::Network("SMB")),
+            (0xfe53_4d42, Kind::Network("SMB")),
+            (0x0102_1994, Kind::Memory),
+            (0x8584_58f6, Kind::Memory),
+            (0xef53, Kind::Local),
+        ] {
+            assert_eq!(named(magic), kind, "{magic:x}");
+        }
+        assert_eq!(Kind::Network("NFS").network(), Some("NFS"));
+        assert_eq!((Kind::Memory.network(), Kind::Local.network()), (None, None));
     }
 
     #[test]

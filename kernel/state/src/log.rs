@@ -415,7 +415,56 @@ mod tests {
         assert_eq!(read(tmp.path()), (1, 1.0));
         new.commit(true).unwrap();
         assert_eq!((read(tmp.path()), new.records()), ((2, 4.0), 2));
+        new.append(&record(5), b"", Compress::Nothing).unwrap();
+        new.commit(false).unwrap();
+        assert_eq!(read(tmp.path()), (3, 5.0));
         assert_eq!(names(tmp.path()), ["head", "log"]);
+        for name in ["head", "log"] {
+            use std::os::unix::fs::MetadataExt;
+            let mode = fs::metadata(tmp.path().join(name)).unwrap().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_torn_write_of_the_head_leaves_the_commit_before() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut log = Log::create(tmp.path(), &KEY).unwrap();
+        let head = tmp.path().join("head");
+        let mut last: Vec<u8> = Vec::new();
+        for at in 1..=5 {
+            log.append(&record(at), b"", Compress::Nothing).unwrap();
+            log.commit(false).unwrap();
+            let whole = fs::read(&head).unwrap();
+            if at > 1 {
+                let slots = || whole.chunks(form::SLOT).zip(last.chunks(form::SLOT));
+                assert_eq!(slots().filter(|(new, old)| new != old).count(), 1);
+                let torn = slots().flat_map(|(new, old)| {
+                    if new == old {
+                        new.to_vec()
+                    } else {
+                        vec![0; form::SLOT]
+                    }
+                });
+                fs::write(&head, Vec::from_iter(torn)).unwrap();
+                assert_eq!(read(tmp.path()), (at as usize - 1, f64::from(at - 1)));
+                fs::write(&head, &whole).unwrap();
+            }
+            last = whole;
+        }
+    }
+
+    #[test]
+    fn an_owners_key_is_made_private_and_once() {
+        use std::os::unix::fs::MetadataExt;
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("gresshopper/key");
+        make_key(&path).unwrap();
+        let first = fs::read(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+        make_key(&path).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), first, "another process was first");
+        assert_eq!(names(&tmp.path().join("gresshopper")), ["key"]);
     }
 
     #[test]

@@ -780,6 +780,83 @@ isolation = "devices"
     }
 
     #[test]
+    fn each_check_refuses_its_value() {
+        let hopd = |line: &str| ("[hopd]", format!("{line}\n[hopd]"));
+        let pool = |line: &str| ("linger_ms = 2000", line.to_owned());
+        let most = |most: u32| format!("gpus_per_pilot = {most}\ncpus_per_pilot = {most}");
+        let gpus = |n| ("gpus_per_pilot = 2\ncpus_per_pilot = 8", most(n));
+        let burst = |partition: &str, pilots: u32| {
+            pool(&format!(
+                "scale = {{}}\nburst = [{{partition = \"{partition}\", max_pilots = {pilots}}}]"
+            ))
+        };
+        let connect = |address: &str| ("connect = [\"127", format!("connect = [\"{address}\", \"127"));
+        for ((from, to), key) in [
+            (
+                ("service_user = \"gresshopper\"", "service_user = \"\"".into()),
+                "service_user",
+            ),
+            (hopd("port_range = [1023, 40000]"), "port_range"),
+            (hopd("port_range = [40001, 40000]"), "port_range"),
+            (hopd("jupyterhub_url = \"https:///a\""), "jupyterhub_url"),
+            (hopd("jupyterhub_url = \"https://hub site\""), "jupyterhub_url"),
+            (connect("hub:0"), "hopd.connect"),
+            (connect("a hub:17900"), "hopd.connect"),
+            (hopd("[quota]\nconnections = 0"), "quota.connections"),
+            (hopd("[quota]\nkernels = 0"), "quota.kernels"),
+            (hopd("[quota]\ncells = 0"), "quota.cells"),
+            (hopd("[quota]\nmessages_per_s = 0"), "quota.messages_per_s"),
+            (("[hopd]", "[hopd]\npoll_s = 0".into()), "hopd.poll_s"),
+            (("[hopd]", "[hopd]\nrefresh_s = 0".into()), "hopd.refresh_s"),
+            (("/var/lib/gresshopper/hopd", "hopd".into()), "hopd.state_dir"),
+            (("/var/lib/gresshopper/agent", "agent".into()), "agent.state_dir"),
+            (("[seat]", "[seat]\nlog_dir = \"tmp\"".into()), "seat.log_dir"),
+            (gpus(u32::from(MOST_GPUS) + 1), "pool.main.gpus_per_pilot"),
+            (gpus(0), "pool.main.cpus_per_pilot"),
+            (pool("linger = {least_s = 5, most_s = 4}"), "pool.main.linger"),
+            (burst("notebook", 1), "pool.main.burst"),
+            (burst("cloud", 0), "pool.main.burst"),
+            (
+                pool("burst = [{partition = \"cloud\", max_pilots = 1}]"),
+                "pool.main.burst",
+            ),
+            (
+                pool("scale = {idle_min_s = 9, idle_max_s = 8}"),
+                "pool.main.scale",
+            ),
+            (pool("scale = {immediate = -0.1}"), "pool.main.scale.immediate"),
+            (
+                pool("scale = {most_per_wait = 1e13}"),
+                "pool.main.scale.most_per_wait",
+            ),
+            (pool("scale = {too_small = 1.1}"), "pool.main.scale.too_small"),
+            (
+                pool("scale = {spare_share = -1.0}"),
+                "pool.main.scale.spare_share",
+            ),
+            (
+                pool("scale = {spare_share = 1001.0}"),
+                "pool.main.scale.spare_share",
+            ),
+            (
+                pool("scale = {}\nburst = [{partition = \"cloud\", max_pilots = 1, price = 1e13}]"),
+                "pool.main.burst.price",
+            ),
+        ] {
+            assert!(WIRING.contains(from), "{from}");
+            let message = parse(&WIRING.replace(from, &to)).expect_err(&to);
+            assert!(message.contains(&format!("{key}:")), "{to}: {message}");
+        }
+        for c in " \t\u{7f},:;=|*()/\\'\"".chars() {
+            let word = format!("partition = {:?}", format!("a{c}b"))
+                .replace("\\u{7f}", "\\u007f")
+                .replace("\\'", "'");
+            let message = parse(&WIRING.replace("partition = \"notebook\"", &word)).expect_err(&word);
+            assert!(message.contains("partition: one name"), "{word}: {message}");
+        }
+    }
+
+    #[test]
     fn a_kernel_may_ask_for_no_more_than_the_site_allows() {
         let with = |more: &str| parse(&WIRING.replace("cpus = 1\n", &format!("cpus = 1\n{more}"))).unwrap();
         assert_eq!(with("").seat.allows(u64::MAX, u16::MAX), Ok(()), "no bound");

@@ -308,3 +308,41 @@ fn a_pilot_on_its_way_for_another_cell_is_told_as_what_the_limit_counts() {
     w.pass(Span::from_secs(60));
     assert_eq!(w.asked.len(), 1, "the limit lets the other start now");
 }
+
+/// Ada's cell is over her own limit. With the pilot that comes for bob's cell it is over the account's, too.
+#[test]
+fn a_cell_under_two_limits_starts_once_the_one_against_it_counts_fewer_gpus() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 3;
+    pool.linger = hop_core::config::Linger::fixed(Span::ZERO);
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        ..Scale::default()
+    });
+    let mut w = World::new(1, Config::default(), pool);
+    for node in ["n0", "n1", "n2"] {
+        w.tell(Input::Node(facts(node)));
+    }
+    w.pilot("n0", 2, 8);
+    w.pilot("n1", 2, 8);
+    let of_account = limit(LimitOf::Account("both".into()), 1);
+    let of_user = limit(LimitOf::User("ada".into()), 1);
+    w.tell(limits(vec![of_account, of_user], 0));
+    let first = w.kernel_in("own", "a", "ada", &["n0"], 1);
+    let [second, other] =
+        [("b", "ada", "n1"), ("o", "bob1", "n2")].map(|(k, user, n)| w.kernel_in("both", k, user, &[n], 1));
+    let (cell, _) = w.submit(&first, Need::gpus(1));
+    w.settle();
+    w.submit(&other, Need::gpus(1));
+    assert_eq!(w.asked, [1], "bob's pilot is on its way");
+    let (_, out) = w.submit(&second, Need::gpus(1));
+    assert_eq!(words(&out), ["queued"]);
+    w.end_cell(&first, &cell);
+    w.settle();
+    assert!(
+        w.running.keys().any(|(k, _)| *k == second),
+        "{:?}",
+        w.core.waiting()
+    );
+}

@@ -487,6 +487,34 @@ fn a_pilot_is_asked_for_with_the_type_that_its_cell_asks_for() {
 }
 
 #[test]
+fn a_type_that_slurm_does_not_name_is_left_to_the_agents() {
+    let mut w = two_types();
+    w.tell(Input::PoolOffers(PoolOffers {
+        pool: "main".into(),
+        gpus: vec![("".into(), 4)],
+        types_known: false,
+        gpu_mem_mib: 0,
+        cpus: 8,
+    }));
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (_, out) = w.submit(&k, of_type("c"));
+    assert_eq!(types_asked(&out, "n0"), [None]);
+}
+
+#[test]
+fn a_node_that_refuses_its_own_type_is_passed_over_for_a_while() {
+    let mut w = two_types();
+    let k = w.kernel("k", "ada", &["n1"], 1);
+    let (_, out) = w.submit(&k, of_type("a"));
+    let (ticket, _) = asked(&out)[0].clone();
+    let reason = "Requested node configuration is not available".to_owned();
+    w.tell(Input::PilotRefused { ticket, reason });
+    let any = w.kernel("any", "bob", &["n1"], 1);
+    let (_, out) = w.submit(&any, Need::gpus(1));
+    assert!(types_asked(&out, "n1").is_empty(), "{out:?}");
+}
+
+#[test]
 fn a_node_without_a_type_serves_the_cells_of_other_types() {
     let mut w = two_types();
     let k = w.kernel("k", "ada", &["n1"], 1);

@@ -54,8 +54,12 @@ const SEARCH: Duration = Duration::from_secs(5);
 /// Processes among `pids` that hold or may hold one of `numbers` (character devices). `false` means that the search
 /// was not finished.
 pub fn among(pids: &[u32], numbers: &[Number]) -> (Vec<Found>, bool) {
-    let until = Instant::now() + SEARCH;
-    let said = apart(SEARCH, usize::MAX, |out| {
+    search(pids, numbers, SEARCH)
+}
+
+fn search(pids: &[u32], numbers: &[Number], patience: Duration) -> (Vec<Found>, bool) {
+    let until = Instant::now() + patience;
+    let said = apart(patience, usize::MAX, |out| {
         let proc = open_dir(CWD, "/proc")?;
         let mut scan = Scan::new(numbers, until);
         // Memory last: a look at it may not end.
@@ -430,6 +434,26 @@ pub(crate) mod tests {
         assert!(!sure(holds(FULL, me)));
     }
 
+    #[test]
+    fn a_descriptor_in_a_table_of_another_thread_alone_is_found() {
+        const RANDOM: Number = Number { major: 1, minor: 8 };
+        let (tell, told) = std::sync::mpsc::channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: the thread uses none of the descriptors that it shared.
+            let own = unsafe { libc::unshare(libc::CLONE_FILES) };
+            let file = File::open("/dev/random").unwrap();
+            tell.send(own).unwrap();
+            let _ = released.recv();
+            drop(file);
+        });
+        assert_eq!(told.recv(), Ok(0));
+        assert!(holds(RANDOM, std::process::id()).contains(&Hold::Descriptor));
+        drop(release);
+        thread.join().unwrap();
+        assert!(!holds(RANDOM, std::process::id()).contains(&Hold::Descriptor));
+    }
+
     fn send(to: &std::os::unix::net::UnixStream, files: &[BorrowedFd<'_>]) {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -445,7 +469,11 @@ pub(crate) mod tests {
         let me = std::process::id();
         let listener = UnixListener::bind(dir.path().join("s")).unwrap();
         let client = UnixStream::connect(dir.path().join("s")).unwrap();
+        let proc = open_dir(CWD, "/proc/self").unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&listener).cast_unsigned();
+        assert!(!in_flight(proc.as_fd(), "fdinfo", number), "nothing was sent");
         send(&client, &[listener.as_fd()]);
+        assert!(in_flight(proc.as_fd(), "fdinfo", number));
         assert!(holds(ZERO, me).contains(&Hold::InFlight));
     }
 
@@ -561,6 +589,8 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
         let mut scan = Scan::new(&numbers, Instant::now());
         scan.open_files(&proc, std::process::id());
         assert!(scan.is_late() && scan.found.is_empty());
+        let (_, whole) = search(&[std::process::id()], &numbers, Duration::ZERO);
+        assert!(!whole);
     }
 
     #[test]

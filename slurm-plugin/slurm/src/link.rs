@@ -418,15 +418,24 @@ mod tests {
 
     /// A helper in the shell: the script answers one question after the other.
     fn helper(dir: &Path, answers: &str) -> Link {
-        let version = Version::parse("22.05.8").unwrap();
-        let hello = Hello {
+        helper_that_says(dir, &hello(), answers)
+    }
+
+    fn hello() -> Hello {
+        Hello {
             protocol: PROTOCOL,
-            built: Some(version),
+            built: Version::parse("22.05.8"),
             api: Some((38, 38)),
-        };
-        let hello = serde_json::to_string(&hello).unwrap();
+        }
+    }
+
+    fn helper_that_says(dir: &Path, hello: &Hello, answers: &str) -> Link {
+        let hello = serde_json::to_string(hello).unwrap();
         let program = dir.join("helper");
-        let script = format!("#!/bin/sh\necho '{hello}'\nwhile read -r asked; do\n{answers}\ndone\n");
+        let script = format!(
+            "#!/bin/sh\necho >>{program}.starts\necho '{hello}'\nwhile read -r asked; do\n{answers}\ndone\n",
+            program = program.display()
+        );
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let runner = Runner {
@@ -522,5 +531,71 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let link = helper(dir.path(), r#"echo '{"answer":"unchanged"}'"#);
         assert_eq!(link.nodes().await, None);
+        assert_eq!(link.partitions().await, None);
+        assert_eq!(link.jobs().await, None);
+    }
+
+    #[tokio::test]
+    async fn an_unchanged_answer_is_the_last_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let answers = format!(
+            r#"case $asked in
+                *'"since":0'*) mkdir {asked} && echo '{{"answer":"nodes","time":5,"nodes":[]}}' || echo '{{"answer":"done"}}';;
+                *'"since":5'*) echo '{{"answer":"unchanged"}}';;
+            esac"#,
+            asked = dir.path().join("asked").display()
+        );
+        let link = helper(dir.path(), &answers);
+        for _ in 0..2 {
+            assert_eq!(link.nodes().await.as_deref(), Some(&[][..]));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_helper_that_failed_is_left_alone_ever_longer_and_its_answers_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let answers = r#"case $asked in
+                *nodes*) echo '{"answer":"nodes","time":5,"nodes":[]}';;
+                *) exit 1;;
+            esac"#;
+        let link = helper(dir.path(), answers);
+        assert!(link.nodes().await.is_some());
+        assert_eq!(link.jobs().await, None);
+        let ask = Ask::Nodes { since: 0 };
+        assert!(matches!(link.request(&ask).await, Err(LinkError::Resting)));
+        let starts = std::fs::read_to_string(dir.path().join("helper.starts")).unwrap();
+        assert_eq!(starts.lines().count(), 1);
+        let mut state = link.state.lock().await;
+        assert_eq!((state.nodes.time, state.pause), (0, 2 * FIRST_PAUSE));
+        for _ in 0..9 {
+            state.failed().await;
+        }
+        assert_eq!(state.pause, LONGEST_PAUSE);
+    }
+
+    #[tokio::test]
+    async fn a_helper_of_another_protocol_or_series_is_not_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let ask = Ask::Nodes { since: 0 };
+        let answer = r#"echo '{"answer":"unchanged"}'"#;
+        let other = Hello {
+            protocol: PROTOCOL + 1,
+            ..hello()
+        };
+        let said = helper_that_says(dir.path(), &other, answer).request(&ask).await;
+        assert!(matches!(said, Err(LinkError::Protocol(_))), "{said:?}");
+        for (built, api) in [
+            (hello().built, Some((38, 39))),
+            (hello().built, None),
+            (None, Some((38, 38))),
+        ] {
+            let other = Hello {
+                built,
+                api,
+                ..hello()
+            };
+            let said = helper_that_says(dir.path(), &other, answer).request(&ask).await;
+            assert!(matches!(said, Err(LinkError::Slurm(_))), "{said:?}");
+        }
     }
 }

@@ -199,6 +199,10 @@ const BROKEN: &[(&str, &str, Break)] = &[
         config(f).seat.store = Some("/scratch/{user}/gresshopper".into());
         f.stores = None;
     }),
+    ("store", "/scratch (seat.store) is no folder here", |f| {
+        config(f).seat.store = Some("/scratch/{user}/gresshopper".into());
+        f.stores = seen(0, 0o755, false);
+    }),
     (
         "store",
         "in /scratch (seat.store) anybody may replace anybody's folder (mode 777)",
@@ -322,8 +326,14 @@ const BROKEN: &[(&str, &str, Break)] = &[
     ("seat-log", "/tmp is no folder", |f| {
         f.node.as_mut().unwrap().log_dir = None
     }),
+    ("seat-log", "/tmp is no folder", |f| {
+        f.node.as_mut().unwrap().log_dir = seen(0, 0o1777, false)
+    }),
     ("seat-log", "users can't write in /tmp", |f| {
         f.node.as_mut().unwrap().log_dir = seen(0, 0o755, true)
+    }),
+    ("seat-log", "users can't write in /tmp (mode 1776)", |f| {
+        f.node.as_mut().unwrap().log_dir = seen(0, 0o1776, true)
     }),
     ("seat-log", "/scratch anybody may remove", |f| {
         config(f).seat.log_dir = Some("/scratch".into());
@@ -375,6 +385,18 @@ fn each_broken_set_up_is_named_with_its_mend() {
         // A partition that isn't there is missed by pool and seats alike.
         assert!(failed.len() <= 2, "{check}: {says}: {failed:#?}");
     }
+}
+
+#[test]
+fn a_log_in_memory_is_told_and_no_failure() {
+    let mut facts = right();
+    facts.node.as_mut().unwrap().log_dir.as_mut().unwrap().kind = Kind::Memory;
+    let found = of_host(&facts);
+    let row = found.iter().find(|row| row.check == "seat-log").unwrap();
+    assert!(
+        row.result == Outcome::Ok && row.says == "/tmp, in memory",
+        "{row:?}"
+    );
 }
 
 #[test]

@@ -161,6 +161,12 @@ mod tests {
         let now = Instant::now();
         let mut formers = asked(now);
         assert!(!answers(&mut formers, &ended(0), now), "an earlier process ended");
+        let seats = [(OTHER, Tenure(1))].into();
+        let of_another_kernel = Heard {
+            ended: [("another".to_owned(), seats)].into(),
+            ..Heard::default()
+        };
+        assert!(!answers(&mut formers, &of_another_kernel, now));
         assert!(answers(&mut formers, &ended(1), now));
     }
 
@@ -178,12 +184,17 @@ mod tests {
     fn the_last_but_one_executor_counts_as_well() {
         let now = Instant::now();
         let mut formers = asked(now);
-        formers.deposed(Tenure(2), JobId(3), now);
-        assert!(!answers(&mut formers, &ended(1), now));
+        let later = now + Duration::from_secs(1);
+        formers.deposed(Tenure(2), JobId(3), later);
+        assert_eq!(formers.due(), Some(later + ENDS_WITHIN), "of the last");
         let closed = Heard {
             closed: [JobId(3)].into(),
             ..Heard::default()
         };
+        let mut other_way = asked(now);
+        other_way.deposed(Tenure(2), JobId(3), later);
+        assert!(!answers(&mut other_way, &closed, now), "the first may run");
+        assert!(!answers(&mut formers, &ended(1), now));
         assert!(answers(&mut formers, &closed, now), "what was heard stays known");
     }
 
@@ -196,12 +207,23 @@ mod tests {
         formers.deposed(Tenure(1), ME, now);
         formers.holds(Tenure(2), ME);
         formers.attached(VISIT);
+        assert_eq!(formers.due(), None, "nobody asks");
         formers.ask();
         assert!(!answers(&mut formers, &Heard::default(), now));
+        formers.holds(Tenure(3), OTHER);
         assert_eq!(formers.detached(5), None, "another process is there");
         assert!(answers(&mut formers, &Heard::default(), now));
         assert_eq!(formers.detached(VISIT), Some(Tenure(2)));
         assert_eq!(formers.detached(8), None, "it never executed");
+    }
+
+    #[test]
+    fn a_process_hears_no_answer_to_anothers_question() {
+        let now = Instant::now();
+        let mut formers = asked(now);
+        formers.detached(VISIT);
+        formers.attached(VISIT + 1);
+        assert!(!formers.answers(VISIT + 1, "g", &ended(1), now));
     }
 
     #[test]

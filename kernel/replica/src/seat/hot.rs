@@ -112,6 +112,7 @@ mod tests {
         assert_eq!(hot.next(true, begin), None, "the kernel itself comes first");
         let later = begin + SETTLES;
         assert_eq!(hot.due(), Some(later));
+        assert_eq!(hot.next(true, later - Duration::from_millis(1)), None);
         assert_eq!(hot.next(true, later), Some(Deed::Start));
         assert_eq!((hot.next(true, later), hot.due()), (None, None));
     }
@@ -159,6 +160,10 @@ mod tests {
         hot.gone(now);
         hot.next(true, now);
         assert_eq!(hot.due(), Some(now + AGAIN_AFTER), "it has followed for long");
+        hot.next(false, now);
+        now += LONGEST_PAUSE;
+        hot.next(true, now);
+        assert_eq!(hot.due(), Some(now + SETTLES), "chosen anew after the pause");
     }
 
     #[test]
@@ -171,5 +176,9 @@ mod tests {
         hot.gone(now + SETTLES);
         hot.next(true, now + SETTLES);
         assert_eq!(hot.due(), Some(now + SETTLES + SETTLES));
+        let mut unwanted = Hot::new(false);
+        unwanted.took_office();
+        unwanted.next(true, now);
+        assert_eq!(unwanted.due(), None);
     }
 }

@@ -187,6 +187,68 @@ mod tests {
     }
 
     #[test]
+    fn a_voter_that_stores_within_a_second_is_no_news() {
+        let mut world = world();
+        for _ in 0..20 {
+            world.progress.last += 1;
+            world.passes(7);
+            for member in [2, 3].map(Incarnation) {
+                world.progress.stored.insert(member, Some(world.progress.last));
+            }
+            world.passes(0);
+        }
+        assert_eq!(world.said(), [[]; 0]);
+    }
+
+    /// What [`super::tend`] does: it looks and asks when it is due, and then alone.
+    #[test]
+    fn news_of_a_voter_come_when_they_are_due() {
+        let mut world = world();
+        let begin = world.now;
+        let stored = |world: &mut World, second, third| {
+            world.progress.last = 9;
+            let of = [(2, second), (3, third)].map(|(m, s)| (Incarnation(m), Some(s)));
+            world.progress.stored = of.into();
+        };
+        stored(&mut world, 9, 8);
+        world.passes(0);
+        assert_eq!(world.watch.due(), Some(begin + LAGS_AFTER));
+        world.now = begin + LAGS_AFTER;
+        world.passes(0);
+        assert_eq!(world.said(), [[(3, Some(1))]]);
+        stored(&mut world, 9, 9);
+        let told = begin + LAGS_AFTER;
+        world.now = told + LAGS_AFTER;
+        world.passes(0);
+        assert_eq!(
+            (world.said(), world.watch.due()),
+            (vec![], Some(told + LONG_PAUSE))
+        );
+        world.now = told + LONG_PAUSE;
+        world.passes(0);
+        assert_eq!((world.said(), world.watch.due()), (vec![vec![]], None));
+        world.watch.forget();
+        world.passes(0);
+        assert_eq!(world.said().len(), 1, "another process hears it anew");
+    }
+
+    #[test]
+    fn other_voters_are_told_at_once_and_one_that_is_gone_lags_no_more() {
+        let mut world = world();
+        world.progress.last = 7;
+        world.progress.stored = [(2, Some(7)), (3, None)].map(|(m, s)| (Incarnation(m), s)).into();
+        world.passes(12);
+        assert_eq!(world.said(), [[(3, None)]]);
+        world.progress.stored.remove(&Incarnation(3));
+        let voters = [1, 2].map(Incarnation).into();
+        world
+            .watch
+            .see(&voters, world.leader, Some(&world.progress), world.now);
+        let told = world.watch.report(world.now).unwrap();
+        assert_eq!((told.voters, told.lacking), (voters, BTreeMap::new()));
+    }
+
+    #[test]
     fn a_voter_that_lags_is_told_and_its_number_now_and_then() {
         let mut world = world();
         world.runs(100, 5);
@@ -258,11 +320,17 @@ mod tests {
         world.said();
         world.leader = None;
         world.passes(60);
+        let last_known = |told: &GroupStanding| told.leader == Some(ME);
+        assert!(world.reports.iter().all(last_known), "{:?}", world.reports);
         world.said();
         world.leader = Some(Incarnation(2));
         world.passes(10);
         assert_eq!(world.reports.len(), 1);
         assert_eq!(world.reports[0].leader, Some(Incarnation(2)));
         assert_eq!(world.said(), [[]]);
+        assert_eq!(world.watch.due(), None, "only the leader looks");
+        world.leader = Some(Incarnation(3));
+        world.passes(10);
+        assert_eq!(world.reports.len(), 1, "within little more than a second");
     }
 }

@@ -127,9 +127,11 @@ mod tests {
         let node: NodeName = "n1".into();
         let on = make_in(tmp.path(), Ok(Kind::Network("Lustre")), &node).unwrap_err();
         assert!(on.to_string().starts_with("it is on Lustre"), "{on}");
-        std::fs::set_permissions(tmp.path(), Permissions::from_mode(0o777)).unwrap();
-        let open = make_local(tmp.path(), &node).unwrap_err();
-        assert!(open.to_string().contains("0777"), "{open}");
+        for mode in [0o777, 0o770, 0o702] {
+            std::fs::set_permissions(tmp.path(), Permissions::from_mode(mode)).unwrap();
+            let open = make_local(tmp.path(), &node).unwrap_err();
+            assert!(open.to_string().contains(&format!("0{mode:o}")), "{open}");
+        }
         std::fs::set_permissions(tmp.path(), Permissions::from_mode(0o1777)).unwrap();
         make_local(tmp.path(), &node).unwrap();
         make_in(tmp.path(), Ok(Kind::Memory), &node).unwrap();

@@ -436,11 +436,23 @@ impl World {
     }
 
     pub fn kernel(&mut self, name: &str, user: &str, nodes: &[&str], gpus: u16) -> KernelId {
+        let account = format!("acct-{}", user.len() % 2);
+        self.kernel_in(&account, name, user, nodes, gpus)
+    }
+
+    pub fn kernel_in(
+        &mut self,
+        account: &str,
+        name: &str,
+        user: &str,
+        nodes: &[&str],
+        gpus: u16,
+    ) -> KernelId {
         let id: KernelId = name.into();
         let place = PlaceReplica {
             kernel: id.clone(),
             user: user.into(),
-            account: Some(format!("acct-{}", user.len() % 2).into()),
+            account: Some(account.into()),
             pool: "main".into(),
             first: None,
             default_need: Need::gpus(gpus),
