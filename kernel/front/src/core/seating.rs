@@ -68,13 +68,6 @@ struct Announced {
     messages: Vec<Message>,
 }
 
-/// The text at a cell, for a client that shows no notices.
-#[derive(Debug)]
-struct Shown {
-    header: Bytes,
-    cell: CellId,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Seating {
     /// The answer of the kernelspec's last kernel to a `kernel_info_request`.
@@ -86,7 +79,6 @@ pub(super) struct Seating {
     answered: Vec<CellId>,
     /// The oldest first.
     announced: Vec<Announced>,
-    shown: Option<Shown>,
 }
 
 impl Seating {
@@ -97,6 +89,20 @@ impl Seating {
             notice["start"] = json!(seconds(start));
         }
         Some(notice)
+    }
+
+    /// The wait in a cell's text.
+    pub(super) fn text(&self) -> Option<String> {
+        let Wait { seat, .. } = self.wait.as_ref()?;
+        Some(format!(
+            "Waiting for a node for this notebook's kernel: {}",
+            seat.sentence()
+        ))
+    }
+
+    /// Whether the client of this session shows notices.
+    pub(super) fn has_announced(&self, session: &str) -> bool {
+        self.announced.iter().any(|a| a.session == session)
     }
 
     /// Whether this request was already answered in the kernel's place: the kernel's own reply is then superfluous.
@@ -173,7 +179,6 @@ impl Seating {
     pub(super) fn check(&self) {
         assert!(self.announced.len() <= ANNOUNCED_MAX);
         assert!(self.answered.len() <= ANSWERED_MAX);
-        assert!(self.shown.is_none() || self.wait.is_some());
     }
 }
 
@@ -331,53 +336,6 @@ impl Front {
         // A client that is away asks again.
         let _ = wire.reply(channel, identity, reply.message(), None);
         wire.publish(&idle, None);
-    }
-
-    // The text at a cell.
-
-    /// Shows the wait at the first open cell, to a client that shows no notices.
-    pub(super) fn tell_wait(&mut self, at: Time, wire: &mut impl Wire) {
-        let Some(Wait { seat, .. }) = &self.seating.wait else {
-            return;
-        };
-        let Some(open) = self.open.iter().find(|o| o.is_shown()) else {
-            return;
-        };
-        let announced = |session: &str| self.seating.announced.iter().any(|a| a.session == session);
-        let header = serde_json::from_slice::<Header>(&open.header).ok();
-        if header.is_none_or(|h| announced(&h.session)) || open.is_unattended() {
-            return;
-        }
-        let text = format!(
-            "Waiting for a node for this notebook's kernel: {}",
-            seat.sentence()
-        );
-        let kind = match &self.seating.shown {
-            Some(shown) if shown.cell == open.id => "update_display_data",
-            _ => "display_data",
-        };
-        let display = format!("gresshopper-{}", open.id);
-        let content = json!({
-            "data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": display},
-        });
-        let (header, cell) = (open.header.clone(), open.id.clone());
-        let message = self.author.publish(kind, &header, &json!({}), &content, at);
-        self.publish(&message, None, at, wire);
-        self.seating.shown = Some(Shown { header, cell });
-    }
-
-    /// Takes the text away again, before the cell begins or is answered.
-    pub(super) fn hide_wait(&mut self, at: Time, wire: &mut impl Wire) {
-        if let Some(shown) = self.seating.shown.take() {
-            let content = json!({"wait": false});
-            let cleared = self
-                .author
-                .publish("clear_output", &shown.header, &json!({}), &content, at);
-            self.publish(&cleared, None, at, wire);
-            if self.told.are_at(&shown.cell) {
-                self.tell_again(at, wire);
-            }
-        }
     }
 }
 

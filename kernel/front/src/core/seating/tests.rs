@@ -1,5 +1,5 @@
 use super::*;
-use crate::core::{Interrupt, Mark};
+use crate::core::{Interrupt, Mark, Records};
 use hop_protocol::jupyter::Author;
 use hop_words::id::Tenure;
 
@@ -283,6 +283,85 @@ fn sentences_at_a_cell_outlast_the_text_of_its_wait() {
     world.front.tell("it was lost", Time(0), &mut world.ear);
     publishes(&mut world, &cell, "clear_output", &nothing());
     assert_eq!(world.ear.screen, [""; 0], "the cell clears its own outputs");
+}
+
+/// The executor's text at a cell that waits for its lease.
+fn executor_tells(world: &mut World, cell: &Envelope, kind: &str, text: &str) {
+    let display = format!("gresshopper-{}", cell.header().unwrap().msg_id);
+    let shown = json!({"data": {"text/plain": text}, "transient": {"display_id": display}});
+    publishes(world, cell, kind, &shown);
+}
+
+#[test]
+fn the_text_of_a_lost_executor_is_gone_before_the_next_one_has_the_cell() {
+    let mut world = World::new(None);
+    world.front.next_tenure(Tenure(1), false, Time(0), &mut world.ear);
+    world.comes();
+    world.front.tell("it was lost", Time(0), &mut world.ear);
+    let (cell, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+    executor_tells(&mut world, &cell, "display_data", "Waiting for 2 GPUs");
+    executor_tells(
+        &mut world,
+        &cell,
+        "update_display_data",
+        "Waiting for 2 GPUs: next",
+    );
+    world.said();
+    world.front.next_tenure(Tenure(2), true, Time(0), &mut world.ear);
+    assert_eq!(
+        world.said(),
+        ["clear_output", "stream", "to the replica: execute_request"]
+    );
+    world.front.next_tenure(Tenure(3), true, Time(0), &mut world.ear);
+    assert_eq!(world.said(), ["to the replica: execute_request"], "it is gone");
+    publishes(&mut world, &cell, "execute_input", &nothing());
+    executor_tells(&mut world, &cell, "display_data", "the cell's own");
+    world.said();
+    world.front.next_tenure(Tenure(4), true, Time(0), &mut world.ear);
+    assert_eq!(
+        world.said(),
+        ["to the replica: execute_request"],
+        "the cell began"
+    );
+}
+
+#[test]
+fn the_next_front_takes_the_text_of_a_lost_executor_away() {
+    let mut world = World::new(None);
+    world.front.next_tenure(Tenure(1), false, Time(0), &mut world.ear);
+    world.comes();
+    world.front.take_up(&[], Time(0));
+    let (cell, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+    executor_tells(&mut world, &cell, "display_data", "Waiting for 2 GPUs");
+    let Some(Records::More(records) | Records::All(records)) = world.front.records() else {
+        panic!("a text is recorded");
+    };
+    world.front = Front::new(b"key", "next".into()).durable(true);
+    world.front.take_up(&records, Time(0));
+    world.said();
+    world.front.next_tenure(Tenure(2), false, Time(0), &mut world.ear);
+    assert_eq!(world.said(), ["clear_output", "to the replica: execute_request"]);
+}
+
+#[test]
+fn the_text_of_a_lost_executor_is_gone_where_the_front_ends_the_cell() {
+    let waits = || {
+        let mut world = World::new(None);
+        world.front.next_tenure(Tenure(1), false, Time(0), &mut world.ear);
+        world.comes();
+        let (cell, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        executor_tells(&mut world, &cell, "display_data", "Waiting for 2 GPUs");
+        world.said();
+        world
+    };
+    let mut dead = waits();
+    dead.front.die("no".into(), Time(0), &mut dead.ear);
+    assert_eq!(dead.said(), ["clear_output", "error", "status idle"]);
+    let mut interrupted = waits();
+    interrupted
+        .front
+        .interrupt(Interrupt::Signal, true, Time(0), &mut interrupted.ear);
+    assert_eq!(interrupted.said()[0], "clear_output");
 }
 
 #[test]
