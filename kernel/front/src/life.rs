@@ -63,6 +63,30 @@ const STILLBORN: u32 = 5;
 /// word.
 const STILLBORN_FIRST: u32 = 3;
 
+/// Time after which clients are told that the replica doesn't answer. A group has elected another one within it as a
+/// rule.
+const TELL_AFTER: Span = Span::from_millis(1500);
+
+/// A replica without an answer, for clients to be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unanswered {
+    pub node: Option<NodeName>,
+    /// Time given to the replica since its connection broke.
+    pub within: Span,
+    pub then: Then,
+}
+
+/// What follows if the replica doesn't answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// The kernel's group elects another replica. If it can't, one is started in the end.
+    Elected,
+    /// Another replica is started in the end.
+    Started,
+    /// The kernel ends.
+    Ends,
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
@@ -224,6 +248,23 @@ impl Life {
             Stage::Awaited { since, .. } => Some(since),
             _ => None,
         }
+    }
+
+    /// The replica whose connection broke, once clients should know.
+    pub fn unanswered(&self, now: Timestamp) -> Option<Unanswered> {
+        let Stage::Down { since, silent, gone } = self.stage else {
+            return None;
+        };
+        let then = match self.durable {
+            true if self.lived && self.grouped => Then::Elected,
+            true => Then::Started,
+            false => Then::Ends,
+        };
+        (now.since(since) >= TELL_AFTER).then(|| Unanswered {
+            node: self.node.clone(),
+            within: self.patience(silent, gone.is_some()),
+            then,
+        })
     }
 
     /// Whether the kernel hibernates.
@@ -399,20 +440,28 @@ impl Life {
     }
 
     fn is_lost(&self, since: Timestamp, silent: bool, gone: Option<Timestamp>, now: Timestamp) -> bool {
+        let down = now.since(since);
+        let patience = self.patience(silent, gone.is_some());
+        match gone.filter(|_| self.lived) {
+            Some(_) if self.local => true,
+            Some(at) => down.min(now.since(at)) > patience,
+            None => down > patience,
+        }
+    }
+
+    /// Time granted to a broken connection. `gone` means that the process in the replica's place has ended.
+    fn patience(&self, silent: bool, gone: bool) -> Span {
         let patience = match self.durable {
             true if self.grouped => WITH_GROUP,
             true => WITH_LOG,
             false => WITHOUT_LOG,
         };
-        let down = now.since(since);
-        if !self.lived {
-            return down > if self.local { LEFT_HERE } else { LEFT };
-        }
-        match gone {
-            Some(_) if self.local => true,
-            Some(at) => down.min(now.since(at)) > patience.gone,
-            None if silent => down > patience.silent,
-            None => down > patience.closed,
+        match (self.lived, gone) {
+            (false, _) if self.local => LEFT_HERE,
+            (false, _) => LEFT,
+            (true, true) => patience.gone,
+            (true, false) if silent => patience.silent,
+            (true, false) => patience.closed,
         }
     }
 

@@ -1,14 +1,15 @@
 //! Answers to clients while the kernel has no node, so that no client gives up. Also the clients that announced
-//! themselves, for the kernel's next replica (docs/wiring.md, "While the seat waits").
+//! themselves, for the kernel's next replica (docs/wiring.md, "While the kernel has no replica").
 
 use super::unseen::Change;
 use super::{Front, Open, Wire};
+use crate::life::{Then, Unanswered};
 use bytes::Bytes;
 use hop_protocol::comm::{ANNOUNCED_MAX, CommContent};
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::link::Item;
-use hop_words::id::CellId;
-use hop_words::time::Timestamp as Time;
+use hop_words::id::{CellId, Tenure};
+use hop_words::time::{Timestamp as Time, spell};
 use hop_zmtp::Message;
 use serde_json::{Value, json};
 
@@ -50,11 +51,54 @@ impl SeatWaits {
     }
 }
 
-/// A seat's wait.
+/// Why the kernel has no replica.
+#[derive(Debug, PartialEq, Eq)]
+enum Why {
+    Seat(SeatWaits),
+    /// The replica's connection broke.
+    Unanswered(Unanswered),
+    /// The replica was lost, and another one is started.
+    Lost,
+}
+
+impl Why {
+    fn sentence(&self) -> String {
+        let (node, within, then) = match self {
+            Self::Seat(seat) => return seat.sentence(),
+            Self::Lost => return "its replica was lost, and another one is started".to_owned(),
+            Self::Unanswered(Unanswered { node, within, then }) => (node, spell(*within), then),
+        };
+        let silent = match node {
+            Some(node) => format!("its node {node} doesn't answer"),
+            None => "its replica doesn't answer".to_owned(),
+        };
+        match then {
+            Then::Elected => {
+                format!(
+                    "{silent}; another replica takes over, or one is started after {within} at the latest"
+                )
+            }
+            Then::Started => format!("{silent}; another replica is started after {within} at the latest"),
+            Then::Ends => format!("{silent}; the kernel ends if that lasts for {within}"),
+        }
+    }
+
+    fn text(&self) -> String {
+        let what = match self {
+            Self::Seat(_) => "a node for this notebook's kernel",
+            Self::Unanswered(_) | Self::Lost => "this notebook's kernel",
+        };
+        format!("Waiting for {what}: {}", self.sentence())
+    }
+}
+
+/// The wait for a replica.
 #[derive(Debug)]
 struct Wait {
-    seat: SeatWaits,
+    why: Why,
     since: Time,
+    /// The tenure in which the wait began.
+    tenure: Tenure,
 }
 
 /// A client that shows notices.
@@ -83,21 +127,20 @@ pub(super) struct Seating {
 
 impl Seating {
     fn notice(&self) -> Option<Value> {
-        let Wait { seat, since } = self.wait.as_ref()?;
-        let mut notice = json!({"state": "seat", "reason": seat.sentence(), "since": seconds(*since)});
-        if let Some(start) = seat.start {
-            notice["start"] = json!(seconds(start));
+        let Wait { why, since, .. } = self.wait.as_ref()?;
+        let mut notice = json!({"state": "seat", "reason": why.sentence(), "since": seconds(*since)});
+        if let Why::Seat(SeatWaits {
+            start: Some(start), ..
+        }) = why
+        {
+            notice["start"] = json!(seconds(*start));
         }
         Some(notice)
     }
 
     /// The wait in a cell's text.
     pub(super) fn text(&self) -> Option<String> {
-        let Wait { seat, .. } = self.wait.as_ref()?;
-        Some(format!(
-            "Waiting for a node for this notebook's kernel: {}",
-            seat.sentence()
-        ))
+        self.wait.as_ref().map(|wait| wait.why.text())
     }
 
     /// Whether the client of this session shows notices.
@@ -199,10 +242,27 @@ impl Front {
 
     /// The kernel's seat waits in Slurm's queue, for this reason.
     pub fn seat_waits(&mut self, seat: SeatWaits, at: Time, wire: &mut impl Wire) {
+        self.waits(Why::Seat(seat), at, wire);
+    }
+
+    /// The replica's connection broke, and clients should know.
+    pub fn is_unanswered(&mut self, replica: Unanswered, at: Time, wire: &mut impl Wire) {
+        self.waits(Why::Unanswered(replica), at, wire);
+    }
+
+    /// Another replica is started. Clients were told if the last one didn't answer.
+    pub fn is_started_again(&mut self, at: Time, wire: &mut impl Wire) {
+        let wait = self.seating.wait.as_ref();
+        if wait.is_some_and(|w| matches!(w.why, Why::Unanswered(_))) {
+            self.waits(Why::Lost, at, wire);
+        }
+    }
+
+    fn waits(&mut self, why: Why, at: Time, wire: &mut impl Wire) {
         let before = self.seating.wait.take();
-        let news = before.as_ref().is_none_or(|b| b.seat != seat);
-        let since = before.map_or(at, |b| b.since);
-        self.seating.wait = Some(Wait { seat, since });
+        let news = before.as_ref().is_none_or(|b| b.why != why);
+        let (since, tenure) = before.map_or((at, self.tenure), |b| (b.since, b.tenure));
+        self.seating.wait = Some(Wait { why, since, tenure });
         if news && self.end.is_none() {
             self.answer_in_its_place(at, wire);
             self.tell_notice(at, wire);
@@ -210,7 +270,7 @@ impl Front {
         }
     }
 
-    /// A client asks for a cell, and the kernel may have no seat.
+    /// A client asks for a cell, and the kernel may have no replica.
     pub(super) fn cell_waits(&mut self, at: Time, wire: &mut impl Wire) {
         if let Some(notice) = self.seating.notice() {
             self.tell_standing("starting", &notice, at, wire);
@@ -224,8 +284,13 @@ impl Front {
         if self.runs_before().is_some() {
             self.answer_in_its_place(at, wire);
         }
-        if self.seating.wait.take().is_some() {
-            self.tell_standing("idle", &json!({"state": "cpu"}), at, wire);
+        let Some(wait) = self.seating.wait.take() else {
+            return;
+        };
+        self.tell_standing("idle", &json!({"state": "cpu"}), at, wire);
+        // The next tenure's replica was introduced to the clients, and tells them how the kernel stands.
+        if matches!(wait.why, Why::Unanswered(_)) && wait.tenure == self.tenure {
+            self.seating.introduce(wire);
         }
     }
 

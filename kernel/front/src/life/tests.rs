@@ -65,6 +65,34 @@ fn a_replica_that_dials_again_is_not_lost() {
 }
 
 #[test]
+fn clients_are_told_of_a_silence_that_outlasts_an_election() {
+    let later = |ms: u64| Timestamp(10 * SECOND + ms * 1000);
+    let told = |life: &mut Life, silent| {
+        life.handle(Input::Disconnected { silent }, at(10));
+        assert_eq!(life.unanswered(later(1400)), None, "an election takes as long");
+        life.unanswered(later(1500))
+    };
+    let mut group = up(true);
+    assert_eq!(group.unanswered(at(10)), None, "it is there");
+    group.has_members(3);
+    let unanswered = |within, then| {
+        Some(Unanswered {
+            node: Some("n1".into()),
+            within: Span::from_secs(within),
+            then,
+        })
+    };
+    assert_eq!(told(&mut group, false), unanswered(15, Then::Elected));
+    group.handle(Input::Connected { node: "n2".into() }, later(1600));
+    assert_eq!(group.unanswered(at(30)), None, "another one is there");
+    assert_eq!(told(&mut up(true), true), unanswered(4, Then::Started));
+    assert_eq!(told(&mut up(false), false), unanswered(65, Then::Ends));
+    let left = Life::left(true, false, Tenure(3), at(10));
+    let told = left.unanswered(at(12)).unwrap();
+    assert_eq!((told.within, told.then, told.node), (LEFT, Then::Started, None));
+}
+
+#[test]
 fn an_srun_that_is_killed_alone_ends_nothing() {
     let mut life = up(true);
     life.handle(Input::ProcessGone, at(10));

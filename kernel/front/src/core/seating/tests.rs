@@ -1,7 +1,7 @@
 use super::*;
 use crate::core::{Interrupt, Mark, Records};
 use hop_protocol::jupyter::Author;
-use hop_words::id::Tenure;
+use hop_words::time::Span;
 
 const ME: Bytes = Bytes::from_static(b"me");
 
@@ -362,6 +362,106 @@ fn the_text_of_a_lost_executor_is_gone_where_the_front_ends_the_cell() {
         .front
         .interrupt(Interrupt::Signal, true, Time(0), &mut interrupted.ear);
     assert_eq!(interrupted.said()[0], "clear_output");
+}
+
+const UNANSWERED: &str =
+    "its node n1 doesn't answer; another replica takes over, or one is started after 15 s at the latest";
+
+fn is_unanswered(world: &mut World) -> Vec<String> {
+    let replica = Unanswered {
+        node: Some("n1".into()),
+        within: Span::from_secs(15),
+        then: Then::Elected,
+    };
+    world.front.is_unanswered(replica, Time(0), &mut world.ear);
+    world.said()
+}
+
+/// A kernel with a replica.
+fn begun() -> World {
+    let mut world = World::new(None);
+    world.front.next_tenure(Tenure(1), false, Time(0), &mut world.ear);
+    world.comes();
+    world
+}
+
+#[test]
+fn a_cell_reads_that_the_kernels_node_does_not_answer() {
+    let mut world = begun();
+    assert_eq!(
+        is_unanswered(&mut world),
+        [format!("status starting seat {UNANSWERED}")]
+    );
+    let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+    let told = [
+        "to the replica: execute_request".to_owned(),
+        format!("status busy seat {UNANSWERED} at the cell"),
+        format!("display_data Waiting for this notebook's kernel: {UNANSWERED}"),
+    ];
+    assert_eq!(said, told);
+    assert_eq!(is_unanswered(&mut world), [""; 0], "it is no news");
+    world.front.is_started_again(Time(0), &mut world.ear);
+    let lost = "its replica was lost, and another one is started";
+    assert_eq!(
+        world.said(),
+        [
+            format!("status busy seat {lost} at the cell"),
+            format!("update_display_data Waiting for this notebook's kernel: {lost}"),
+        ]
+    );
+    world.front.next_tenure(Tenure(2), true, Time(0), &mut world.ear);
+    assert_eq!(
+        world.said(),
+        ["to the replica: execute_request"],
+        "it isn't there yet"
+    );
+    assert_eq!(world.comes(), ["clear_output", "status busy cpu at the cell"]);
+    world.front.is_started_again(Time(0), &mut world.ear);
+    assert_eq!(world.said(), [""; 0], "nobody was told that it waits");
+}
+
+#[test]
+fn a_running_cell_keeps_its_outputs_when_its_node_does_not_answer_for_a_while() {
+    let mut world = begun();
+    let (first, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+    publishes(&mut world, &first, "execute_input", &nothing());
+    world.said();
+    assert_eq!(
+        is_unanswered(&mut world),
+        [format!("status busy seat {UNANSWERED} at the cell")]
+    );
+    assert_eq!(world.comes(), ["status busy cpu at the cell"]);
+}
+
+#[test]
+fn the_text_of_an_executor_that_is_back_is_shown_again() {
+    let mut world = begun();
+    let (cell, _) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+    executor_tells(&mut world, &cell, "display_data", "Waiting for 2 GPUs");
+    world.said();
+    let text = format!("update_display_data Waiting for this notebook's kernel: {UNANSWERED}");
+    assert_eq!(is_unanswered(&mut world)[1..], [text]);
+    assert_eq!(
+        world.comes(),
+        [
+            "update_display_data Waiting for 2 GPUs",
+            "status busy cpu at the cell"
+        ]
+    );
+}
+
+#[test]
+fn a_replica_that_is_back_tells_the_clients_again_how_the_kernel_stands() {
+    let mut world = begun();
+    let open = json!({"comm_id": "c", "target_name": "gresshopper", "data": {"version": 1}});
+    world.asks("comm_open", &nothing(), &open);
+    let told = is_unanswered(&mut world);
+    assert_eq!(told[1..], [format!("comm_msg seat {UNANSWERED}")]);
+    assert_eq!(world.comes(), ["status idle cpu", "to the replica: comm_open"]);
+    is_unanswered(&mut world);
+    world.front.next_tenure(Tenure(2), true, Time(0), &mut world.ear);
+    assert_eq!(world.said(), ["to the replica: comm_open"]);
+    assert_eq!(world.comes(), ["status idle cpu"], "it knows them");
 }
 
 #[test]
