@@ -205,6 +205,9 @@ pub struct Parts {
     pub executor: Incarnation,
     /// Node of the executor.
     pub node: NodeName,
+    /// The executor's connection to `hopd` is lost.
+    #[serde(default)]
+    pub away: bool,
     /// The replica that leads the kernel's log. `None` means that none of these replicas is known to lead.
     pub leader: Option<Incarnation>,
     pub standbys: Vec<ReplicaRow>,
@@ -213,7 +216,12 @@ pub struct Parts {
 impl fmt::Display for Parts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leads = self.leader == Some(self.executor);
-        write!(f, "Its replica {} on {} runs its cells", self.executor, self.node)?;
+        write!(f, "Its replica {} on {}", self.executor, self.node)?;
+        if self.away {
+            // The standbys are known from the executor as well.
+            f.write_str(" has lost its connection to the scheduler. By its last word it")?;
+        }
+        f.write_str(" runs its cells")?;
         if leads {
             f.write_str(" and leads its log")?;
         }
@@ -408,6 +416,7 @@ mod tests {
         let parts = |leader: Option<u32>, standbys: [(ReplicaRole, Option<u64>); 2]| Parts {
             executor: Incarnation(1),
             node: "n0".into(),
+            away: false,
             leader: leader.map(Incarnation),
             standbys: (2..)
                 .zip(standbys)
@@ -444,6 +453,13 @@ mod tests {
             (
                 parts(None, [(Warm, None), (Warm, None)]),
                 "Its replica 1 on n0 runs its cells; replica 2 on n1 has its log; replica 3 on n2 has its log.",
+            ),
+            (
+                Parts {
+                    away: true,
+                    ..parts(Some(1), [(Warm, Some(0)), (Warm, None)])
+                },
+                "Its replica 1 on n0 has lost its connection to the scheduler. By its last word it runs its cells and leads its log; replica 2 on n1 has its log; replica 3 on n2 has its log, and has not answered the leader.",
             ),
         ];
         for (parts, sentence) in table {

@@ -9,6 +9,7 @@ mod control;
 mod marks;
 mod requests;
 mod seating;
+mod texts;
 mod told;
 mod unseen;
 
@@ -699,7 +700,7 @@ impl Front {
         if self.end.is_some() {
             return;
         }
-        self.hide_wait(at, wire);
+        self.hide_texts(at, wire);
         let mut open = std::mem::take(&mut self.open);
         let questions: Vec<Open> = open.extract_if(.., |o| !o.is_cell).collect();
         open.retain(|cell| !self.before.has(&cell.id));

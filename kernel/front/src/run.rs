@@ -632,6 +632,7 @@ impl Main {
                     if leaves || avoid.is_some() {
                         self.front.goes_elsewhere(now(), &mut self.sockets);
                     }
+                    self.front.is_started_again(now(), &mut self.sockets);
                     self.end_old(old, ends_itself);
                     self.launch(fresh_seat, avoid, old);
                 }
@@ -714,6 +715,13 @@ impl Main {
     fn seat_waits(&mut self, seat: SeatWaits) {
         if self.life.is_starting() {
             self.front.seat_waits(seat, now(), &mut self.sockets);
+        }
+    }
+
+    /// Tells clients if the kernel's replica doesn't answer.
+    fn tell_unanswered(&mut self) {
+        if let Some(replica) = self.life.unanswered(self.clock.now()) {
+            self.front.is_unanswered(replica, now(), &mut self.sockets);
         }
     }
 
@@ -1258,6 +1266,7 @@ impl Main {
             self.live(Input::ProcessGone);
         }
         self.live(Input::Tick);
+        self.tell_unanswered();
         self.tell_slow_step();
         self.listen_asleep();
         self.front.acknowledge(&mut self.sockets);

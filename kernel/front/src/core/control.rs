@@ -218,10 +218,10 @@ impl Front {
         } else {
             1
         };
+        self.hide_texts(at, wire);
         let waiting = self.open.extract_if(first.., |o| o.waits()).take(most);
         let ended: Vec<Open> = waiting.collect();
         let ids = ended.iter().map(|o| o.id.clone()).collect();
-        self.hide_wait(at, wire);
         for (i, open) in ended.into_iter().enumerate() {
             self.end_unrun(open, i == 0, at, wire);
         }
@@ -257,7 +257,7 @@ impl Front {
         if self.end.is_some() {
             return;
         }
-        self.hide_wait(at, wire);
+        self.hide_texts(at, wire);
         let content = json!({"status": "ok", "restart": asked.restart});
         if let Some(header) = self.answer(&asked.request, "shutdown_reply", &content, at, wire) {
             // ipykernel tells all its clients, too.

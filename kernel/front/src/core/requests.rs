@@ -6,6 +6,7 @@
 //! one replica").
 
 use super::marks::{Idle, Mark};
+use super::texts::Text;
 use super::unseen::{Answer, Change, Request};
 use super::{Front, INFO, Records, Wire, failure};
 use bytes::Bytes;
@@ -15,7 +16,6 @@ use hop_protocol::message::{Behind, InFlight, Note};
 use hop_words::id::{CellId, Tenure};
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
-use serde::Deserialize;
 use serde_json::Value;
 
 /// A request without a reply.
@@ -39,13 +39,9 @@ pub(super) struct Open {
     pub(super) sent: bool,
     /// An executor has said that it runs the code.
     pub(super) runs: bool,
+    /// The text of its wait.
+    pub(super) text: Text,
     pub(super) idle: Idle,
-}
-
-/// The content of an `execute_input`.
-#[derive(Deserialize)]
-struct Input {
-    execution_count: Option<i64>,
 }
 
 /// Whether a client still waits for the cell's reply.
@@ -84,6 +80,7 @@ impl Front {
             may_have_begun: !asks,
             sent: false,
             runs: false,
+            text: Text::default(),
             idle: if is_cell { Idle::Due } else { Idle::Left },
         };
         // A client may use an id again before its last reply is read.
@@ -151,25 +148,6 @@ impl Front {
         }
     }
 
-    /// An executor sends a message of a cell: the message may mean that the cell runs.
-    pub(super) fn hears_of_cell(&mut self, message: &Message) {
-        if !self.open.iter().any(|o| o.is_cell && !o.runs) {
-            return;
-        }
-        let Ok(envelope) = Envelope::parse(message) else {
-            return;
-        };
-        if envelope.header().is_ok_and(|h| h.msg_type == "execute_input")
-            && let Some(cell) = envelope.parent()
-            && let Some(open) = self.open.iter_mut().find(|o| o.id.as_str() == cell.msg_id)
-        {
-            open.runs = true;
-            let content = serde_json::from_slice::<Input>(&envelope.content);
-            self.last_count = content.ok().and_then(|c| c.execution_count).or(self.last_count);
-            self.unseen.note(open.record(self.tenure));
-        }
-    }
-
     /// A replica came back to a new front, with its requests in work. It also has replies on their way to the requests
     /// in `answered`. No other request ever reached the replica.
     pub fn resume(
@@ -202,6 +180,7 @@ impl Front {
     /// replica ever had a connection to this front. If not, only an earlier front's requests can have begun there, and
     /// the others wait for this replica.
     pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
+        self.hide_executors_texts(at, wire);
         let last = std::mem::replace(&mut self.tenure, tenure);
         let waited = std::mem::take(&mut self.requests_wait);
         self.marks.new_stream();
@@ -404,6 +383,7 @@ impl Open {
                 .or_else(|| (self.is_cell && self.may_have_begun).then_some(tenure)),
             may_have_begun: self.may_have_begun,
             runs: self.runs,
+            text: self.text.clone(),
             is_idle: self.idle == Idle::Left,
         }))
     }
@@ -429,6 +409,7 @@ impl Open {
             may_have_begun: request.may_have_begun,
             sent: false,
             runs: request.runs,
+            text: request.text,
             idle: if request.is_idle { Idle::Left } else { Idle::Due },
         })
     }
@@ -466,6 +447,7 @@ impl Open {
             may_have_begun: true,
             sent: true,
             runs: true,
+            text: Text::default(),
             idle: Idle::Due,
         }
     }

@@ -200,6 +200,7 @@ mod tests {
             KernelItem::Replicas(Parts {
                 executor: Incarnation(1),
                 node: "n0".into(),
+                away: false,
                 leader: Some(Incarnation(2)),
                 standbys: vec![ReplicaRow {
                     incarnation: Incarnation(2),

@@ -143,6 +143,7 @@ impl Scheduler {
             items.push(KernelItem::Replicas(Parts {
                 executor: id.incarnation,
                 node: executor.node.clone(),
+                away: executor.conn.is_none(),
                 leader: executor.leader_among(id.incarnation),
                 standbys: executor.standbys.clone(),
             }));

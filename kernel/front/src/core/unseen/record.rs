@@ -2,6 +2,7 @@
 //! record is a line of JSON.
 
 use super::{Cell, Follower, Unseen};
+use crate::core::texts::Text;
 use bytes::Bytes;
 use hop_protocol::jupyter::Channel;
 use hop_words::id::{CellId, Incarnation, Tenure};
@@ -111,6 +112,9 @@ pub(in crate::core) struct Request {
     pub(in crate::core) may_have_begun: bool,
     /// An executor has said that it runs the code.
     pub(in crate::core) runs: bool,
+    /// The text of the cell's wait.
+    #[serde(default)]
+    pub(in crate::core) text: Text,
     /// The client has the word that nothing more comes.
     #[serde(default)]
     pub(in crate::core) is_idle: bool,

@@ -530,6 +530,20 @@ async fn who_leads_the_log_and_who_is_behind_is_listed_and_explained() {
 }
 
 #[tokio::test]
+async fn a_lost_connection_of_the_executor_is_explained() {
+    let mut lived = Lived::with(led(1, [Some(0), Some(0)]));
+    lived.house.scheduler.closed(lived.replica.0);
+    lived.house.scheduler.settle();
+    let (kernel, cell) = (kernel(), None);
+    let said = match lived.ada(Request::Explain { kernel, cell }) {
+        Response::Explanation(said) => said.sentences.join(" "),
+        other => panic!("{other:?}"),
+    };
+    let lost = "Its replica 1 on n0 has lost its connection to the scheduler. By its last word it runs its cells and";
+    assert!(said.contains(lost), "{said}");
+}
+
+#[tokio::test]
 async fn a_kernel_is_listed_with_its_seats_memory_and_cores() {
     let mut lived = Lived::new();
     assert_eq!(
