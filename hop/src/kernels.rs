@@ -227,7 +227,8 @@ pub(crate) fn watch<T>(
     Ok(Watched { settled: done, left })
 }
 
-fn node(row: &KernelRow) -> String {
+/// Where the kernel's executor is; empty if none is known.
+pub(crate) fn node(row: &KernelRow) -> String {
     let speaks = |r: &&ReplicaRow| match row.executor {
         Some(executor) => r.incarnation == executor,
         None => r.role == ReplicaRole::Executor,

@@ -514,7 +514,7 @@ fn an_operator_who_is_not_root_sees_what_came_of_others_kernels() {
     assert!(!told.contains("is not saved after"), "{told}");
     let told = operator.hop(&format!("migrate {KERNEL} --timeout 1"));
     assert!(
-        told.contains("did not move to n3: its seat did not start"),
+        told.contains("did not move to n3: its seat did not start; it is on n1"),
         "{told}"
     );
 }
