@@ -117,12 +117,13 @@ impl Scheduler {
         access.owns(self.owner_of(&kernel), &kernel)?;
         let about = match cell {
             None => self.about_kernel(&kernel),
+        let is_known = self.core.kernel(&kernel).is_some() || self.kept.asleep(&kernel).is_some();
             Some(_) => Vec::new(),
         };
         let items = match views::explain(&self.core, &kernel, cell.as_ref()) {
             Ok(items) => [items, about].concat(),
-            Err(refusal) if about.is_empty() => return Err(refusal),
-            Err(_) => [vec![KernelItem::NoCell.into()], about].concat(),
+            Err(_) if is_known && cell.is_none() => [vec![KernelItem::NoCell.into()], about].concat(),
+            Err(refusal) => return Err(refusal),
         };
         let explanation = Explanation::new(kernel, cell, items);
         Ok(Answer::Now(Response::Explanation(explanation)))

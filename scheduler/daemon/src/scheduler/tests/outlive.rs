@@ -465,6 +465,21 @@ async fn a_move_that_failed_is_told_with_its_reason() {
     assert!(done(&lived.migrate(None, false)), "it may be tried again");
 }
 
+/// A kernel without standbys, moves and obstacles, as it is right after a wake.
+#[tokio::test]
+async fn an_idle_kernel_without_news_is_explained() {
+    let mut lived = Lived::new();
+    let explain = |cell: Option<&str>| Request::Explain {
+        kernel: kernel(),
+        cell: cell.map(Into::into),
+    };
+    let Response::Explanation(said) = lived.ada(explain(None)) else {
+        panic!("a known kernel is explained")
+    };
+    assert_eq!(said.sentences, ["No cell of it waits or has a lease."]);
+    refused(&lived.ada(explain(Some("c"))), "cell c that waits or runs");
+}
+
 /// A report of ada's kernel with standbys 2 and 3, which lack so many entries of the log.
 fn led(leader: u32, behind: [Option<u64>; 2]) -> ReplicaUp {
     let standby = |incarnation: u32, behind| ReplicaRow {
