@@ -1247,6 +1247,7 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         parks: true,
         parked: None,
         captured: false,
+        unsaved: None,
         bound: Bound::default(),
         wanted: 0,
         standbys: Vec::new(),

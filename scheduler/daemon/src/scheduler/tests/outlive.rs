@@ -589,6 +589,38 @@ async fn a_kernel_that_holds_what_can_not_be_captured_moves_by_hand_alone() {
 }
 
 #[tokio::test]
+async fn a_kernel_whose_store_fails_is_listed_with_the_reason_and_left_in_place_by_policy() {
+    let mut lived = Lived::new();
+    let unsaved = |why: Option<&str>| ReplicaUp {
+        captured: why.is_none(),
+        unsaved: why.map(str::to_owned),
+        ..captured(1, 1, "n0")
+    };
+    assert!(done(&lived.replica(reports(unsaved(Some("the store is full"))))));
+    let row = lived.row();
+    assert_eq!(
+        (row.captured, row.unsaved.as_deref()),
+        (false, Some("the store is full"))
+    );
+    let explain = Request::Explain {
+        kernel: kernel(),
+        cell: None,
+    };
+    let Response::Explanation(said) = lived.ada(explain) else {
+        panic!("a known kernel is explained")
+    };
+    let told = said.sentences.join(" ");
+    assert!(told.contains("It is not saved: the store is full."), "{told}");
+    lived.drains(&["n0"]);
+    let told = events(&mut lived.replica.1);
+    assert!(told.iter().all(|e| !matches!(e, Event::Move { .. })), "{told:?}");
+    assert!(done(&lived.migrate(None, false)), "its user may have made room");
+    lived.asked_to_move();
+    assert!(done(&lived.replica(reports(unsaved(None)))));
+    assert_eq!(lived.row().unsaved, None);
+}
+
+#[tokio::test]
 async fn a_drained_node_gets_no_leases_and_is_left() {
     let mut lived = Lived::new();
     let mut agent = lived.house.connect("gresshopper", Role::Agent);
