@@ -121,9 +121,12 @@ static FIELDS: [Field<Row>; 23] = [
     field!("To", -10, "where it moves", |r| Value::maybe(
         r.kernel.moving.as_ref().map(|m| &m.to)
     )),
-    field!("Reason", -20, "why it moves, or stays where it is", |r| {
-        Value::text(reason(&r.kernel))
-    }),
+    field!(
+        "Reason",
+        -20,
+        "why it moves, stays where it is, or is not saved",
+        |r| { Value::text(reason(&r.kernel)) }
+    ),
 ];
 
 static VIEW: View<Row> = View {
@@ -227,7 +230,8 @@ pub(crate) fn watch<T>(
     Ok(Watched { settled: done, left })
 }
 
-fn node(row: &KernelRow) -> String {
+/// Where the kernel's executor is; empty if none is known.
+pub(crate) fn node(row: &KernelRow) -> String {
     let speaks = |r: &&ReplicaRow| match row.executor {
         Some(executor) => r.incarnation == executor,
         None => r.role == ReplicaRole::Executor,
@@ -270,6 +274,7 @@ fn reason(row: &KernelRow) -> String {
             .map(|f| format!("its move to {} failed: {}", f.to, f.reason)),
     );
     said.extend(row.stayed.as_ref().map(|why| format!("did not hibernate: {why}")));
+    said.extend(row.unsaved.as_ref().map(|why| format!("is not saved: {why}")));
     if row.state != KernelState::Asleep {
         said.extend(row.bound.iter().cloned());
     }

@@ -53,14 +53,21 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let patience = Duration::from_secs(args.timeout);
     let watched = kernels::watch(std::slice::from_ref(&kernel), patience, context, |row| {
         let moves = row.moving.is_some() || row.state == KernelState::Moving;
-        (!moves).then(|| row.move_failed.clone())
+        (!moves).then(|| (row.move_failed.clone(), kernels::node(row)))
     })?;
     match watched.settled.into_iter().next() {
-        Some((_, None)) => Ok(()),
-        Some((_, Some(failed))) => Err(Failure::Failed(format!(
-            "kernel {kernel} did not move to {}: {}; it goes on where it was",
-            failed.to, failed.reason
-        ))),
+        Some((_, (None, _))) => Ok(()),
+        // The failure may be that another replica has taken over meanwhile, elsewhere.
+        Some((_, (Some(failed), node))) => {
+            let is_on = match node.is_empty() {
+                true => String::new(),
+                false => format!("; it is on {node}"),
+            };
+            Err(Failure::Failed(format!(
+                "kernel {kernel} did not move to {}: {}{is_on}",
+                failed.to, failed.reason
+            )))
+        }
         None => Err(Failure::Failed(format!(
             "kernel {kernel} has not moved within {} s: `hop kernels` shows whether it still does",
             args.timeout

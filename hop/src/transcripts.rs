@@ -170,6 +170,7 @@ pub(crate) fn kernel_rows() -> Vec<KernelRow> {
             at: ago(9),
         }),
         captured: true,
+        unsaved: None,
         bound: vec!["It holds an open socket.".into()],
         executor: Some(Incarnation(2)),
         leader: None,
@@ -195,6 +196,7 @@ pub(crate) fn kernel_rows() -> Vec<KernelRow> {
         bound: vec![],
         stayed: None,
         captured: false,
+        unsaved: Some("the store is full".into()),
         ..moved.clone()
     };
     let asleep = KernelRow {
@@ -208,6 +210,7 @@ pub(crate) fn kernel_rows() -> Vec<KernelRow> {
         mem_mib: 0,
         cpus: 0,
         captured: true,
+        unsaved: None,
         ..waiting.clone()
     };
     vec![moved, waiting, asleep]
@@ -483,6 +486,7 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
         "kernels",
         "kernels -t asleep,waiting -P -o kernelid,name,nodes,replicas,executor,captured",
         "kernels -t waiting -P -o kernelid,node,nodes,leader,behind,lagging,cpus,mem",
+        "kernels -t waiting -P -o captured,reason",
         "kernels -t waiting --json -o leader,behind,lagging,cpus",
         "kernels --json -o kernelid,state,time,mem,reason",
         "migrate lecture.ipynb --to n3",
@@ -514,7 +518,7 @@ fn an_operator_who_is_not_root_sees_what_came_of_others_kernels() {
     assert!(!told.contains("is not saved after"), "{told}");
     let told = operator.hop(&format!("migrate {KERNEL} --timeout 1"));
     assert!(
-        told.contains("did not move to n3: its seat did not start"),
+        told.contains("did not move to n3: its seat did not start; it is on n1"),
         "{told}"
     );
 }

@@ -139,6 +139,7 @@ fn report(node: &str, pool: Option<&str>) -> Option<ReplicaUp> {
         parks: false,
         parked: None,
         captured: false,
+        unsaved: None,
         bound: Bound::default(),
         wanted: 1,
         standbys: Vec::new(),

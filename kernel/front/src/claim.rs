@@ -389,13 +389,23 @@ pub fn clear_away(removal: Removal, front: &Path, state: Option<&Path>, meanwhil
     if let Some(Err(error)) = meanwhile.map(|meanwhile| meanwhile.write(state)) {
         tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
     }
-    let closed = match removal {
-        Removal::Nothing => false,
-        Removal::Front => is_without_state(state),
-        Removal::Kernel => true,
-    };
-    if closed {
+    if leaves_nothing(removal, Some(state)) {
         let _ = std::fs::remove_dir_all(state);
+    }
+}
+
+/// Whether `hopd` is told that the kernel is closed. Nobody else tells it of a kernel that died, as at a start that
+/// failed, and of which nothing is left: `hopd` would list the kernel for a day.
+pub fn is_closed(removal: Removal, died: bool, state: Option<&Path>) -> bool {
+    removal == Removal::Kernel || died && leaves_nothing(removal, state)
+}
+
+/// Whether nothing is left of a kernel whose front ends so.
+pub fn leaves_nothing(removal: Removal, state: Option<&Path>) -> bool {
+    match removal {
+        Removal::Nothing => false,
+        Removal::Front => state.is_none_or(is_without_state),
+        Removal::Kernel => true,
     }
 }
 
@@ -636,6 +646,9 @@ mod tests {
             }
             let mut meanwhile = Meanwhile::default();
             meanwhile.lost.push("x = 1".into());
+            let closed = [false, true].map(|died| is_closed(removal, died, Some(&state)));
+            let ends = removal == Removal::Kernel;
+            assert_eq!(closed, [ends, !state_stays], "{removal:?}");
             clear_away(removal, &front, Some(&state), Some(meanwhile));
             assert_eq!(
                 (front.exists(), state.exists()),

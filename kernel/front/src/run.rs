@@ -240,7 +240,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         seat_waits,
     };
     let Outcome { died, removal } = main.main_loop(inputs).await?;
-    main.clean_up(removal).await;
+    main.clean_up(removal, died).await;
     Ok(!died)
 }
 
@@ -590,15 +590,15 @@ impl Main {
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
-    async fn clean_up(&mut self, removal: Removal) {
-        if removal == Removal::Kernel && !self.start.launch.local {
+    async fn clean_up(&mut self, removal: Removal, died: bool) {
+        let state = self.states.as_ref().map(|s| s.kernel.clone());
+        if claim::is_closed(removal, died, state.as_deref()) && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
         // Nothing may be written into a folder that is removed.
         self.home.end();
-        let state = self.states.as_ref().map(|s| s.kernel.as_path());
         let news = self.front.parted().map(|news| news.whole(self.is_whole));
-        claim::clear_away(removal, &self.dir, state, news);
+        claim::clear_away(removal, &self.dir, state.as_deref(), news);
     }
 
     // The kernel's life.

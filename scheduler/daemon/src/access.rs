@@ -285,6 +285,9 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
     }
 }
 
+/// The longest reason of a kernel's that is kept, in characters.
+pub(crate) const REASON: usize = 500;
+
 /// Free text from a caller, cut to `most` characters.
 pub(crate) fn printable(text: &str, most: usize) -> String {
     text.chars().filter(|c| !acts(*c)).take(most).collect()
@@ -433,6 +436,7 @@ mod tests {
             parks: false,
             parked: None,
             captured: false,
+            unsaved: None,
             bound: Bound::default(),
             wanted: 0,
             standbys: Vec::new(),

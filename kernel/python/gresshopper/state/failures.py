@@ -16,6 +16,9 @@ from .store import StoreError, StoreHangs
 #: Number of the last failures that are remembered.
 REMEMBERED = 100
 
+#: Failures that are sentences for the user.
+_SAID = (StoreError, FormError, NoRoom)
+
 _log = logging.getLogger("gresshopper.state")
 
 
@@ -30,16 +33,16 @@ class Failures:
         self.last: Outcome | None = None
 
     def tell(self, e: BaseException) -> None:
-        """Remember a failure, and tell the user if it is new and theirs to mend."""
+        """Remember a failure, and tell the user if it is theirs to mend, and the first since the last good capture."""
         text = f"{type(e).__name__}: {e}"
-        again = text in self.texts
+        again = text in self.texts or self.last is not None
         self.texts = [*self.texts, text][-REMEMBERED:]
         if isinstance(e, StoreHangs):
             self._pace.waits_for_store(time.perf_counter())
         else:
             self._pace.fails(time.perf_counter())
         _log.debug("%s", traceback.format_exc())
-        if again or not isinstance(e, (StoreError, FormError, NoRoom)):
+        if again or not isinstance(e, _SAID):
             return
         print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
 
@@ -63,7 +66,7 @@ class Failures:
     def failed(self, e: BaseException) -> Outcome:
         """The outcome of a capture that raised this error."""
         self.tell(e)
-        return self._failed(self.texts[-1])
+        return self._failed(str(e) if isinstance(e, _SAID) else self.texts[-1])
 
     def store_hangs(self) -> Outcome:
         """The outcome of a capture that isn't begun, since the store still hangs."""

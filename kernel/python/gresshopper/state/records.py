@@ -65,6 +65,8 @@ class Outcome(NamedTuple):
 
     status: str
     why: str = ""
+    #: Execution count of the first cell that isn't captured, after a failure.
+    since: int | None = None
 
 
 class Journal(Protocol):
@@ -79,6 +81,9 @@ class Journal(Protocol):
 
     def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
         """A cell's capture is over for now; the reply leaves next."""
+
+    def failed(self, outcome: Outcome) -> None:
+        """Captures fail from now on, and no reply is in wait that could say so."""
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """Tell the user the late findings of a restore; returns whether that is done here."""
@@ -104,6 +109,9 @@ class FileJournal:
         self._log.commit(False)
 
     def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
+        """As `Journal`."""
+
+    def failed(self, outcome: Outcome) -> None:
         """As `Journal`."""
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:

@@ -68,7 +68,13 @@ class ChannelJournal:
             said.update({key: record[key] for key in ("record", "through", "cells", "unmovable")})
             self._tell("state.cell", said, attachments)
         else:
-            self._tell("state.cell", {**said, "why": outcome.why, "unmovable": self._of.unmovable.reasons()}, [])
+            said.update(_failure(outcome), unmovable=self._of.unmovable.reasons())
+            self._tell("state.cell", said, [])
+
+    def failed(self, outcome: Outcome) -> None:
+        """As `Journal`."""
+        with contextlib.suppress(form.FormError):  # the next cell tells it again
+            self._tell("state.failed", _failure(outcome), [])
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """As `Journal`."""
@@ -83,6 +89,12 @@ class ChannelJournal:
             self._channel.notify(event, body, attachments)
         except ChannelClosed as e:
             raise form.FormError(f"the kernel's supervisor can't be told: {e}") from e
+
+
+def _failure(outcome: Outcome) -> dict[str, Any]:
+    """Why nothing was captured, and from which cell on."""
+    since = {} if outcome.since is None else {"since": outcome.since}
+    return {"why": outcome.why, **since}
 
 
 def _plain(shell: Any, ran: Ran) -> int | None:

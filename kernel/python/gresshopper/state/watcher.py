@@ -159,6 +159,7 @@ class Watcher:
             outcome = self.work_off(limits.Until(ended + self.pace.patience), read=False)
             if outcome.status == "later":
                 self.pace.gave_up_before_reply(time.perf_counter())
+                outcome = self.failures.last or outcome
         elif self._due:
             outcome = self.failures.last or Outcome("later", "it comes after the reply")
         else:
@@ -251,6 +252,18 @@ class Watcher:
     def work_off(self, patience: limits.Patience | None = None, read: bool = True) -> Outcome:
         """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
         must be read."""
+        known = self.failures.last
+        first = next((ran.count for ran in self._waiting if ran.count), None)
+        outcome = self._work_off(patience, read)
+        if outcome.status != "failed":
+            return outcome
+        outcome = outcome._replace(since=known.since if known is not None else first)
+        self.failures.last = outcome
+        if known is None and not self._reply_waits and self._recorder.journal is not None:
+            self._recorder.journal.failed(outcome)
+        return outcome
+
+    def _work_off(self, patience: limits.Patience | None, read: bool) -> Outcome:
         if not self._waiting:
             return Outcome("whole")
         if patience is not None and self.pace.is_crowded(time.perf_counter()):
@@ -266,7 +279,7 @@ class Watcher:
             if not read:
                 return Outcome("later", "what is still being restored has to be read for it")
             self._unread.read_all()
-            return self.work_off(patience, read=False)
+            return self._work_off(patience, read=False)
         except Interrupted as e:
             self._waiting = waiting + self._waiting
             return self.failures.given_up(e)

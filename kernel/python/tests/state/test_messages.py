@@ -246,22 +246,30 @@ def test_a_reply_leaves_before_a_capture_takes_the_interpreter(
     kernel.run("x = 1")
 
 
-def test_a_capture_after_the_reply_that_fails_is_told_with_the_next_cell(start: Callable[..., Kernel]) -> None:
+@pytest.mark.parametrize("patience", [None, 0.001], ids=["after the reply", "given up before the reply"])
+def test_a_capture_after_the_reply_that_fails_is_told_at_once_and_with_the_next_cell(
+    start: Callable[..., Kernel], patience: float | None
+) -> None:
     pytest.importorskip("numpy")
     kernel = start()
-    kernel.begin(patience_ms=None)
+    kernel.begin(patience_ms=patience)
     # Before the first long capture: after one that was given up, as on a busy machine, the next isn't tried at once.
     kernel.run("import sys; sys.modules['gresshopper.state.pace'].SHORT = 60")
     kernel.run("import numpy as np, os; chunks = os.environ['GRESSHOPPER_STORE'] + '/chunks'")
     kernel.run("os.rename(chunks, chunks + '.away'); open(chunks, 'w').close(); a = np.random.rand(200_000)")
     assert kernel.of("cell")[-1][0]["status"] == "later"
-    kernel.run("b = 1")
-    said, _ = kernel.of("cell")[-1]
-    assert said["status"] == "failed" and "stored" in said["why"], said["why"]
+    kernel.eventually(lambda: kernel.of("failed"), 5)
+    told = kernel.of("failed")[0][0]
+    assert "stored" in told["why"] and told["since"] == 3
+    for source in ("b = 1", "c = 1"):
+        kernel.run(source)
+        said, _ = kernel.of("cell")[-1]
+        assert said["status"] == "failed" and said["since"] == 3 and "stored" in said["why"], said
     kernel.run("os.remove(chunks); os.rename(chunks + '.away', chunks)")
     assert kernel.ask("flush")["whole"]
-    kernel.run("c = 1")
+    kernel.run("d = 1")
     assert kernel.of("cell")[-1][0]["status"] == "later"
+    assert len(kernel.of("failed")) == 1
 
 
 def test_a_restored_kernel_goes_on(start: Callable[..., Kernel], tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from gresshopper.state import pace
+from gresshopper.state import failures, pace
 from gresshopper.state.pace import Allowance, Pace
+from gresshopper.state.store import StoreError
 
 
 def after(ran: float, spent: float = 0.0, ended: float = 100.0) -> Pace:
@@ -173,3 +174,13 @@ def test_a_short_capture_between_cells_is_always_allowed() -> None:
     allowance.took(0.0, 0.001, whole=True)
     assert allowance.at(0.0) == pace.SHORT
     assert allowance.at(1e6) == pace.PASSED  # whoever thought for long isn't held up for long
+
+
+def test_failed_captures_are_told_once_until_one_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    found = failures.Failures(Pace(0.0))
+    for nbytes in (1, 2, 3):
+        found.failed(StoreError(f"{nbytes} bytes can't be stored"))
+    assert capsys.readouterr().err.count("couldn't be saved") == 1
+    found.whole()
+    found.failed(StoreError("4 bytes can't be stored"))
+    assert "4 bytes" in capsys.readouterr().err

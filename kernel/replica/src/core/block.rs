@@ -15,6 +15,7 @@ impl Core {
     pub(super) fn agent(&mut self, parcel: Parcel) {
         match parcel.wire.op.as_deref() {
             Some("state.cell" | "state.record") => return self.captured(parcel),
+            Some("state.failed") => return self.captures_fail(parcel.wire.body),
             Some("state.notice") => return self.tell_restored(parcel.wire.body),
             Some("state.begins") => return self.begins(parcel.wire.body),
             _ => {}

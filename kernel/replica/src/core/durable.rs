@@ -94,6 +94,13 @@ pub(super) struct Leaving {
     pub(super) handed_over: bool,
 }
 
+/// Why the kernel is not saved, and the execution count of the first cell without a capture, if that is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Unsaved {
+    pub(super) why: String,
+    pub(super) since: Option<i64>,
+}
+
 #[derive(Debug)]
 pub(super) struct Durable {
     pub(super) folder: PathBuf,
@@ -136,11 +143,13 @@ pub(super) struct Durable {
     pub(super) leaving: Option<Leaving>,
     /// Shell messages that came after the order for the last capture. The kernel gets them only if it stays.
     pub(super) kept_back: Early,
-    /// Failed captures since the last good one.
-    pub(super) failed_captures: u32,
+    /// The first failed capture since the last good one.
+    pub(super) failed: Option<Unsaved>,
+    /// [`Durable::unsaved`] as the user and `hopd` were told last.
+    pub(super) told_unsaved: Option<Unsaved>,
     /// Sentences for the user at the next cell.
     pub(super) notices: Vec<String>,
-    /// Why nothing can be written to the store, once the user has been told.
+    /// Why nothing can be written to the store.
     pub(super) broken: Option<String>,
     pub(super) mending: Mending,
     /// A cell's end has the broken store tried again from then on.
@@ -308,7 +317,8 @@ impl Durable {
             moving: None,
             leaving: None,
             kept_back: Early::new(),
-            failed_captures: 0,
+            failed: None,
+            told_unsaved: None,
             notices: Vec::new(),
             broken: None,
             mending: Mending::No,
@@ -364,7 +374,13 @@ impl Durable {
 
     /// Whether the kernel captures, and the last capture succeeded.
     pub(super) fn is_saved(&self) -> bool {
-        self.captures() && self.failed_captures == 0
+        self.captures() && self.failed.is_none()
+    }
+
+    /// Why nothing of the kernel reaches the store now, although it captures.
+    pub(super) fn unsaved(&self) -> Option<Unsaved> {
+        let broken = self.broken.clone().map(|why| Unsaved { why, since: None });
+        broken.or_else(|| self.failed.clone())
     }
 
     pub(super) fn bound(&self) -> Bound {

@@ -2,7 +2,7 @@
 
 use super::answers;
 use super::cells::{Cell, StageName};
-use super::durable::{CAPTURED_MAX, Durable, Grouped, HeldReply};
+use super::durable::{CAPTURED_MAX, Durable, Grouped, HeldReply, Unsaved};
 use super::journal::{Answering, Journal, answered_by, unpack};
 use super::{Core, Output, wording};
 use crate::agent::Parcel;
@@ -38,11 +38,22 @@ struct Capture {
     unmovable: Vec<String>,
     /// Why nothing was captured: a sentence for the user.
     why: String,
+    /// The execution count of the first cell without a capture, after a failure.
+    since: Option<i64>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Completed {
     msg_id: CellId,
+}
+
+impl Capture {
+    fn failure(&self) -> Unsaved {
+        Unsaved {
+            why: self.why.clone(),
+            since: self.since,
+        }
+    }
 }
 
 impl Durable {
@@ -196,11 +207,22 @@ impl Core {
             return;
         };
         self.note_bound(capture.unmovable.clone());
-        self.capture_ended((capture.status == "failed").then_some(&*capture.why));
+        match &*capture.status {
+            "failed" => self.capture_ended(Some(capture.failure())),
+            "later" => {}
+            _ => self.capture_ended(None),
+        }
         let plain = capture.msg_id.clone().zip(capture.plain);
         self.captured_record(parcel, capture);
         if let Some((cell, count)) = plain {
             self.end_ahead(&cell, count);
+        }
+    }
+
+    /// Captures fail from now on, by the agent's word between two cells.
+    pub(super) fn captures_fail(&mut self, said: Value) {
+        if let Ok(capture) = serde_json::from_value::<Capture>(said) {
+            self.capture_ended(Some(capture.failure()));
         }
     }
 

@@ -77,7 +77,9 @@ impl Core {
         };
         durable.tries_after = now + TRY_AGAIN;
         durable.broken = Some(why.clone());
-        if let Some(reason) = durable.died.take() {
+        let died = durable.died.take();
+        self.tell_saved();
+        if let Some(reason) = died {
             self.give_up_mending(&why);
             return self.over(wording::died_unsaved(&reason, &why));
         }
@@ -88,8 +90,8 @@ impl Core {
     pub(super) fn goes_on_without_lost_records(&mut self) {
         if let Some(durable) = &mut self.durable {
             (durable.broken, durable.mending) = (None, Mending::No);
-            durable.notices.push(wording::captured_again());
         }
+        self.tell_saved();
         self.open_store_if_ready();
         self.carry_out_awaiting();
     }
@@ -119,7 +121,7 @@ impl Core {
         }
         (durable.broken, durable.mending) = (None, Mending::No);
         durable.next_is_whole = true;
-        durable.notices.push(wording::captured_again());
+        self.tell_saved();
         self.carry_out_awaiting();
         self.leave_if_idle();
     }

@@ -785,6 +785,7 @@ impl Core {
             parks: *can_park,
             parked: standing.map(|s| s.as_reported()),
             captured: self.durable.as_ref().is_some_and(Durable::is_saved),
+            unsaved: self.durable.as_ref().and_then(Durable::unsaved).map(|u| u.why),
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
             wanted: launch.replicas.count() as u16,
             standbys: self.standbys(),

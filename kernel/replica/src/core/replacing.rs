@@ -93,7 +93,8 @@ impl Core {
         durable.talk = Talk::Silent { until: None };
         durable.restored = None;
         durable.captured.clear();
-        durable.failed_captures = 0;
+        durable.failed = None;
+        durable.told_unsaved = durable.unsaved();
         self.forget_process();
         // An unused process is not missed.
         if !self.lose_running_cells(&reason)

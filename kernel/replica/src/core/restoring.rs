@@ -215,7 +215,7 @@ impl Core {
     pub(super) fn without_captures(&mut self, why: &str) {
         if let Some(durable) = &mut self.durable {
             durable.talk = Talk::Off;
-            durable.notices.push(wording::not_captured(why));
+            durable.notices.push(wording::not_captured(why, None));
         }
         self.up();
     }

@@ -101,20 +101,37 @@ impl Core {
         }
     }
 
+    /// Has `hopd` and the user, at the next cell, know whether the kernel is saved, if that has changed.
+    pub(super) fn tell_saved(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let unsaved = durable.unsaved();
+        if durable.told_unsaved == unsaved {
+            return;
+        }
+        match (&durable.told_unsaved, &unsaved) {
+            (None, Some(now)) => durable.notices.push(wording::not_captured(&now.why, now.since)),
+            (Some(_), None) => durable.notices.push(wording::captured_again()),
+            (Some(_), Some(_)) | (None, None) => {}
+        }
+        durable.told_unsaved = unsaved;
+        self.register();
+    }
+
     /// Nothing can be written to the store: the user is told once, and the kernel goes on without it for now.
     pub(super) fn store_failed(&mut self, why: String) {
         let Some(durable) = &mut self.durable else {
             return;
         };
-        if durable.broken.is_none() {
-            durable.notices.push(wording::not_captured(&why));
-            durable.broken = Some(why.clone());
-        }
+        durable.broken.get_or_insert_with(|| why.clone());
         // A try under way has an answer of its own. A way back that had got further begins anew.
         let begins_anew = matches!(durable.mending, Mending::Possible | Mending::Asked(_));
         durable.tries_after = self.now + TRY_AGAIN;
         durable.opening = false;
-        for held in std::mem::take(&mut durable.held_replies) {
+        let held = std::mem::take(&mut durable.held_replies);
+        self.tell_saved();
+        for held in held {
             self.send_answer(held.number, held.cell, held.answer);
         }
         if self.may_stay() {

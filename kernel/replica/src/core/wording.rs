@@ -299,9 +299,11 @@ pub(super) fn not_restored(why: &str, kept: Option<&std::path::Path>) -> String 
     )
 }
 
-pub(super) fn not_captured(why: &str) -> String {
+/// `since` is the number of the first cell that isn't saved.
+pub(super) fn not_captured(why: &str, since: Option<i64>) -> String {
+    let since = since.map_or_else(String::new, |count| format!(" since [{count}]"));
     format!(
-        "gresshopper: this kernel is not saved: {why}. If its process or its node is lost, its variables are too.\n"
+        "gresshopper: this kernel is not saved{since}: {why}. If its process or its node is lost, its variables are too.\n"
     )
 }
 
@@ -320,7 +322,7 @@ pub(super) fn bad_default(why: &str) -> String {
 }
 
 pub(super) fn captured_again() -> String {
-    "gresshopper: the store can be written again: this kernel is saved from this cell on.\n".to_owned()
+    "gresshopper: this kernel is saved again, from this cell on.\n".to_owned()
 }
 
 pub(super) fn notice(text: &str) -> String {

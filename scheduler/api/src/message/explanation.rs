@@ -91,6 +91,10 @@ pub enum KernelItem {
     StayedAwake {
         why: String,
     },
+    /// Why a kernel that captures is not saved now.
+    Unsaved {
+        why: String,
+    },
     /// Why policy leaves the kernel where it is.
     Stays {
         why: String,
@@ -125,6 +129,10 @@ impl fmt::Display for KernelItem {
                 write!(f, "Its last move, to {to}, failed: {reason}.")
             }
             Self::StayedAwake { why } => write!(f, "It was asked to hibernate and did not: {why}."),
+            Self::Unsaved { why } => write!(
+                f,
+                "It is not saved: {why}. If its process or its node is lost, its variables are too."
+            ),
             Self::Stays { why } => write!(f, "It is not moved to where GPUs are free: {why}."),
             Self::Unsubmitted { why } => write!(
                 f,
@@ -225,6 +233,7 @@ mod tests {
                 at: Timestamp(1),
             }),
             KernelItem::StayedAwake { why: why() },
+            KernelItem::Unsaved { why: why() },
             KernelItem::Stays { why: why() },
             KernelItem::Unsubmitted { why: why() },
         ];

@@ -191,6 +191,9 @@ pub struct KernelRow {
     pub move_failed: Option<MoveFailure>,
     /// `true` if the kernel's state is captured: the kernel can then be moved and hibernated.
     pub captured: bool,
+    /// Why a kernel that captures is not saved now.
+    #[serde(default)]
+    pub unsaved: Option<String>,
     /// Why policy neither moves nor hibernates it, in sentences.
     pub bound: Vec<String>,
     /// The replica that speaks for it.

@@ -68,6 +68,9 @@ pub struct ReplicaUp {
     /// The kernel's state is captured, and it knows [`Event::Move`] and [`Event::Hibernate`].
     #[serde(default)]
     pub captured: bool,
+    /// Why nothing of a kernel that captures is saved now: its captures or its log can't be written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsaved: Option<String>,
     /// Obstacles to moving the replica, as in [`super::Request::KernelBound`].
     #[serde(default)]
     pub bound: Bound,

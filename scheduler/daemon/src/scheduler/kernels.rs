@@ -15,9 +15,6 @@ use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
 use std::collections::HashSet;
 use tracing::info;
 
-/// The longest reason of a kernel's that is kept, in characters.
-const REASON: usize = 500;
-
 impl Scheduler {
     pub(super) fn of_owner(&mut self, access: &Access, body: Request) -> Result<Answer, Refusal> {
         match body {
@@ -94,6 +91,7 @@ impl Scheduler {
             moving,
             move_failed: self.kept.failure(id).cloned(),
             captured: executor.is_some_and(|(_, r)| r.captured),
+            unsaved: executor.and_then(|(_, r)| r.unsaved.clone()),
             bound: executor.map_or_else(Vec::new, |(_, r)| r.bound.reasons()),
             executor: executor.map(|(id, _)| id.incarnation),
             account: k.account,
@@ -119,13 +117,14 @@ impl Scheduler {
             None => self.about_kernel(&kernel),
             Some(_) => Vec::new(),
         };
+        let is_known = self.core.kernel(&kernel).is_some() || self.kept.asleep(&kernel).is_some();
         let items = match views::explain(&self.core, &kernel, cell.as_ref()) {
             Ok(mut items) => {
                 self.explain_rejection(&mut items);
                 [items, about].concat()
             }
-            Err(refusal) if about.is_empty() => return Err(refusal),
-            Err(_) => [vec![KernelItem::NoCell.into()], about].concat(),
+            Err(_) if is_known && cell.is_none() => [vec![KernelItem::NoCell.into()], about].concat(),
+            Err(refusal) => return Err(refusal),
         };
         let explanation = Explanation::new(kernel, cell, items);
         Ok(Answer::Now(Response::Explanation(explanation)))
@@ -147,6 +146,13 @@ impl Scheduler {
                 leader: executor.leader_among(id.incarnation),
                 standbys: executor.standbys.clone(),
             }));
+        }
+        if let Some(why) = self
+            .registry
+            .executor(kernel)
+            .and_then(|(_, r)| r.unsaved.clone())
+        {
+            items.push(KernelItem::Unsaved { why });
         }
         if let Some(m) = self.kept.moving(kernel) {
             items.push(KernelItem::Moves(m.row.clone()));
@@ -233,7 +239,7 @@ impl Scheduler {
         if executor.conn.is_none() {
             return refuse("its process does not answer at the moment");
         }
-        if !executor.captured {
+        if !executor.may_be_asked_to_leave() {
             return refuse("its state is not saved, so its variables would be lost");
         }
         match &executor.bound.reasons()[..] {
@@ -245,7 +251,7 @@ impl Scheduler {
 
     /// The executor says that a move has failed.
     pub(super) fn move_failed(&mut self, kernel: KernelId, incarnation: Incarnation, reason: &str) {
-        let reason = access::printable(reason, REASON);
+        let reason = access::printable(reason, access::REASON);
         info!(%kernel, %incarnation, "a move failed: {reason}");
         self.kept
             .move_failed(&kernel, incarnation, reason, self.clock.now());
@@ -340,7 +346,7 @@ impl Scheduler {
     }
 
     pub(super) fn hibernate_refused(&mut self, kernel: &KernelId, reason: &str) {
-        let reason = access::printable(reason, REASON);
+        let reason = access::printable(reason, access::REASON);
         info!(%kernel, "it does not hibernate: {reason}");
         self.kept.stays(kernel, reason);
     }
@@ -427,6 +433,7 @@ fn asleep_row(kernel: &KernelId, asleep: &Asleep) -> KernelRow {
         moving: None,
         move_failed: None,
         captured: true,
+        unsaved: None,
         bound: Vec::new(),
         executor: None,
         leader: None,

@@ -458,7 +458,8 @@ impl Scheduler {
     /// Has the kernel's executor move a replica; without an executor that is connected, and can, the move has failed.
     fn ask_to_move(&mut self, kernel: KernelId, victim: Incarnation, seat: SeatPlan, cause: MoveCause) {
         let incarnation = seat.incarnation;
-        let executor = self.registry.executor(&kernel).filter(|(_, r)| r.captured);
+        let executor = self.registry.executor(&kernel);
+        let executor = executor.filter(|(_, r)| r.may_be_asked_to_leave());
         let Some(conn) = executor.and_then(|(_, r)| r.conn) else {
             return self
                 .todo

@@ -17,6 +17,8 @@ pub(super) struct Registered {
     pub(super) parks: bool,
     /// `true` if the state is captured: the kernel can be asked to move and to hibernate.
     pub(super) captured: bool,
+    /// Why nothing is saved now, though the kernel captures.
+    pub(super) unsaved: Option<String>,
     /// What speaks against that.
     pub(super) bound: Bound,
     /// Number of replicas that the kernel should have, and the ones without a process.
@@ -35,6 +37,7 @@ impl Registered {
             node: up.node.clone(),
             parks: up.parks,
             captured: up.captured,
+            unsaved: up.unsaved.clone(),
             bound: up.bound.clone(),
             wanted: up.wanted.max(1),
             standbys: up.standbys.clone(),
@@ -46,6 +49,12 @@ impl Registered {
     pub(super) fn leader_among(&self, me: Incarnation) -> Option<Incarnation> {
         let stands_by = |l: &Incarnation| self.standbys.iter().any(|s| s.incarnation == *l);
         self.leader.filter(|l| *l == me || stands_by(l))
+    }
+
+    /// Whether the kernel can be asked to leave. A kernel whose store fails has the store tried then: its user may have
+    /// made room.
+    pub(super) fn may_be_asked_to_leave(&self) -> bool {
+        self.captured || self.unsaved.is_some()
     }
 
     /// Reason for which policy leaves the kernel in place; `None` means a movable kernel.

@@ -50,6 +50,7 @@ impl Scheduler {
         let waiting = std::mem::take(&mut up.waiting);
         up.standbys.truncate(REPLICAS);
         access::cut(&mut up.bound);
+        up.unsaved = up.unsaved.map(|why| access::printable(&why, access::REASON));
         let job = up.seat.job;
         let pool = up.pool.clone().unwrap_or_else(|| self.default_pool());
         let mut answer = Ok(());

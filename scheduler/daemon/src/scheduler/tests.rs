@@ -299,10 +299,15 @@ async fn a_kernel_that_starts_is_explained_while_its_notebook_is_open() {
     let said = said.sentences.join(" ");
     assert!(said.contains("The kernel has been starting for"), "{said}");
     house.scheduler.closed(ada);
-    refused(
-        &house.ask(client, &mut answers, explain()),
-        "no waiting cell or lease",
-    );
+    let Response::Explanation(said) = house.ask(client, &mut answers, explain()) else {
+        panic!("a known kernel is explained")
+    };
+    assert_eq!(said.sentences, ["No cell of it waits or has a lease."]);
+    let unknown = Request::Explain {
+        kernel: "b".into(),
+        cell: None,
+    };
+    refused(&house.ask(client, &mut answers, unknown), "b");
 }
 
 #[tokio::test]
@@ -1248,6 +1253,7 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         parks: true,
         parked: None,
         captured: false,
+        unsaved: None,
         bound: Bound::default(),
         wanted: 0,
         standbys: Vec::new(),

@@ -1,7 +1,7 @@
 //! A kernel about to move or to hibernate stays in place if a part of the state isn't saved. A kernel without
 //! users, or with an ending seat, leaves with the saved part.
 
-use super::super::durable::Farewell;
+use super::super::durable::{Farewell, Unsaved};
 use super::super::{Core, wording};
 use hop_log::{Act, Entry, Refusal};
 use hop_protocol::message::Note;
@@ -82,7 +82,7 @@ impl Core {
             }
             Err(why) => Some(why),
         };
-        self.capture_ended(failed.as_deref());
+        self.capture_ended(failed.clone().map(|why| Unsaved { why, since: None }));
         match failed {
             Some(why) => Some(wording::not_saved(&why)),
             None => self.turned_out_bound(),
@@ -90,19 +90,11 @@ impl Core {
     }
 
     /// A capture succeeded, or failed for this reason.
-    pub(in crate::core) fn capture_ended(&mut self, failed: Option<&str>) {
-        let Some(durable) = &mut self.durable else {
-            return;
-        };
-        let before = durable.is_saved();
-        if let Some(why) = failed
-            && durable.failed_captures == 0
-        {
-            durable.notices.push(wording::not_captured(why));
-        }
-        durable.failed_captures = failed.map_or(0, |_| durable.failed_captures + 1);
-        if durable.is_saved() != before {
-            self.register();
+    pub(in crate::core) fn capture_ended(&mut self, failed: Option<Unsaved>) {
+        if let Some(durable) = &mut self.durable {
+            let before = durable.failed.take();
+            durable.failed = failed.map(|now| before.unwrap_or(now));
+            self.tell_saved();
         }
     }
 

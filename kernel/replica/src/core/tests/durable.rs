@@ -750,7 +750,7 @@ fn a_store_that_fails_is_told_once() {
     let mut world = capturing();
     assert_eq!(
         world.input(Input::StoreFailed("the quota is used up".into())),
-        [""; 0]
+        ["hopd: up"]
     );
     world.input(Input::StoreFailed("the quota is used up".into()));
     let out = world.run("a", Value::Null);
@@ -781,11 +781,11 @@ fn a_store_that_can_be_written_again_gets_a_record_of_everything() {
         2,
         "its record is a difference to a lost one"
     );
-    assert_eq!(world.answer(2, json!({})), [""; 0]);
+    assert_eq!(world.answer(2, json!({})), ["hopd: up"]);
     let out = world.run("b", Value::Null);
     assert_eq!(
         out.iter()
-            .filter(|line| line.contains("can be written again"))
+            .filter(|line| line.contains("this kernel is saved again"))
             .count(),
         1,
         "{out:?}"

@@ -32,7 +32,9 @@ fn still_fails(world: &mut World) -> Vec<String> {
 /// The store takes records again, and the agent makes one of everything from now on.
 fn mended(world: &mut World) -> Vec<String> {
     assert_eq!(world.input(Input::StoreMended), ["agent: state.begin"]);
-    world.answer(2, json!({}))
+    let mut out = world.answer(2, json!({}));
+    assert_eq!(out.remove(0), "hopd: up", "it is saved again");
+    out
 }
 
 /// The last capture makes the record of everything, and is answered.
@@ -174,7 +176,7 @@ fn a_dead_process_is_given_up_only_once_the_store_was_tried() {
     );
     assert!(out.contains(&"start".into()), "{out:?}");
     assert_eq!(world.heard_again(), [""; 0], "it waits for the store");
-    assert_eq!(world.input(Input::StoreMended), [""; 0]);
+    assert_eq!(world.input(Input::StoreMended), ["hopd: up"]);
     assert_eq!(world.in_sync(), ["open 2"]);
     let out = world.opened();
     assert_eq!(out[0], "front: note tenure", "{out:?}");

@@ -176,7 +176,8 @@ fn a_move_that_nobody_waits_for_is_given_up() {
     assert!(out[1].starts_with("hopd: not moved 2"), "{out:?}");
     let mut world = moving();
     let out = world.input(Input::StoreFailed("the quota is used up".into()));
-    assert_eq!(out.len(), 2, "{out:?}");
+    assert_eq!(out[0], "hopd: up");
+    assert_eq!(out.len(), 3, "{out:?}");
 }
 
 #[test]

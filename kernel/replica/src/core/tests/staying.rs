@@ -40,6 +40,50 @@ fn runs_on(world: &mut World) {
     assert!(is_captured(world));
 }
 
+/// No capture is tried again beside the first cells after a failure: their `later` says nothing of the store.
+#[test]
+fn a_kernel_is_unsaved_from_a_failed_capture_to_the_next_good_one() {
+    let mut world = capturing();
+    for (cell, status) in [("a", "whole"), ("b", "later")] {
+        world.run(cell, Value::Null);
+        world.captured("state.cell", json!({"msg_id": cell, "status": status}));
+        world.reply(cell, "ok");
+    }
+    let full = || json!({"why": "the store is full", "since": 4});
+    assert_eq!(world.captured("state.failed", full()), ["hopd: up"], "at once");
+    assert!(!is_captured(&mut world));
+    assert_eq!(world.captured("state.failed", full()), [""; 0], "it is known");
+    let out = world.run("c", Value::Null);
+    assert!(out[0].ends_with("this kernel is not saved since [4]"), "{out:?}");
+    let later = json!({"msg_id": "c", "status": "later"});
+    assert_eq!(world.captured("state.cell", later), [""; 0]);
+    assert!(!is_captured(&mut world), "nothing was captured since");
+    world.reply("c", "ok");
+    assert_eq!(
+        world.run("d", Value::Null),
+        ["kernel: execute_request d"],
+        "it is told once"
+    );
+    assert_eq!(world.whole("d"), ["hopd: up"]);
+    assert!(is_captured(&mut world));
+    world.reply("d", "ok");
+    let out = world.run("e", Value::Null);
+    assert!(out[0].contains("this kernel is saved again"), "{out:?}");
+    assert_eq!(world.run("f", Value::Null).len(), 1);
+}
+
+#[test]
+fn hopd_knows_at_once_that_the_log_can_not_be_written_and_that_it_can_again() {
+    let mut world = capturing();
+    let failed = || Input::StoreFailed("the quota is used up".into());
+    assert_eq!(world.input(failed()), ["hopd: up"]);
+    assert!(!is_captured(&mut world));
+    assert_eq!(world.input(failed()), [""; 0]);
+    assert_eq!(world.input(Input::StoreMended), ["agent: state.begin"]);
+    assert_eq!(world.answer(2, json!({})), ["hopd: up"]);
+    assert!(is_captured(&mut world));
+}
+
 #[test]
 fn a_kernel_whose_last_capture_fails_does_not_move() {
     let mut world = moving();
@@ -99,7 +143,13 @@ fn a_store_that_fails_meanwhile_leaves_the_kernel_awake() {
     let mut world = capturing();
     asked_to_sleep(&mut world);
     let out = world.input(Input::StoreFailed("the quota is used up".into()));
-    assert_eq!(out, ["hopd: stays nothing can be written to its user's store"]);
+    assert_eq!(
+        out,
+        [
+            "hopd: up",
+            "hopd: stays nothing can be written to its user's store"
+        ]
+    );
     assert_eq!(world.answer(2, json!({})), [""; 0], "it was for the sleep");
 }
 

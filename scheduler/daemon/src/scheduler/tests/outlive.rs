@@ -465,6 +465,21 @@ async fn a_move_that_failed_is_told_with_its_reason() {
     assert!(done(&lived.migrate(None, false)), "it may be tried again");
 }
 
+/// A kernel without standbys, moves and obstacles, as it is right after a wake.
+#[tokio::test]
+async fn an_idle_kernel_without_news_is_explained() {
+    let mut lived = Lived::new();
+    let explain = |cell: Option<&str>| Request::Explain {
+        kernel: kernel(),
+        cell: cell.map(Into::into),
+    };
+    let Response::Explanation(said) = lived.ada(explain(None)) else {
+        panic!("a known kernel is explained")
+    };
+    assert_eq!(said.sentences, ["No cell of it waits or has a lease."]);
+    refused(&lived.ada(explain(Some("c"))), "cell c that waits or runs");
+}
+
 /// A report of ada's kernel with standbys 2 and 3, which lack so many entries of the log.
 fn led(leader: u32, behind: [Option<u64>; 2]) -> ReplicaUp {
     let standby = |incarnation: u32, behind| ReplicaRow {
@@ -585,6 +600,38 @@ async fn a_kernel_that_holds_what_can_not_be_captured_moves_by_hand_alone() {
     assert!(told.iter().all(|e| !matches!(e, Event::Move { .. })), "{told:?}");
     assert!(done(&lived.migrate(None, true)));
     lived.asked_to_move();
+}
+
+#[tokio::test]
+async fn a_kernel_whose_store_fails_is_listed_with_the_reason_and_left_in_place_by_policy() {
+    let mut lived = Lived::new();
+    let unsaved = |why: Option<&str>| ReplicaUp {
+        captured: why.is_none(),
+        unsaved: why.map(str::to_owned),
+        ..captured(1, 1, "n0")
+    };
+    assert!(done(&lived.replica(reports(unsaved(Some("the store is full"))))));
+    let row = lived.row();
+    assert_eq!(
+        (row.captured, row.unsaved.as_deref()),
+        (false, Some("the store is full"))
+    );
+    let explain = Request::Explain {
+        kernel: kernel(),
+        cell: None,
+    };
+    let Response::Explanation(said) = lived.ada(explain) else {
+        panic!("a known kernel is explained")
+    };
+    let told = said.sentences.join(" ");
+    assert!(told.contains("It is not saved: the store is full."), "{told}");
+    lived.drains(&["n0"]);
+    let told = events(&mut lived.replica.1);
+    assert!(told.iter().all(|e| !matches!(e, Event::Move { .. })), "{told:?}");
+    assert!(done(&lived.migrate(None, false)), "its user may have made room");
+    lived.asked_to_move();
+    assert!(done(&lived.replica(reports(unsaved(None)))));
+    assert_eq!(lived.row().unsaved, None);
 }
 
 #[tokio::test]
