@@ -133,7 +133,7 @@ lint() {
 	step "mypy: tests/e2e" mypy_in tests/e2e .
 	step "mypy: tests/fidelity" mypy_in tests/fidelity .
 	# shellcheck disable=SC2046 # file names without blanks
-	step "shellcheck" shellcheck $(shell_scripts)
+	step "shellcheck" shellcheck -x $(shell_scripts)
 	step "floors" tests/setup/floors.py
 	step "circles" tests/setup/circles.py
 	step "twins" tests/setup/twins.py
