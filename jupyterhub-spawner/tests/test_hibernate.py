@@ -240,6 +240,7 @@ def breakable(home: Path) -> Path:
 
 def dies_of(kernel: Kernel, missing: Path) -> None:
     pid = kernel.pids()["kernel"]
+    time.sleep(2)  # A cell that is killed before its save is told as lost.
     missing.touch()
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not kernel.km.is_alive(), "the death is reported")
