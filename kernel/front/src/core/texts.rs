@@ -42,22 +42,19 @@ struct Input {
 }
 
 impl Said {
-    fn by(message: &Message) -> Option<(CellId, Self)> {
-        let envelope = Envelope::parse(message).ok()?;
-        let kind = envelope.header().ok()?.msg_type;
-        let cell = || Some(CellId::from(envelope.parent()?.msg_id));
-        match kind.as_str() {
+    /// What a message of a cell says of the cell's text.
+    fn of(cell: &CellId, envelope: &Envelope) -> Option<Self> {
+        match envelope.header().ok()?.msg_type.as_str() {
             "execute_input" => {
                 let content = serde_json::from_slice::<Input>(&envelope.content);
-                Some((cell()?, Self::Runs(content.ok().and_then(|c| c.execution_count))))
+                Some(Self::Runs(content.ok().and_then(|c| c.execution_count)))
             }
-            "clear_output" => Some((cell()?, Self::Clears)),
+            "clear_output" => Some(Self::Clears),
             "display_data" | "update_display_data" => {
-                let cell = cell()?;
                 let content: Value = serde_json::from_slice(&envelope.content).ok()?;
-                let is_text = content["transient"]["display_id"] == display(&cell);
+                let is_text = content["transient"]["display_id"] == display(cell);
                 let text = content["data"]["text/plain"].as_str().filter(|_| is_text)?;
-                Some((cell, Self::Shows(text.to_owned())))
+                Some(Self::Shows(text.to_owned()))
             }
             _ => None,
         }
@@ -79,10 +76,18 @@ impl Front {
         if !self.open.iter().any(|o| o.is_cell && !o.runs) {
             return;
         }
-        let Some((cell, said)) = Said::by(message) else {
+        let Ok(envelope) = Envelope::parse(message) else {
             return;
         };
-        let Some(open) = self.open.iter_mut().find(|o| o.id == cell && !o.runs) else {
+        // The outputs of a running cell may be large, and are none of this.
+        let Some(parent) = envelope.parent() else {
+            return;
+        };
+        let mut waiting = self.open.iter_mut().filter(|o| !o.runs);
+        let Some(open) = waiting.find(|o| o.id.as_str() == parent.msg_id) else {
+            return;
+        };
+        let Some(said) = Said::of(&open.id, &envelope) else {
             return;
         };
         let was_shown = open.text.is_shown();

@@ -123,13 +123,21 @@ def test_a_state_elsewhere_is_known_to_its_store(tmp_path: Path) -> None:
     assert sorted(places) == [str(tmp_path / "mine"), str(named)]
 
 
-@pytest.mark.skipif(native.lib is None, reason="the library isn't built")
-def test_content_from_before_the_store_had_another_place_is_read_from_the_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Store, Store]:
+    """The store in the user's home, and the one in the place that the site named later."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    before, after = Store(home_store()), Store(tmp_path / "scratch" / "store")
-    content = bytearray(os.urandom(2 * native.CHUNK + 100))
+    return Store(home_store()), Store(tmp_path / "scratch" / "store")
+
+
+def three_chunks() -> bytearray:
+    return bytearray(os.urandom(2 * native.CHUNK + 100))
+
+
+@pytest.mark.skipif(native.lib is None, reason="the library isn't built")
+def test_content_from_before_the_store_had_another_place_is_read_from_the_home(moved: tuple[Store, Store]) -> None:
+    before, after = moved
+    content = three_chunks()
     at = native.address(memoryview(content))
     names = before.put(at, len(content))
     found = bytearray(len(content))
@@ -139,12 +147,9 @@ def test_content_from_before_the_store_had_another_place_is_read_from_the_home(
 
 
 @pytest.mark.skipif(native.lib is None, reason="the library isn't built")
-def test_chunks_that_a_purge_has_taken_are_read_from_the_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    before, after = Store(home_store()), Store(tmp_path / "scratch" / "store")
-    content = bytearray(os.urandom(2 * native.CHUNK + 100))
+def test_chunks_that_a_purge_has_taken_are_read_from_the_home(moved: tuple[Store, Store]) -> None:
+    before, after = moved
+    content = three_chunks()
     at = native.address(memoryview(content))
     before.put(at, len(content))
     names = after.put(at, len(content))  # the first capture after a restore
