@@ -198,6 +198,17 @@ impl Ticket {
     fn target(&self) -> Target {
         (self.request.pool.clone(), self.request.partition.clone())
     }
+
+    fn job(&self) -> Option<JobId> {
+        match self.state {
+            State::Queued(job) => Some(job),
+            State::Wanted | State::Submitting | State::Uncertain(_) => None,
+        }
+    }
+
+    fn is_to_be_submitted(&self) -> bool {
+        !self.cancelled && self.job().is_none()
+    }
 }
 
 #[derive(Debug)]
@@ -361,12 +372,11 @@ impl PilotJobs {
         self.ours.insert(job, now);
         self.pauses.remove(pool);
         self.orphans.remove(&job);
-        let of_job = self.tickets.iter().find(|(_, t)| t.state == State::Queued(job));
         let waits =
             |t: &Ticket| t.request.pool == *pool && matches!(t.state, State::Wanted | State::Uncertain(_));
-        let instead = || self.tickets.iter().find(|(_, t)| waits(t));
-        let found = of_job.or_else(|| if known { None } else { instead() });
-        let Some(ticket) = found.map(|(n, _)| *n) else {
+        let instead = || self.tickets.iter().find(|(_, t)| waits(t)).map(|(n, _)| *n);
+        let of_job = self.ticket_with(job);
+        let Some(ticket) = of_job.or_else(|| if known { None } else { instead() }) else {
             return Vec::new();
         };
         let was = self.tickets.remove(&ticket).map(|t| t.state);
@@ -388,8 +398,7 @@ impl PilotJobs {
     pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
         self.ours.insert(job, now);
         self.agents_refused.insert(job, why.clone());
-        let of_ticket = |t: &Ticket| t.state == State::Queued(job);
-        if self.tickets.values().any(of_ticket) {
+        if self.ticket_with(job).is_some() {
             self.mute(job, now).refused = Some(why);
         }
     }
@@ -406,32 +415,35 @@ impl PilotJobs {
         self.agents_refused.get(&job).map(String::as_str)
     }
 
+    /// The words with which Slurm has refused the jobs that are still wanted.
+    fn rejections(&self) -> impl Iterator<Item = (&Target, &str)> {
+        let wanted = self.tickets.values().filter(|t| t.is_to_be_submitted());
+        let wanted: BTreeSet<Target> = wanted.map(Ticket::target).collect();
+        let rejected = self.rejected.iter();
+        let rejected = rejected.filter(move |(target, _)| wanted.contains(*target));
+        rejected.map(|(target, why)| (target, why.as_str()))
+    }
+
     /// Why Slurm takes none of the jobs that the pool wants.
     pub(crate) fn rejection(&self, pool: &PoolName) -> Option<&str> {
-        let mut rejected = self.rejected.iter().filter(|(target, _)| target.0 == *pool);
-        let is_wanted = |target: &Target| self.is_to_be_submitted(target);
-        let found = rejected.find(|(target, _)| is_wanted(target));
-        found.map(|(_, why)| why.as_str())
+        let mut rejections = self.rejections();
+        rejections
+            .find(|(target, _)| target.0 == *pool)
+            .map(|(_, why)| why)
     }
 
     /// Why Slurm doesn't take the job that is wanted on this node.
     pub(crate) fn rejection_on(&self, node: &NodeName) -> Option<&str> {
-        let here = |t: &&Ticket| t.request.node.as_ref() == Some(node);
-        let mut targets = self.tickets.values().filter(here).map(Ticket::target);
-        let rejected = targets.find(|target| self.is_to_be_submitted(target))?;
-        self.rejected.get(&rejected).map(String::as_str)
-    }
-
-    fn is_to_be_submitted(&self, target: &Target) -> bool {
-        let mut of_target = self.tickets.values().filter(|t| t.target() == *target);
-        of_target.any(|t| !t.cancelled && !matches!(t.state, State::Queued(_)))
+        let here = |t: &&Ticket| t.is_to_be_submitted() && t.request.node.as_ref() == Some(node);
+        let mut wanted = self.tickets.values().filter(here);
+        wanted
+            .find_map(|t| self.rejected.get(&t.target()))
+            .map(String::as_str)
     }
 
     /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
-        let rejected = self.rejected.iter();
-        let rejected = rejected.filter(|(target, _)| self.is_to_be_submitted(target));
-        let rejected = rejected.map(|((pool, partition), why)| {
+        let rejected = self.rejections().map(|((pool, partition), why)| {
             let partition = partition.as_ref().map(|p| format!(" in partition {p}"));
             let place = partition.unwrap_or_default();
             format!(
@@ -488,10 +500,7 @@ impl PilotJobs {
     pub(crate) fn coming(&self) -> impl Iterator<Item = Coming> + '_ {
         let tickets = self.tickets.values().filter(|t| !t.cancelled);
         tickets.map(|ticket| {
-            let job = match ticket.state {
-                State::Queued(job) => Some(job),
-                State::Wanted | State::Submitting | State::Uncertain(_) => None,
-            };
+            let job = ticket.job();
             Coming {
                 pool: ticket.request.pool.clone(),
                 node: ticket.node.clone(),
@@ -538,7 +547,7 @@ impl PilotJobs {
         self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
         self.passed_over.retain(|_, at| now.since(*at) < FAILED);
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
-        let is_up = |t: &Ticket| matches!(t.state, State::Queued(job) if pilots.contains(&job));
+        let is_up = |t: &Ticket| t.job().is_some_and(|job| pilots.contains(&job));
         self.tickets.retain(|_, t| !is_up(t));
         for seen in ours.values() {
             self.look_at(seen, pilots, now, &mut acts);
@@ -575,37 +584,38 @@ impl PilotJobs {
         pilots: &BTreeSet<JobId>,
         now: Timestamp,
     ) -> BTreeMap<JobId, &'a SeenJob> {
-        let named = jobs.iter().filter(|j| is_pilot(&j.name)).map(|j| j.job);
-        let known: Vec<JobId> = named.chain(pilots.iter().copied()).chain(self.queued()).collect();
-        self.ours.extend(known.into_iter().map(|job| (job, now)));
-        let is_ours = |j: &&SeenJob| self.ours.contains_key(&j.job);
+        let known = self.known_jobs(pilots.iter().copied());
+        let is_ours = |j: &&SeenJob| is_pilot(&j.name) || known.contains(&j.job);
         let ours: BTreeMap<_, _> = jobs.iter().filter(is_ours).map(|j| (j.job, j)).collect();
-        self.ours.extend(ours.keys().map(|job| (*job, now)));
+        let heard = ours.keys().chain(pilots).copied().chain(self.queued());
+        let heard: Vec<JobId> = heard.collect();
+        self.ours.extend(heard.into_iter().map(|job| (job, now)));
         self.ours.retain(|_, at| now.since(*at) < KNOWN);
         ours
     }
 
     /// The jobs of tickets.
     fn queued(&self) -> impl Iterator<Item = JobId> + '_ {
-        self.tickets.values().filter_map(|t| match t.state {
-            State::Queued(job) => Some(job),
-            State::Wanted | State::Submitting | State::Uncertain(_) => None,
-        })
+        self.tickets.values().filter_map(Ticket::job)
     }
 
-    /// The jobs known as pilots, whatever their names are.
-    pub(crate) fn known_jobs(&self) -> BTreeSet<JobId> {
-        self.ours.keys().copied().chain(self.queued()).collect()
+    fn ticket_with(&self, job: JobId) -> Option<u64> {
+        let mut tickets = self.tickets.iter();
+        tickets
+            .find(|(_, t)| t.job() == Some(job))
+            .map(|(ticket, _)| *ticket)
+    }
+
+    /// The jobs known as pilots, whatever their names are. `pilots`: those that the core knows.
+    pub(crate) fn known_jobs(&self, pilots: impl IntoIterator<Item = JobId>) -> BTreeSet<JobId> {
+        let ours = self.ours.keys().copied();
+        ours.chain(self.queued()).chain(pilots).collect()
     }
 
     /// The ticket of a job of ours. A name tells only of a job that nobody knows by its id: any name may be given to it.
     fn ticket_of(&self, seen: &SeenJob, pilots: &BTreeSet<JobId>) -> Option<u64> {
-        let of_job = self
-            .tickets
-            .iter()
-            .find(|(_, t)| t.state == State::Queued(seen.job));
-        match of_job {
-            Some((ticket, _)) => Some(*ticket),
+        match self.ticket_with(seen.job) {
+            Some(ticket) => Some(ticket),
             None if pilots.contains(&seen.job) => None,
             None => parse_name(&seen.name).map(|(_, ticket)| ticket),
         }
@@ -657,7 +667,7 @@ impl PilotJobs {
                 State::Wanted | State::Queued(_) => {}
             }
         }
-        if pilots.contains(&job) || self.tickets.values().any(|t| t.state == State::Queued(job)) {
+        if pilots.contains(&job) {
             return;
         }
         let since = *self.orphans.entry(job).or_insert(now);
@@ -1190,6 +1200,21 @@ mod tests {
     }
 
     #[test]
+    fn slurms_word_on_a_node_is_of_the_job_that_is_wanted_there() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let on = |node: &str| PilotRequest {
+            node: Some(node.into()),
+            ..request()
+        };
+        pilot_jobs.want(1, on("n1"), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        pilot_jobs.want(2, on("n2"), NOW);
+        pilot_jobs.submitted(2, Err(Failure::No("no".into())), NOW);
+        let said = ["n1", "n2"].map(|node| pilot_jobs.rejection_on(&node.into()));
+        assert_eq!(said, [None, Some("no")]);
+    }
+
+    #[test]
     fn an_sbatch_that_timed_out_is_looked_for_by_name() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
@@ -1287,7 +1312,7 @@ mod tests {
         for s in [0, 60, 600] {
             assert_eq!(pilot_jobs.looked(&[evil(Seen::Running)], &pilots, later(s)), []);
         }
-        assert!(pilot_jobs.known_jobs().contains(&JobId(11)));
+        assert!(pilot_jobs.known_jobs([]).contains(&JobId(11)));
         assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
         // Another pilot's name makes it no other pilot.
         pilot_jobs.submitted(2, Err(Failure::Uncertain("timeout".into())), NOW);

@@ -135,8 +135,8 @@ impl Scheduler {
         }
         self.news.looking = Some(self.clock.now());
         let users = self.seats.users();
-        let mut known = self.pilot_jobs.known_jobs();
-        known.extend(self.core.pilots().iter().map(|p| p.pilot));
+        let pilots = self.core.pilots();
+        let known = self.pilot_jobs.known_jobs(pilots.iter().map(|p| p.pilot));
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
             let answer = slurm.queue(users.into_iter().collect(), &known).await;
