@@ -228,8 +228,7 @@ done
             ended: true,
             ..JobFilter::default()
         };
-        let mut jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
-        jobs.retain(|j| j.user == service || !j.state.is_over());
+        let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;

@@ -136,7 +136,8 @@ impl Scheduler {
         if self.kept.asleep(kernel).is_some() {
             items.push(KernelItem::Asleep);
         }
-        if let Some((id, executor)) = self.registry.executor(kernel)
+        let executor = self.registry.executor(kernel);
+        if let Some((id, executor)) = executor
             && !executor.standbys.is_empty()
         {
             items.push(KernelItem::Replicas(Parts {
@@ -147,17 +148,13 @@ impl Scheduler {
                 standbys: executor.standbys.clone(),
             }));
         }
-        if let Some(why) = self
-            .registry
-            .executor(kernel)
-            .and_then(|(_, r)| r.unsaved.clone())
-        {
+        if let Some(why) = executor.and_then(|(_, r)| r.unsaved.clone()) {
             items.push(KernelItem::Unsaved { why });
         }
         if let Some(m) = self.kept.moving(kernel) {
             items.push(KernelItem::Moves(m.row.clone()));
         }
-        let seat = self.registry.executor(kernel).map(|(_, r)| r.seat.job);
+        let seat = executor.map(|(_, r)| r.seat.job);
         if let Some((job, at)) = seat.and_then(|job| Some((job, self.endings.end_of(job)?))) {
             let within = at.since(self.clock.now());
             items.push(KernelItem::SeatEnds { job, within });
