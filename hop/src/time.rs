@@ -122,9 +122,10 @@ fn read_date(text: &str, today: Date) -> Option<Date> {
     };
     match parts[..] {
         // The last such day, as for sacct: in January, `12/31` was yesterday's year.
-        [month, day] => date(today.year(), month, day)
-            .filter(|day| *day <= today)
-            .or_else(|| (1..=LEAP).find_map(|years| date(today.year() - years, month, day))),
+        [month, day] => (0..=LEAP).find_map(|years| {
+            let day = date(today.year() - years, month, day);
+            day.filter(|day| *day <= today)
+        }),
         [month, day, year] => date(if year < 100 { 2000 + year } else { year }, month, day),
         _ => None,
     }

@@ -32,7 +32,6 @@ impl World<'_> {
             off: false,
         };
         self.leases.insert(id, lease);
-        self.moved_at = self.now;
         let takes = self.cluster.latency.lease.draw(&mut self.rng);
         self.after(takes, Event::Started(id));
     }
