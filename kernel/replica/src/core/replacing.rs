@@ -94,7 +94,7 @@ impl Core {
         durable.restored = None;
         durable.captured.clear();
         durable.failed = None;
-        durable.told_unsaved = durable.unsaved();
+        self.tell_saved();
         self.forget_process();
         // An unused process is not missed.
         if !self.lose_running_cells(&reason)

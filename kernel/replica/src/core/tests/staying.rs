@@ -73,6 +73,17 @@ fn a_kernel_is_unsaved_from_a_failed_capture_to_the_next_good_one() {
 }
 
 #[test]
+fn a_user_who_read_that_the_kernel_is_not_saved_reads_of_the_next_processs_that_it_is() {
+    let mut world = capturing();
+    let full = json!({"why": "the store is full", "since": 4});
+    assert_eq!(world.captured("state.failed", full), ["hopd: up"]);
+    world.dies();
+    let told = &world.core.durable.as_ref().unwrap().notices;
+    let at = |words: &str| told.iter().position(|notice| notice.contains(words)).unwrap();
+    assert!(at("is not saved since [4]") < at("is saved again"), "{told:?}");
+}
+
+#[test]
 fn hopd_knows_at_once_that_the_log_can_not_be_written_and_that_it_can_again() {
     let mut world = capturing();
     let failed = || Input::StoreFailed("the quota is used up".into());
