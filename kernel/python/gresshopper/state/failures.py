@@ -29,6 +29,8 @@ class Failures:
         self._pace = pace
         #: The last failures in words, oldest first.
         self.texts: list[str] = []
+        #: Why the last capture found no room.
+        self._no_room = ""
         #: How the last capture failed, until one doesn't. No cell's own message tells the supervisor of it.
         self.last: Outcome | None = None
 
@@ -52,6 +54,7 @@ class Failures:
             self._pace.fails(time.perf_counter())
         elif isinstance(e, NoRoom):
             self.tell(e)
+            self._no_room = str(e)
             self._pace.finds_no_room(time.perf_counter())
 
     def given_up(self, e: Interrupted) -> Outcome:
@@ -68,10 +71,14 @@ class Failures:
         self.tell(e)
         return self._failed(str(e) if isinstance(e, _SAID) else self.texts[-1])
 
-    def store_hangs(self) -> Outcome:
+    def crowded(self) -> Outcome:
+        """The outcome of a capture that isn't begun, since the last one found no room."""
+        return self._failed(self._no_room)
+
+    def store_hangs(self, e: StoreHangs) -> Outcome:
         """The outcome of a capture that isn't begun, since the store still hangs."""
         self._pace.waits_for_store(time.perf_counter())
-        return self._failed(self.texts[-1] if self.texts else "the store doesn't answer")
+        return self._failed(str(e))
 
     def whole(self) -> Outcome:
         """The outcome of a capture that didn't fail."""

@@ -16,6 +16,7 @@ from .namespace import Namespace
 from .notices import Notices
 from .records import Ran
 from .session import NotYet
+from .store import StoreHangs
 
 #: Cells whose findings are remembered for plans: a plan doesn't run older ones again.
 NOTES = 2000
@@ -91,9 +92,10 @@ class Recorder:
         return delta
 
     @property
-    def store_hangs(self) -> bool:
-        """Whether the store hangs, so that no capture of large values can be whole."""
-        return self._capture.store.hangs
+    def hung(self) -> StoreHangs | None:
+        """The error of a store that hangs: no capture of large values can be whole."""
+        store = self._capture.store
+        return store.hung() if store.hangs else None
 
     def is_beside(self) -> bool:
         """Whether something runs beside the cells, or did at the last record."""

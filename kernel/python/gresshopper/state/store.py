@@ -142,7 +142,7 @@ class Store:
         mask: Any = (ctypes.c_char * count).from_buffer(dirty) if dirty is not None else None
         wrote = native.lib.hop_put(self._raw, at, nbytes, CHUNK, mask, names)
         if wrote == _HANGS:
-            raise self._hung()
+            raise self.hung()
         if wrote < 0:
             raise StoreError(f"{nbytes} bytes can't be stored in {self.root}: {native.error()}")
         self.written += wrote
@@ -182,7 +182,8 @@ class Store:
         """Whether the store was found hanging, and has not answered since."""
         return bool(native.lib.hop_hangs(self._raw))
 
-    def _hung(self) -> StoreHangs:
+    def hung(self) -> StoreHangs:
+        """The error of a store that hangs."""
         return StoreHangs(f"the store {self.root} doesn't answer; it is tried again, and you may go on")
 
     def keeps(self, names: Sequence[str]) -> bool:
@@ -193,7 +194,7 @@ class Store:
         """
         kept = native.lib.hop_keep(self._raw, bytes.fromhex("".join(names)), len(names))
         if kept == _HANGS:
-            raise self._hung()
+            raise self.hung()
         return bool(kept > 0)
 
     def holds(self, names: Sequence[str]) -> bool:

@@ -267,9 +267,9 @@ class Watcher:
         if not self._waiting:
             return Outcome("whole")
         if patience is not None and self.pace.is_crowded(time.perf_counter()):
-            return Outcome("failed", self.failures.texts[-1])
-        if self._recorder.store_hangs:
-            return self.failures.store_hangs()
+            return self.failures.crowded()
+        if (hung := self._recorder.hung) is not None:
+            return self.failures.store_hangs(hung)
         waiting, self._waiting = self._waiting, []
         try:
             with limits.bound(self._session, patience):

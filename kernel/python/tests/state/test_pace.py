@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from gresshopper.state import failures, pace
 from gresshopper.state.pace import Allowance, Pace
-from gresshopper.state.store import StoreError
+from gresshopper.state.session import NoRoom
+from gresshopper.state.store import StoreError, StoreHangs
 
 
 def after(ran: float, spent: float = 0.0, ended: float = 100.0) -> Pace:
@@ -184,3 +185,11 @@ def test_failed_captures_are_told_once_until_one_is_whole(capsys: pytest.Capture
     found.whole()
     found.failed(StoreError("4 bytes can't be stored"))
     assert "4 bytes" in capsys.readouterr().err
+
+
+def test_a_capture_that_is_not_begun_fails_for_the_present_reason_in_a_sentence() -> None:
+    found = failures.Failures(Pace(0.0))
+    found.hold_off(NoRoom("it would take more than 1 MiB"))
+    found.failed(StoreError("the disk is full"))
+    assert found.crowded().why == "it would take more than 1 MiB"
+    assert found.store_hangs(StoreHangs("the store doesn't answer")).why == "the store doesn't answer"
