@@ -1,8 +1,8 @@
 """Runs captures around the cells of a kernel: before a reply, between two cells, or in think time.
 
-The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a cell:
-the next one makes up for the gap. Everything runs in the kernel's main thread. `Pace` decides when and how long;
-`Recorder` captures.
+The hooks are IPython's own events, and around the kernel's handlers of comms; nothing of the user's is wrapped or
+replaced. A failing capture never fails a cell: the next one makes up for the gap. Everything runs in the kernel's main
+thread. `Pace` decides when and how long; `Recorder` captures.
 """
 
 from __future__ import annotations
@@ -124,21 +124,15 @@ class Watcher:
             self._audited = -1
         if in_main_thread():
             self._due = self._recorder.journal is not None and event_loop.soon(self._promptly)
-            self.think()
-        else:
-            self._shell.kernel.io_loop.add_callback(self.think)
+        self._think_in_main()
 
     def _after_callback(self) -> None:
         """Note that a widget's callback ran, which may have changed anything: no source names what. The audit of the think
         time that begins now finds it.
         """
         self._audited = -1
-        if self._cells:
-            return  # the cell's end begins think time
-        if in_main_thread():
-            self.think()
-        else:
-            self._shell.kernel.io_loop.add_callback(self.think)
+        if not self._cells:  # else the cell's end begins think time
+            self._think_in_main()
 
     def _parent(self) -> Mapping[str, Any]:
         """The request that runs."""
@@ -152,7 +146,7 @@ class Watcher:
     def _hold_up(self, ended: float) -> Outcome:
         """Capture before the reply if time permits."""
         if not in_main_thread():
-            self._shell.kernel.io_loop.add_callback(self.think)
+            self._think_in_main()
             return Outcome("later", "it ran in a subshell")
         self._due = self._recorder.journal is not None and event_loop.soon(self._promptly)
         if self.pace.patience is not None:
@@ -193,6 +187,12 @@ class Watcher:
         second would begin before the request's turn.
         """
         self._think_time.start(pace.THINK if seconds is None else seconds)
+
+    def _think_in_main(self) -> None:
+        if in_main_thread():
+            self.think()
+        else:
+            self._shell.kernel.io_loop.add_callback(self.think)
 
     @switch_interval.Shortened()
     def idle(self) -> None:
