@@ -203,10 +203,10 @@ impl Core {
 
     /// The agent captured something: `state.cell` at a cell's end, `state.record` later.
     pub(super) fn captured(&mut self, parcel: Parcel) {
-        let Ok(capture) = serde_json::from_value::<Capture>(parcel.wire.body.clone()) else {
+        let Ok(mut capture) = Capture::deserialize(&parcel.wire.body) else {
             return;
         };
-        self.note_bound(capture.unmovable.clone());
+        self.note_bound(std::mem::take(&mut capture.unmovable));
         match &*capture.status {
             "failed" => self.capture_ended(Some(capture.failure())),
             "later" => {}
