@@ -34,7 +34,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +215,6 @@ def moved(cluster: Any, n: int) -> None:
         spread("failover_node", [node_failover(cluster, book) for _ in range(n)])
 
 
-#: Kernels that are started and fall asleep together.
-TOGETHER = 10
 #: A seat without kernels ends within this time.
 SEAT_ENDS = 90.0
 #: Seconds for which `hopd`'s use of the processor is looked at.
@@ -226,6 +223,8 @@ LOOK = 30.0
 
 def hibernated(cluster: Any, n: int) -> None:
     """`hopd`'s memory is that of the second half's kernels: it grows for whatever is done the first time."""
+    from sleepers import asleep, put_to_sleep
+
     (hopd,) = cluster.pids(r"/opt/bin/hopd", "gresshopper")
     states = cluster.base / "home/alice/.local/share/gresshopper/states"
     before = cpu_percent(hopd)
@@ -242,31 +241,6 @@ def hibernated(cluster: Any, n: int) -> None:
     figure("durable", f"{case}_hopd_bytes", "bytes", grown / (n - half), n - half)
     figure("durable", f"{case}_disk_kib", "KiB", (bytes_in(states) - used) / n / 1024, n)
     cluster.run("alice", "hop", "forget", *asleep(cluster), timeout=300)
-
-
-def asleep(cluster: Any) -> list[str]:
-    return [row["kernel_id"] for row in rows(cluster) if row["state"] == "ASLEEP"]
-
-
-def put_to_sleep(cluster: Any, which: range) -> None:
-    """Servers end while their kernels have nothing to do."""
-    from harness import Notebook, until
-
-    def opened(number: int) -> Any:
-        book = Notebook(cluster, "alice")
-        path = f"{cluster.base}/home/alice/asleep-{number}.ipynb"
-        book.start(env={"GRESSHOPPER_NOTEBOOK": path, "JPY_SESSION_NAME": path})
-        book.execute("x = 41")
-        return book
-
-    for first in which[::TOGETHER]:
-        with ThreadPoolExecutor(4) as pool:
-            books = list(pool.map(opened, range(first, min(first + TOGETHER, which.stop))))
-        for book in books:
-            book.process.kill()
-            book.process.wait()
-        count = first + len(books)
-        until("the kernels are asleep", lambda count=count: len(asleep(cluster)) == count, 120)
 
 
 def cpu_percent(pid: int) -> float:

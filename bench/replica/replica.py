@@ -42,6 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/e2e")]
 from figures import figure, percentile  # noqa: E402
 from harness import Cluster, Notebook, lost_node, notebook, until  # noqa: E402
+from sleepers import put_to_sleep  # noqa: E402
 
 BASE = "/srv/gresshopper-bench-replica"
 #: A lost seat is replaced after this time, and a new seat has to start.
@@ -237,32 +238,13 @@ def hopd_kib(cluster: Cluster) -> int:
     return rss_kib(cluster.pids("opt/bin/hopd", "gresshopper")[0])
 
 
-def asleep(cluster: Cluster, n: int) -> None:
-    """Kernels whose servers were killed: they are saved and end. `hopd` grows for whatever is done the first time, so its
-    memory is that of the second half's kernels.
-    """
-
-    def culled(number: int) -> None:
-        book = Notebook(cluster, "alice")
-        path = f"{cluster.base}/home/alice/{number}.ipynb"
-        book.start(env={"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_NOTEBOOK": path, "JPY_SESSION_NAME": path})
-        answered(book, "x = 41")
-        book.process.kill()
-        book.process.wait()
-
-    def sleepers() -> int:
-        rows = cluster.hop("kernels", user="alice")["rows"]
-        return sum(r["state"] == "ASLEEP" for r in rows)
-
-    def put_to_sleep(which: range) -> int:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(culled, which))
-        until("all sleep", lambda: sleepers() == which.stop, GROWS_WITHIN)
-        return hopd_kib(cluster)
-
+def measure_sleepers(cluster: Cluster, n: int) -> None:
+    """`hopd` grows for whatever is done the first time, so its memory is that of the second half's kernels."""
     half = n // 2
-    before = put_to_sleep(range(half))
-    say("asleep_kib", "KiB", (put_to_sleep(range(half, n)) - before) / (n - half), n - half)
+    put_to_sleep(cluster, range(half), GRESSHOPPER_REPLICAS="3")
+    before = hopd_kib(cluster)
+    put_to_sleep(cluster, range(half, n), GRESSHOPPER_REPLICAS="3")
+    say("asleep_kib", "KiB", (hopd_kib(cluster) - before) / (n - half), n - half)
 
 
 def crowd(cluster: Cluster, n: int, seconds: float = 60) -> None:
@@ -325,7 +307,7 @@ def main() -> int:
         with replicated(cluster, hot=True) as book:
             hot = [hot_failover(cluster, book) for _ in range(args.losses)]
             spread("failover_hot", hot, peer=("warm standby", warm))
-        asleep(cluster, args.asleep)
+        measure_sleepers(cluster, args.asleep)
         crowd(cluster, args.crowd)
     finally:
         cluster.down()

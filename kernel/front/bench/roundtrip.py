@@ -12,9 +12,13 @@ import json
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from jupyter_client.manager import start_new_kernel
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "bench"))
+from figures import percentile
 
 
 class Kernel:
@@ -69,10 +73,6 @@ def say(name: tuple[str, str], values: tuple[float, float], unit: str, n: int) -
         "n": n,
     }
     print(json.dumps(row), flush=True)
-
-
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
 def main() -> int:
