@@ -415,6 +415,10 @@ impl PilotJobs {
         self.agents_refused.get(&job).map(String::as_str)
     }
 
+    pub(crate) fn pool_of_ticket(&self, ticket: u64) -> Option<&PoolName> {
+        self.tickets.get(&ticket).map(|t| &t.request.pool)
+    }
+
     /// The words with which Slurm has refused the jobs that are still wanted.
     fn rejections(&self) -> impl Iterator<Item = (&Target, &str)> {
         let wanted = self.tickets.values().filter(|t| t.is_to_be_submitted());

@@ -245,7 +245,7 @@ impl Scheduler {
 
     // --- kernels ---
 
-    fn for_kernels(&mut self, output: Output) {
+    pub(super) fn for_kernels(&mut self, output: Output) {
         let (kernel, event) = match output {
             Output::Granted { .. } => match self.granted(output) {
                 Some(granted) => granted,
@@ -315,7 +315,7 @@ impl Scheduler {
     }
 
     /// Notes an estimate that is told. Returns the likely range of the wait.
-    pub(super) fn likely(
+    fn likely(
         &mut self,
         kernel: &KernelId,
         cell: &CellId,

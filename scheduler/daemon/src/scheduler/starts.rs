@@ -1,14 +1,13 @@
 //! Leases and pilots that Slurm doesn't start: the users of waiting cells read of the delay, and of Slurm's reason.
 
 use super::{Due, Scheduler};
-use crate::pilot_jobs::{Failure, PilotJobs};
+use crate::pilot_jobs::Failure;
 use hop_api::message::{Event, KernelItem, QueueRow, Told};
-use hop_core::CellView;
+use hop_core::{CellView, Output};
 use hop_words::explain::Item;
-use hop_words::id::{JobId, LeaseId, PoolName};
+use hop_words::id::{JobId, LeaseId};
 use hop_words::reason::Reason;
 use hop_words::time::{Span, spell};
-use std::collections::BTreeSet;
 
 /// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.
 const SLOW: Span = Span::from_secs(2);
@@ -48,24 +47,18 @@ impl Scheduler {
         }
     }
 
-    /// sbatch answered. Cells of the pools are told if Slurm's word has changed.
+    /// sbatch answered. Cells that wait for the pool's pilots are told if Slurm's word has changed.
     pub(super) fn submitted(&mut self, ticket: u64, answer: Result<JobId, Failure>) {
         let now = self.clock.now();
-        let rejections = |of: &PilotJobs, pools: &[PoolName]| -> Vec<Option<String>> {
-            let each = pools.iter().map(|pool| of.rejection(pool).map(str::to_owned));
-            each.collect()
+        let Some(pool) = self.pilot_jobs.pool_of_ticket(ticket).cloned() else {
+            let acts = self.pilot_jobs.submitted(ticket, answer, now);
+            return self.act(acts);
         };
-        let pools: Vec<PoolName> = self.config.pool.keys().cloned().collect();
-        let before = rejections(&self.pilot_jobs, &pools);
+        let before = self.pilot_jobs.rejection(&pool).map(str::to_owned);
         let acts = self.pilot_jobs.submitted(ticket, answer, now);
-        let after = rejections(&self.pilot_jobs, &pools);
+        let has_changed = self.pilot_jobs.rejection(&pool) != before.as_deref();
         self.act(acts);
-        let changed = pools.into_iter().zip(before.into_iter().zip(after));
-        let changed: BTreeSet<PoolName> = changed
-            .filter(|(_, (before, after))| before != after)
-            .map(|(pool, _)| pool)
-            .collect();
-        if changed.is_empty() {
+        if !has_changed {
             return;
         }
         let waits = |c: &CellView| {
@@ -73,18 +66,16 @@ impl Scheduler {
                 c.reason,
                 Reason::NoPilot { coming: true, .. } | Reason::PilotLate { .. }
             );
-            for_pilot && changed.contains(&c.pool)
+            for_pilot && c.pool == pool
         };
         for cell in self.core.waiting().into_iter().filter(waits) {
-            let event = Event::Queued {
-                range: self.likely(&cell.kernel, &cell.cell, cell.estimate),
-                kernel: cell.kernel.clone(),
+            self.for_kernels(Output::Queued {
+                kernel: cell.kernel,
                 cell: cell.cell,
                 position: cell.position,
-                reason: self.worded(&cell.reason),
+                reason: cell.reason,
                 estimate: cell.estimate,
-            };
-            self.connections.tell(&cell.kernel, &event);
+            });
         }
     }
 
