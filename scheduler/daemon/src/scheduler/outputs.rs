@@ -315,12 +315,7 @@ impl Scheduler {
     }
 
     /// Notes an estimate that is told. Returns the likely range of the wait.
-    fn likely(
-        &mut self,
-        kernel: &KernelId,
-        cell: &CellId,
-        estimate: Option<Span>,
-    ) -> Option<(Span, Span)> {
+    fn likely(&mut self, kernel: &KernelId, cell: &CellId, estimate: Option<Span>) -> Option<(Span, Span)> {
         let estimate = estimate?;
         self.estimates.told(kernel, cell, estimate, self.clock.now());
         self.estimates.range(estimate)
