@@ -422,8 +422,8 @@ fn metadata(base: &Map<String, Value>, config: Value) -> Map<String, Value> {
     metadata.insert("kernel_provisioner".into(), provisioner);
     // Keys for CurveZMQ would be the local kernel's.
     metadata.remove("supported_encryption");
-    // VS Code writes these notes into kernelspecs that it registers. With them it would hide this kernelspec, or start
-    // the interpreter that they name.
+    // VS Code marks the kernelspecs that it registers by these keys. It would hide a marked kernelspec of ours, or start
+    // the interpreter that the key names.
     for key in ["vscode", "interpreter", "originalSpecFile"] {
         metadata.remove(key);
     }

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub struct Places(Vec<Local>);
 
 impl Places {
-    /// These stores' folders of chunks, which need not be there.
+    /// Reads from these stores, in this order. A store need not exist.
     pub fn at(stores: impl IntoIterator<Item = PathBuf>) -> Self {
         Self(
             stores

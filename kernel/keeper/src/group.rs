@@ -216,7 +216,7 @@ impl Group {
             return;
         }
         memory.doing = None;
-        // Another leader may tell the executor its needs meanwhile. This member repeats its own once it leads again.
+        // Another leader may have told the executor of missing replicas. This member tells it again once it leads.
         self.withdraw_need(memory);
         memory.lagging.clear();
         memory.parted.clear();

@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(world.said(), [[]; 0]);
     }
 
-    /// What [`super::tend`] does: it looks and asks when it is due, and then alone.
+    /// [`super::tend`] looks and asks when a voter is due, and at no other time.
     #[test]
     fn news_of_a_voter_come_when_they_are_due() {
         let mut world = world();
