@@ -201,7 +201,9 @@ impl Local {
 
     /// As [`Self::has`]; the chunk then counts as used now, safe from collections.
     pub fn keeps(&self, id: ChunkId, len: usize) -> bool {
-        self.has(id, len) && self.touch(id)
+        // Linux finds the file by its name, and sets its times a moment later: a collection may have judged and removed
+        // the file between the two. Once its times are set, a chunk with its name is safe.
+        self.has(id, len) && self.touch(id) && self.has(id, len)
     }
 
     /// Stores a chunk, on disk on return; returns its name, and the bytes written (0 for an existing chunk).
@@ -246,8 +248,7 @@ impl Local {
         Ok(content.len() as u64)
     }
 
-    /// Marks a chunk as used, safe from a concurrent collection. Returns whether the chunk was still there: by name and
-    /// in one step, since a collection may take it away between two steps.
+    /// Marks a chunk as used, for a collection that judges it from now on. Returns whether the chunk was there by name.
     fn touch(&self, id: ChunkId) -> bool {
         let now = rustix::fs::Timespec {
             tv_sec: 0,
