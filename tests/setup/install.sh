@@ -228,6 +228,43 @@ make_node() {
 	[ "$name" = node ] || ln -sfn "$prefix/$name/node_modules" "$source/node_modules"
 }
 
+# What kernels run in, and what builds nothing.
+user_side() {
+	make_venv user --system-site-packages
+	has_s3 || make_venv s3
+	has_kernels || make_venv kernels
+	make_node node
+	make_node lab
+	has_browser || make_node browser
+}
+
+hub_side() {
+	make_venv hub
+	make_peers # by the pip of the environment before it
+	install_nextest
+	has_hub5 || make_venv hub5
+	has_packaging || make_venv packaging
+}
+
+# Runs functions beside each other: pip and npm keep one core busy at most. The first one that fails fails the whole, once
+# the others have ended.
+beside() {
+	local side sides=() failed=0
+	set -m # An interrupt ends them too.
+	trap 'kill -TERM -- "${sides[@]/#/-}" 2>/dev/null; exit 130' INT TERM
+	for side in "$@"; do
+		(
+			set -e
+			"$side"
+		) </dev/null &
+		sides+=($!)
+	done
+	for side in "${sides[@]}"; do wait "$side" || failed=1; done
+	trap - INT TERM
+	set +m
+	return $failed
+}
+
 lacking=$(missing)
 [ -n "$lacking" ] || exit 0
 
@@ -248,17 +285,7 @@ exec 9>"$prefix/.lock"
 flock 9
 install_packages
 install_rust
-install_nextest
-make_venv user --system-site-packages
-make_venv hub
-has_s3 || make_venv s3
-has_packaging || make_venv packaging
-make_peers
-has_kernels || make_venv kernels
-has_hub5 || make_venv hub5
-make_node node
-make_node lab
-has_browser || make_node browser
+beside user_side hub_side
 lacking=$(missing)
 if [ -n "$lacking" ]; then
 	say "still missing:"
