@@ -14,6 +14,7 @@ use hop_blobs::local::{Collected, Local};
 use hop_blobs::places::Places;
 use hop_door::{AskError, News};
 use hop_protocol::content::{self, Stores};
+use hop_protocol::file::data_dir_by;
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
@@ -181,9 +182,7 @@ impl Place {
     fn of(args: &Args, context: &mut Context<'_>) -> Result<Self, Failure> {
         let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
         let home = Path::new(&home);
-        let data = (context.env)("XDG_DATA_HOME").map(PathBuf::from);
-        let data = data.filter(|path| path.is_absolute());
-        let data = data.unwrap_or_else(|| home.join(".local/share"));
+        let data = data_dir_by(context.env).expect("there is a home");
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         let uid = rustix::process::geteuid().as_raw();
         let of_site = || {
@@ -201,9 +200,9 @@ impl Place {
             })?,
         };
         let (stores, _) =
-            content::choose(user, of_site(), Some(data.join("gresshopper"))).expect("the data folder is one");
+            content::choose(user, of_site(), Some(data.clone())).expect("the data folder is one");
         Ok(Self {
-            states: data.join("gresshopper/states"),
+            states: data.join("states"),
             remote: args
                 .remote
                 .as_deref()

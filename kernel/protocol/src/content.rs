@@ -32,6 +32,15 @@ pub struct Stores {
 }
 
 impl Stores {
+    /// A single store.
+    #[must_use]
+    pub fn only(store: impl Into<PathBuf>) -> Self {
+        Self {
+            store: store.into(),
+            others: Vec::new(),
+        }
+    }
+
     /// All of them, in the order in which content is looked for.
     pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
         std::iter::once(&self.store).chain(&self.others)

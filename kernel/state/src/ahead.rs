@@ -12,11 +12,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// The log can't be read or proven.
 pub fn files(folder: &Path, stores: &[PathBuf], key: &Key) -> Result<Vec<PathBuf>, ReadError> {
-    let uid = own_uid().map_err(|source| ReadError::Missing {
-        path: folder.to_owned(),
-        source,
-    })?;
-    let snapshot = form::read(folder, key.bytes(), uid)?;
+    let snapshot = form::read(folder, key.bytes(), own_uid())?;
     let places = Places::at(stores.iter().cloned());
     let names = snapshot.live().into_iter();
     let ids = names.filter_map(|name| name.parse::<ChunkId>().ok());

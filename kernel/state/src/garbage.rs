@@ -110,7 +110,7 @@ pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Resul
     // The look at the states comes after this moment: content whose record comes after the look is younger.
     let now = SystemTime::now();
     lock.set_modified(now)?;
-    let live = live(store, states, key.bytes(), own_uid()?)?;
+    let live = live(store, states, key.bytes(), own_uid())?;
     Ok(local.collect(&live, grace, now)?)
 }
 

@@ -70,18 +70,13 @@ impl Key {
                 source,
             })?;
         }
-        let uid = own_uid().map_err(|source| WriteError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        let key = form::owner_key(&path, uid).map_err(|e| WriteError::Key(Box::new(e)))?;
+        let key = form::owner_key(&path, own_uid()).map_err(|e| WriteError::Key(Box::new(e)))?;
         Ok(Self(key))
     }
 }
 
-pub(crate) fn own_uid() -> io::Result<u32> {
-    use std::os::unix::fs::MetadataExt;
-    Ok(fs::metadata("/proc/self")?.uid())
+pub(crate) fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
 }
 
 /// Makes the key. Of several processes at once, the first succeeds, and the others use its key.
@@ -384,7 +379,7 @@ mod tests {
     }
 
     fn read(folder: &Path) -> (usize, f64) {
-        let found = form::read(folder, &KEY.0, own_uid().unwrap()).unwrap();
+        let found = form::read(folder, &KEY.0, own_uid()).unwrap();
         (found.records, found.saved_at)
     }
 
