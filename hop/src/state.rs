@@ -265,10 +265,16 @@ impl Place {
         Ok(saved.snapshot)
     }
 
-    /// The store that takes content.
+    /// The store that takes content, checked as a kernel checks its own.
+    fn store(&self) -> Result<&Path, Failure> {
+        let store = &self.stores.store;
+        content::prepare(store).map_err(|e| Failure::of(&e))?;
+        Ok(store)
+    }
+
+    /// The store's chunks.
     fn local(&self) -> Result<Arc<Local>, Failure> {
-        let local = Local::open(&self.stores.store.join("chunks")).map_err(|e| Failure::of(&e))?;
-        Ok(Arc::new(local))
+        Ok(Arc::new(Local::at(&self.store()?.join("chunks"))))
     }
 
     /// The stores, as a kernel is told of them.
@@ -284,7 +290,7 @@ impl Place {
         } else {
             folder
         };
-        Ok(garbage::register(&self.stores.store, place)?)
+        Ok(garbage::register(self.store()?, place)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -703,7 +709,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
     let key = Key::new(place.owner_key()?);
-    let done = garbage::collect(&place.stores.store, &place.states, &key, age);
+    let done = garbage::collect(place.store()?, &place.states, &key, age);
     tell_collected(args, done.map_err(|e| Failure::of(&e))?, context)
 }
 

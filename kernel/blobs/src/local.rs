@@ -152,23 +152,7 @@ pub struct Collected {
 }
 
 impl Local {
-    /// The chunks below `root`, which is made (0700) if need be.
-    ///
-    /// # Errors
-    /// [`PutError::Write`] when it can't be made.
-    pub fn open(root: &Path) -> Result<Self, PutError> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(root)
-            .map_err(|source| PutError::Write {
-                path: root.to_owned(),
-                source,
-            })?;
-        Ok(Self::at(root))
-    }
-
-    /// The chunks below `root`, which is made with the first chunk if need be.
+    /// The chunks below `root`, which is made (0700) with the first chunk if need be.
     pub fn at(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -591,7 +575,7 @@ impl Local {
         now: SystemTime,
     ) -> io::Result<Collected> {
         let mut done = Collected::default();
-        for shelf in fs::read_dir(&self.root)? {
+        for shelf in unless_gone(fs::read_dir(&self.root))?.into_iter().flatten() {
             let shelf = shelf?;
             if shelf.file_type()?.is_dir() {
                 collect_shelf(&shelf.path(), live, grace, now, &mut done)?;
@@ -791,7 +775,7 @@ mod tests {
 
     fn store() -> (tempfile::TempDir, Local) {
         let dir = tempfile::tempdir().unwrap();
-        let local = Local::open(&dir.path().join("chunks")).unwrap();
+        let local = Local::at(&dir.path().join("chunks"));
         (dir, local)
     }
 
@@ -1069,7 +1053,7 @@ mod tests {
             eprintln!("skipped: no file system can be made in a file here");
             return;
         }
-        let local = Local::open(&place.join("chunks")).unwrap();
+        let local = Local::at(&place.join("chunks"));
         let (small, large) = (noise(5000), noise((MANY + 1) * CHUNK_BYTES + 3));
         let id = local.put(&small).unwrap().0;
         let ids = local.put_all(&large, None).unwrap().0;
@@ -1100,7 +1084,7 @@ mod tests {
             .status()
             .unwrap();
         assert!(mounted.success());
-        let local = Local::open(&dir.path().join("chunks")).unwrap();
+        let local = Local::at(&dir.path().join("chunks"));
         let first = noise(CHUNK_BYTES);
         let (kept, _) = local.put_all(&first, None).unwrap();
         let second: Vec<u8> = first.iter().map(|b| !b).collect();

@@ -6,6 +6,7 @@
 use crate::core::{Durably, SyncNumber};
 use bytes::Bytes;
 use hop_log::{Form, RecordNumber, Settled, State};
+use hop_protocol::content;
 use hop_protocol::states::{self, OpenError};
 use hop_state::garbage::{self, GarbageError};
 use hop_state::log::{Key, WriteError};
@@ -182,13 +183,6 @@ impl Store {
     }
 
     fn run(mut self, work: &Receiver<StoreJob>) {
-        if let Some(Err(error)) = self
-            .kernel
-            .parent()
-            .map(|all| garbage::register(&self.content, all))
-        {
-            tracing::warn!(%error, "a collection of garbage may not find this kernel");
-        }
         loop {
             let done = match work.recv_timeout(self.patience()) {
                 Ok(job) => self.work(job),
@@ -489,12 +483,29 @@ impl Store {
         }
     }
 
-    /// Collects the user's garbage if nobody has for an hour: closed notebooks free their room this way.
+    /// Has collections in the store find this kernel. The kernel's process tells its user of a store that can't be used.
+    fn is_registered(&self) -> bool {
+        let Some(states) = self.kernel.parent() else {
+            return false;
+        };
+        let prepared = content::prepare(&self.content).map_err(|error| chain(&error));
+        let done = prepared.and_then(|()| garbage::register(&self.content, states).map_err(|e| chain(&e)));
+        if let Err(error) = &done {
+            tracing::warn!(error, "a collection of garbage may not find this kernel");
+        }
+        done.is_ok()
+    }
+
+    /// Collects the user's garbage if nobody has for an hour: closed notebooks free their room this way. A store mended
+    /// meanwhile hears of the kernel long before content in it counts as old.
     fn collect_if_due(&mut self) {
         if self.asked_at.is_some_and(|at| at.elapsed() < ASK_EVERY) {
             return;
         }
         self.asked_at = Some(Instant::now());
+        if !self.is_registered() {
+            return;
+        }
         if garbage::age(&self.content, SystemTime::now()).is_none_or(|age| age >= COLLECT_EVERY) {
             self.collect();
         }
@@ -505,14 +516,19 @@ impl Store {
         let (Some(states), Ok(key)) = (self.kernel.parent().map(Path::to_owned), self.key()) else {
             return;
         };
-        let content = self.content.clone();
-        std::thread::spawn(move || match garbage::collect(&content, &states, &key, GRACE) {
-            Ok(done) => {
-                let (removed, bytes) = (done.removed, done.freed_bytes);
-                tracing::info!(removed, bytes, "content that no state needs was removed");
+        let store = self.content.clone();
+        std::thread::spawn(move || {
+            if let Err(error) = content::prepare(&store) {
+                return tracing::warn!(error = chain(&error), "no garbage was collected");
             }
-            Err(GarbageError::Busy) => {}
-            Err(error) => tracing::warn!(error = chain(&error), "no garbage was collected"),
+            match garbage::collect(&store, &states, &key, GRACE) {
+                Ok(done) => {
+                    let (removed, bytes) = (done.removed, done.freed_bytes);
+                    tracing::info!(removed, bytes, "content that no state needs was removed");
+                }
+                Err(GarbageError::Busy) => {}
+                Err(error) => tracing::warn!(error = chain(&error), "no garbage was collected"),
+            }
         });
     }
 }
@@ -534,7 +550,7 @@ mod tests {
     use hop_log::{Entry, Index};
     use hop_state::form;
     use hop_words::id::{Incarnation, JobId};
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
     const KEY: [u8; 32] = [7; 32];
@@ -717,9 +733,25 @@ mod tests {
         );
         let states = world.tmp.path().join("states");
         let (store, key) = (world.tmp.path().join("store"), Key::new(KEY));
+        content::prepare(&store).unwrap();
         garbage::collect(&store, &states, &key, GRACE).expect("all of it is known");
         let uid = std::fs::metadata(world.tmp.path()).unwrap().uid();
         assert_eq!(form::read(&told, &KEY, uid).unwrap().records, 1);
+    }
+
+    #[test]
+    fn a_store_that_others_can_read_gets_nothing_until_it_is_private() {
+        let mut world = world();
+        let store = world.tmp.path().join("store");
+        std::fs::create_dir(&store).unwrap();
+        let mut asked = |mode| {
+            std::fs::set_permissions(&store, std::fs::Permissions::from_mode(mode)).unwrap();
+            world.store.asked_at = None;
+            world.store.collect_if_due();
+            std::fs::read_dir(&store).unwrap().count() > 0
+        };
+        assert!(!asked(0o755));
+        assert!(asked(0o700), "a collection is to find this kernel");
     }
 
     #[test]

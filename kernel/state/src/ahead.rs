@@ -32,9 +32,7 @@ mod tests {
         let folder = tmp.path().join("1.0");
         fs::create_dir(&folder).unwrap();
         let roots = ["site", "home"].map(|name| tmp.path().join(name));
-        let [local, home] = roots
-            .each_ref()
-            .map(|root| Local::open(&root.join("chunks")).unwrap());
+        let [local, home] = roots.each_ref().map(|root| Local::at(&root.join("chunks")));
         let put = |text: &str| local.put(text.as_bytes()).unwrap().0;
         let long = "the same again ".repeat(100_000);
         let (replaced, plain) = (put("before"), put("now"));

@@ -9,8 +9,8 @@
 
 use crate::form::{self, ReadError};
 use crate::log::{Key, own_uid};
+use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
-use hop_blobs::{ChunkId, PutError};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -61,22 +61,21 @@ pub enum GarbageError {
     #[error("another collection is under way")]
     Busy,
     #[error("the store can't be used")]
-    Store(#[from] PutError),
-    #[error("the store can't be used")]
     Io(#[from] io::Error),
 }
 
 /// Has later collections in the store look for states also in `folder`: a state, or a folder of states.
 ///
 /// # Errors
-/// The file system's.
+/// The file system's, also for a missing store.
 pub fn register(store: &Path, folder: &Path) -> io::Result<()> {
     let folder = std::path::absolute(folder)?;
     let places = store.join(PLACES);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&places)?;
+    // Not with the store, which its user's program checks and makes.
+    match fs::DirBuilder::new().mode(0o700).create(&places) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
     let mark = blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex();
     match std::os::unix::fs::symlink(&folder, places.join(&mark[..32])) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -96,7 +95,6 @@ pub fn age(store: &Path, now: SystemTime) -> Option<Duration> {
 /// # Errors
 /// [`GarbageError`]. Nothing is removed but after errors of the removal itself.
 pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Result<Collected, GarbageError> {
-    let local = Local::open(&store.join("chunks"))?;
     let lock = File::options()
         .create(true)
         .truncate(false)
@@ -111,7 +109,7 @@ pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Resul
     let now = SystemTime::now();
     lock.set_modified(now)?;
     let live = live(store, states, key.bytes(), own_uid())?;
-    Ok(local.collect(&live, grace, now)?)
+    Ok(Local::at(&store.join("chunks")).collect(&live, grace, now)?)
 }
 
 /// The chunks that states refer to.
@@ -302,8 +300,9 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let (store, states) = (tmp.path().join("store"), tmp.path().join("states"));
         fs::create_dir(&states).unwrap();
+        fs::create_dir(&store).unwrap();
         World {
-            local: Local::open(&store.join("chunks")).unwrap(),
+            local: Local::at(&store.join("chunks")),
             store,
             states,
             _tmp: tmp,
