@@ -160,8 +160,7 @@ class Watcher:
             left = self.pace.share()
             short = Outcome("later", "it takes longer than the reply may wait")
             outcome = self.work_off(limits.Until(ended + left)) if left else short
-        if outcome.status != "whole":
-            self.think()
+        self.think()  # to capture what waits, and then for the audit
         return outcome
 
     @switch_interval.Shortened()

@@ -381,6 +381,21 @@ def test_a_flush_finds_what_no_name_showed(start: Callable[..., Kernel]) -> None
     assert again == told and len(kernel.events) == before  # nothing is new
 
 
+@pytest.mark.parametrize("patience", [None, 10_000], ids=["captured after the reply", "captured before the reply"])
+def test_what_no_name_showed_is_found_while_the_user_thinks(
+    start: Callable[..., Kernel], patience: float | None
+) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=patience)
+    kernel.run("from threading import Timer; a = [1]; Timer(0.3, get_ipython().user_ns['a'].append, [2]).start()")
+
+    def found() -> bool:
+        audits = (text for said, (text, _) in kernel.of("record") if said["cause"] == "audit")
+        return any(unit["m"] == ["n:a"] for text in audits for unit in json.loads(text)["units"])
+
+    kernel.eventually(found, 20)
+
+
 def test_operations_wait_for_the_cell_that_runs(start: Callable[..., Kernel]) -> None:
     kernel = start()
     kernel.begin()
