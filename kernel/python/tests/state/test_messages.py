@@ -272,6 +272,42 @@ def test_a_capture_after_the_reply_that_fails_is_told_at_once_and_with_the_next_
     assert len(kernel.of("failed")) == 1
 
 
+FAILING = """
+import sys, gresshopper.state.store as _stores
+_captures = sys.modules['gresshopper.state.capture'].Capture
+_looks, _broken = _captures._run, []
+def _look(capture, found, *how):
+    if found is None and _broken:
+        raise _broken[0]
+    return _looks(capture, found, *how)
+_captures._run = _look
+sys.modules['gresshopper.state.pace'].FAILED = 1.0
+"""
+
+
+@pytest.mark.parametrize("why", ["_stores.StoreError('the disk is full')", "KeyError('n:a')"])
+def test_an_audit_that_fails_is_told_until_one_does_not(start: Callable[..., Kernel], why: str) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(FAILING)
+    kernel.run(f"_broken.append({why})")
+    kernel.eventually(lambda: kernel.of("failed"), 20)
+    told = kernel.of("failed")[0][0]
+    word = "the disk is full" if "Store" in why else "KeyError"
+    assert "changes outside of cells" in told["why"] and word in told["why"] and "since" not in told
+    kernel.run("x = 1")
+    said, attached = kernel.of("cell")[-1]
+    assert said["status"] == "whole" and attached and said["why"] == told["why"], "its cell is saved all the same"
+    assert kernel.ask("flush")["whole"] is False
+    before = len(kernel.of("record"))
+    kernel.run("_broken.clear()", silent=True)
+    kernel.eventually(lambda: any(said["cause"] == "audit" for said, _ in kernel.of("record")[before:]), 20)
+    assert "why" not in kernel.of("record")[-1][0] and len(kernel.of("failed")) == 1
+    assert kernel.ask("flush")["whole"]
+    kernel.run("y = 1")
+    assert "why" not in kernel.of("cell")[-1][0]
+
+
 def test_a_restored_kernel_goes_on(start: Callable[..., Kernel], tmp_path: Path) -> None:
     kernel = start()
     kernel.begin()
