@@ -19,6 +19,7 @@ use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
 use hop_state::garbage;
+use hop_state::hold::Hold;
 use hop_state::log::Key;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -282,6 +283,12 @@ impl Place {
         json!(self.stores)
     }
 
+    /// Keeps collections from content until the state is here that names it.
+    fn hold(&self) -> Result<Option<Hold>, Failure> {
+        // Where the file system has no locks, the content's age protects it.
+        Ok(Hold::begin(self.store()?, Duration::ZERO).ok())
+    }
+
     /// Registers a folder with a state in the store, so that later collections keep the state's content.
     fn keep_content_of(&self, folder: &Path) -> Result<(), Failure> {
         // The named states' place: once for all of them.
@@ -302,6 +309,7 @@ impl Place {
     /// Brings a state here with its content; returns the state's folder. A local state not yet sent is never replaced.
     fn fetch(&self, address: &Address, context: &mut Context<'_>) -> Result<PathBuf, Failure> {
         let store = Store::of(address)?;
+        let _held = self.hold()?;
         let saved = store.read(address, &self.owner_key()?)?;
         let done = store.fetch(&saved, &self.local()?, context)?;
         writeln!(
@@ -682,6 +690,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
             }
             let address: Address = usable(from)?;
             let store = Store::of(&address)?;
+            let _held = place.hold()?;
             let saved = store.read(&address, &place.owner_key()?)?;
             let fetched = store.fetch(&saved, &place.local()?, context)?;
             // The folder comes before its entry among the places: a collection forgets places without a folder.

@@ -9,6 +9,7 @@ use hop_log::{Form, RecordNumber, Settled, State};
 use hop_protocol::content;
 use hop_protocol::states::{self, OpenError};
 use hop_state::garbage::{self, GarbageError};
+use hop_state::hold::{GOES_ON_EVERY, Hold};
 use hop_state::log::{Key, WriteError};
 use hop_state::writer::{Committed, Writer};
 use hop_words::error::chain;
@@ -32,8 +33,7 @@ const RETRY_MOST: Duration = Duration::from_mins(10);
 /// Bytes that must fit into the store before a failure counts as over.
 const PROBE: usize = 1 << 20;
 
-/// How often a kernel asks whether its user's garbage is due, and how often garbage is collected.
-const ASK_EVERY: Duration = Duration::from_mins(10);
+/// How often garbage is collected. A kernel asks whether it is due whenever its hold goes on.
 const COLLECT_EVERY: Duration = Duration::from_hours(1);
 
 /// How long content stays that no record names (docs/state.md).
@@ -155,6 +155,10 @@ struct Store {
     /// How many states were to be written, and are not answered yet.
     unrested: u32,
     replaced: Option<Replaced>,
+    /// What the kernel's next records may name, while the file system can hold it.
+    hold: Option<Hold>,
+    /// The begin of the hold's clock.
+    began: Instant,
     /// When was asked last whether garbage is due.
     asked_at: Option<Instant>,
     events: UnboundedSender<StoreEvent>,
@@ -177,6 +181,8 @@ impl Store {
             unopened: None,
             unrested: 0,
             replaced: None,
+            hold: None,
+            began: Instant::now(),
             asked_at: None,
             events,
         }
@@ -228,7 +234,10 @@ impl Store {
         let removal = gone.map_or(Duration::MAX, |r| {
             r.stay_until.saturating_duration_since(Instant::now())
         });
-        sync.min(retry).min(removal)
+        let asks = self
+            .asked_at
+            .map_or(Duration::ZERO, |at| GOES_ON_EVERY.saturating_sub(at.elapsed()));
+        sync.min(retry).min(removal).min(asks)
     }
 
     /// Does what is due.
@@ -499,15 +508,27 @@ impl Store {
     /// Collects the user's garbage if nobody has for an hour: closed notebooks free their room this way. A store mended
     /// meanwhile hears of the kernel long before content in it counts as old.
     fn collect_if_due(&mut self) {
-        if self.asked_at.is_some_and(|at| at.elapsed() < ASK_EVERY) {
+        if self.asked_at.is_some_and(|at| at.elapsed() < GOES_ON_EVERY) {
             return;
         }
         self.asked_at = Some(Instant::now());
         if !self.is_registered() {
             return;
         }
+        self.hold();
         if garbage::age(&self.content, SystemTime::now()).is_none_or(|age| age >= COLLECT_EVERY) {
             self.collect();
+        }
+    }
+
+    /// Keeps collections from what the kernel's next records may name.
+    fn hold(&mut self) {
+        let now = self.began.elapsed();
+        let goes_on = self.hold.as_mut().is_some_and(|hold| hold.go_on(now).is_ok());
+        if !goes_on {
+            let begun = Hold::begin(&self.content, now);
+            let told = |error| tracing::info!(%error, "content is held by its age alone");
+            self.hold = begun.map_err(told).ok();
         }
     }
 
@@ -707,7 +728,7 @@ mod tests {
         world.does(StoreJob::WriteState(state.at_rest().encode()));
         assert_eq!(world.told(), ["Rested"]);
         assert_eq!(world.parts(), ["1.1"]);
-        assert_eq!(world.store.patience(), Duration::MAX);
+        assert!(world.store.patience() > RETRY, "nothing is due");
     }
 
     #[test]
@@ -752,6 +773,11 @@ mod tests {
         };
         assert!(!asked(0o755));
         assert!(asked(0o700), "a collection is to find this kernel");
+        let held = || std::fs::read_dir(store.join("holds")).unwrap().count();
+        assert_eq!(held(), 1, "and to spare what it captures");
+        assert!(asked(0o700) && held() == 1);
+        drop(world.store);
+        assert_eq!(held(), 0);
     }
 
     #[test]
@@ -853,10 +879,8 @@ mod tests {
         std::fs::rename(world.tmp.path().join("states"), &hidden).unwrap();
         std::fs::write(world.tmp.path().join("states"), "").unwrap();
         world.does(StoreJob::OpenTenure(Box::new(in_office())));
-        assert_eq!(
-            (world.told(), world.store.patience()),
-            (vec!["failed".to_owned()], Duration::MAX)
-        );
+        assert_eq!(world.told(), ["failed"]);
+        assert!(world.store.patience() > RETRY);
         std::fs::remove_file(world.tmp.path().join("states")).unwrap();
         world.does(StoreJob::OpenTenure(Box::new(in_office())));
         assert_eq!(world.told(), ["opened 1", "Mended"]);

@@ -6,8 +6,23 @@
 //! - named states
 //! - every folder of every kernel's tenures, with its records of the last moment
 //! - states saved into folders elsewhere, which the store knows by [`register`]
+//!
+//! # Content that no record names yet
+//!
+//! A capture stores content, or finds and touches it, before its record is written. Two rules keep this content:
+//!
+//! - Content used after the earliest moment that a living kernel holds is spared ([`crate::hold`]). This rule relies on
+//!   no clock that can be set, and covers every kernel with a log on a file system with locks.
+//! - Content younger than the grace is spared. It covers everybody else: `hop state` while it fetches, kernels that
+//!   write their own log, file systems without locks. The present is the time of a file in the store that is touched
+//!   for it. So the clock of one node doesn't matter on a network's file system: its server has set all times. A server's
+//!   clock, or that of a node with the store on its own disk, ages this content if it is set ahead by more than the
+//!   grace, between a use and its record.
+//!
+//! A clock that is set back keeps content for longer.
 
 use crate::form::{self, ReadError};
+use crate::hold;
 use crate::log::{Key, own_uid};
 use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
@@ -86,11 +101,13 @@ pub fn register(store: &Path, folder: &Path) -> io::Result<()> {
 /// The time since the begin of the last collection in this store. `None` means that there was none.
 pub fn age(store: &Path, now: SystemTime) -> Option<Duration> {
     let begun = fs::metadata(store.join(LOCK)).and_then(|m| m.modified()).ok()?;
-    Some(now.duration_since(begun).unwrap_or_default())
+    // A collection far in the future was begun by a clock that was ahead.
+    let age = now.duration_since(begun).unwrap_or_else(|ahead| ahead.duration());
+    Some(age)
 }
 
-/// Removes content that no state refers to, unless it was stored or asked for within `grace`: its record may be on the
-/// way. `states` is the folder of the user's states; those of [`register`] count, too.
+/// Removes content that no state refers to, unless it was stored or asked for within `grace`, or a living kernel holds
+/// it: its record may be on the way. `states` is the folder of the user's states; those of [`register`] count, too.
 ///
 /// # Errors
 /// [`GarbageError`]. Nothing is removed but after errors of the removal itself.
@@ -106,10 +123,11 @@ pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Resul
         Err(TryLockError::WouldBlock) => return Err(GarbageError::Busy),
     }
     // The look at the states comes after this moment: content whose record comes after the look is younger.
-    let now = SystemTime::now();
-    lock.set_modified(now)?;
+    let now = hold::touched(&lock)?;
+    let unused_since = now.checked_sub(grace).unwrap_or(SystemTime::UNIX_EPOCH);
+    let unused_since = hold::since(store)?.map_or(unused_since, |held| held.min(unused_since));
     let live = live(store, states, key.bytes(), own_uid())?;
-    Ok(Local::at(&store.join("chunks")).collect(&live, grace, now)?)
+    Ok(Local::at(&store.join("chunks")).collect(&live, unused_since)?)
 }
 
 /// The chunks that states refer to.
@@ -272,14 +290,7 @@ fn is_of_a_tenure(name: &str) -> bool {
 
 /// The entries of a folder; none if there is no folder.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, GarbageError> {
-    match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(away(folder, error)),
-        Ok(entries) => entries
-            .map(|entry| entry.map(|e| e.path()))
-            .collect::<io::Result<_>>()
-            .map_err(|error| away(folder, error)),
-    }
+    hold::entries(folder).map_err(|error| away(folder, error))
 }
 
 #[cfg(test)]
@@ -441,6 +452,41 @@ mod tests {
         fs::remove_dir_all(&moved).unwrap();
         assert_eq!(world.collect().unwrap().removed, 1);
         assert!(!world.has(one) && world.has(two));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_ahead_ages_nothing_that_a_living_kernel_may_need() {
+        let world = world();
+        let captured = world.content("captured");
+        let mut hold = hold::Hold::begin(&world.store, Duration::ZERO).unwrap();
+        // All times so far are of before the clock was set.
+        let ahead = |time: SystemTime| time - Duration::from_hours(48);
+        let chunk = File::open(world.local.path(captured)).unwrap();
+        chunk.set_modified(ahead(SystemTime::now())).unwrap();
+        hold.was_seen(ahead);
+        let hour = Duration::from_hours(1);
+        let collect = || collect(&world.store, &world.states, &Key::new(KEY), hour).unwrap();
+        assert_eq!((collect().kept, world.has(captured)), (1, true));
+        hold.go_on(hour / 2).unwrap();
+        assert_eq!(collect().kept, 1, "its record may still be on the way");
+        hold.go_on(2 * hour).unwrap();
+        assert_eq!(collect().removed, 1);
+        drop(hold);
+        let captured = world.content("captured");
+        let chunk = File::open(world.local.path(captured)).unwrap();
+        chunk.set_modified(ahead(SystemTime::now())).unwrap();
+        assert_eq!(collect().removed, 1, "nobody holds it");
+    }
+
+    #[test]
+    fn a_collection_far_in_the_future_keeps_none_off() {
+        let world = world();
+        let lock = File::create(world.store.join(LOCK)).unwrap();
+        let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
+        lock.set_modified(now + 48 * hour).unwrap();
+        assert!(age(&world.store, now).unwrap() > hour);
+        world.collect().unwrap();
+        assert!(age(&world.store, SystemTime::now()).unwrap() < hour);
     }
 
     #[test]

@@ -79,12 +79,17 @@ pub(crate) fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+pub(crate) fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Makes the key. Of several processes at once, the first succeeds, and the others use its key.
 fn make_key(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::DirBuilder::new().recursive(true).create(folder)?;
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let bytes = random()?;
     let new = folder.join(format!(".key-{}", std::process::id()));
     let mut file = File::options()
         .write(true)
