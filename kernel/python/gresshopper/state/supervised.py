@@ -83,6 +83,11 @@ class ChannelJournal:
         with contextlib.suppress(form.FormError):  # the next cell tells it again
             self._tell("state.failed", _failure(outcome), [])
 
+    def audited(self, after: str) -> None:
+        """As `Journal`."""
+        with contextlib.suppress(form.FormError):  # the next audit tells it again
+            self._tell("state.audited", {"after": after}, [])
+
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """As `Journal`."""
         self._tell("state.notice", {"lost": dict(lost), "notices": list(notices)}, [])

@@ -59,6 +59,8 @@ class Watcher:
         self._audited = -1
         self._think_time = event_loop.Timer(self.idle)
         self._comms = callbacks.Comms(shell, self._after_callback)
+        #: The last message of a widget whose callbacks have run, until an audit has looked for their changes.
+        self._called = ""
 
     # --- hooks ---
 
@@ -130,7 +132,7 @@ class Watcher:
         """Note that a widget's callback ran, which may have changed anything: no source names what. The audit of the think
         time that begins now finds it.
         """
-        self._audited = -1
+        self._audited, self._called = -1, self._msg_id()
         if not self._cells:  # else the cell's end begins think time
             self._think_in_main()
 
@@ -293,7 +295,7 @@ class Watcher:
         failure is told as that of a capture is.
         """
         self.work_off()
-        known = self.failures.missed
+        known, called = self.failures.missed, self._called
         try:
             delta = self._recorder.audit(always=known is not None)
         except (NoRoom, Exception) as e:
@@ -303,6 +305,9 @@ class Watcher:
                 self._recorder.journal.failed(outcome)
             raise
         self.failures.missed = None
+        if called and self._recorder.journal is not None:
+            self._recorder.journal.audited(called)
+            self._called = "" if self._called == called else self._called
         return delta
 
     @property

@@ -804,9 +804,11 @@ def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable
             clicks in body.decode("latin1") for said, _, body in kernel.records() if said.get("cause") == "audit"
         )
 
-    def send(kind: str, **content: Any) -> None:
+    def send(kind: str, **content: Any) -> str:
         session, channel = kernel.client.session, kernel.client.shell_channel
-        channel.send(session.msg(kind, {"comm_id": "one", **content}))
+        message = session.msg(kind, {"comm_id": "one", **content})
+        channel.send(message)
+        return str(message["header"]["msg_id"])
 
     kernel.settle()
     for kind, more, seen in (
@@ -814,5 +816,9 @@ def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable
         ("comm_msg", {"data": "clicked"}, "clicked"),
         ("comm_close", {"data": {}}, "closed"),
     ):
-        send(kind, **more)
+        sent = send(kind, **more)
         kernel.eventually(lambda seen=seen: says(seen))
+        kernel.eventually(lambda sent=sent: kernel.of("audited") and kernel.of("audited")[-1][0] == {"after": sent})
+    kernel.run("x = 1")
+    assert kernel.ask("flush")["whole"]
+    assert len(kernel.of("audited")) == 3, "no widget was called since"
