@@ -1,23 +1,22 @@
 //! Writes the kernel's state to the user's store, in a thread of its own: a file system that hangs never holds up the
 //! kernel. Records go behind each other into the log of the tenure's folder, and are on disk within a quarter of a
 //! second. A log that has grown long goes on in the tenure's next part, without what nothing needs. After a failure the
-//! store is tried again and again, since room may be made. Now and then a kernel collects the garbage of its user.
+//! store is tried again and again, since room may be made.
 
 use crate::core::{Durably, SyncNumber};
+use crate::upkeep::{self, Upkeep};
 use bytes::Bytes;
 use hop_log::{Form, RecordNumber, Settled, State};
-use hop_protocol::content;
 use hop_protocol::states::{self, OpenError};
-use hop_state::garbage::{self, GarbageError};
-use hop_state::hold::{GOES_ON_EVERY, Hold};
 use hop_state::log::{Key, WriteError};
 use hop_state::writer::{Committed, Writer};
 use hop_words::error::chain;
 use hop_words::id::Tenure;
+use std::convert::Infallible;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A record is synced at once; records within this time afterwards are synced together.
@@ -32,12 +31,6 @@ const RETRY_MOST: Duration = Duration::from_mins(10);
 
 /// Bytes that must fit into the store before a failure counts as over.
 const PROBE: usize = 1 << 20;
-
-/// How often garbage is collected. A kernel asks whether it is due whenever its hold goes on.
-const COLLECT_EVERY: Duration = Duration::from_hours(1);
-
-/// How long content stays that no record names (docs/state.md).
-const GRACE: Duration = Duration::from_hours(1);
 
 /// Work for the thread, done in order.
 #[derive(Debug)]
@@ -93,6 +86,8 @@ enum StoreError {
 #[derive(Debug)]
 pub(crate) struct StoreThread {
     jobs: Sender<StoreJob>,
+    /// The thread that tends the content ends with this end.
+    _upkeep: Sender<Infallible>,
 }
 
 impl StoreThread {
@@ -106,7 +101,15 @@ impl StoreThread {
             events,
         );
         std::thread::spawn(move || store.run(&work));
-        Self { jobs }
+        let (upkeep, over) = channel();
+        if let Some(states) = durably.folder.parent() {
+            let tended = Upkeep::new(states.to_owned(), durably.stores.store.clone());
+            std::thread::spawn(move || tended.run(&over));
+        }
+        Self {
+            jobs,
+            _upkeep: upkeep,
+        }
     }
 
     pub(crate) fn send(&self, job: StoreJob) {
@@ -155,12 +158,6 @@ struct Store {
     /// How many states were to be written, and are not answered yet.
     unrested: u32,
     replaced: Option<Replaced>,
-    /// What the kernel's next records may name, while the file system can hold it.
-    hold: Option<Hold>,
-    /// The begin of the hold's clock.
-    began: Instant,
-    /// When was asked last whether garbage is due.
-    asked_at: Option<Instant>,
     events: UnboundedSender<StoreEvent>,
 }
 
@@ -181,9 +178,6 @@ impl Store {
             unopened: None,
             unrested: 0,
             replaced: None,
-            hold: None,
-            began: Instant::now(),
-            asked_at: None,
             events,
         }
     }
@@ -202,7 +196,6 @@ impl Store {
             if let Err(error) = done {
                 self.fails(&error);
             }
-            self.collect_if_due();
         }
     }
 
@@ -234,10 +227,7 @@ impl Store {
         let removal = gone.map_or(Duration::MAX, |r| {
             r.stay_until.saturating_duration_since(Instant::now())
         });
-        let asks = self
-            .asked_at
-            .map_or(Duration::ZERO, |at| GOES_ON_EVERY.saturating_sub(at.elapsed()));
-        sync.min(retry).min(removal).min(asks)
+        sync.min(retry).min(removal)
     }
 
     /// Does what is due.
@@ -492,65 +482,13 @@ impl Store {
         }
     }
 
-    /// Has collections in the store find this kernel. The kernel's process tells its user of a store that can't be used.
-    fn is_registered(&self) -> bool {
-        let Some(states) = self.kernel.parent() else {
-            return false;
-        };
-        let prepared = content::prepare(&self.content).map_err(|error| chain(&error));
-        let done = prepared.and_then(|()| garbage::register(&self.content, states).map_err(|e| chain(&e)));
-        if let Err(error) = &done {
-            tracing::warn!(error, "a collection of garbage may not find this kernel");
-        }
-        done.is_ok()
-    }
-
-    /// Collects the user's garbage if nobody has for an hour: closed notebooks free their room this way. A store mended
-    /// meanwhile hears of the kernel long before content in it counts as old.
-    fn collect_if_due(&mut self) {
-        if self.asked_at.is_some_and(|at| at.elapsed() < GOES_ON_EVERY) {
-            return;
-        }
-        self.asked_at = Some(Instant::now());
-        if !self.is_registered() {
-            return;
-        }
-        self.hold();
-        if garbage::age(&self.content, SystemTime::now()).is_none_or(|age| age >= COLLECT_EVERY) {
-            self.collect();
-        }
-    }
-
-    /// Keeps collections from what the kernel's next records may name.
-    fn hold(&mut self) {
-        let now = self.began.elapsed();
-        let goes_on = self.hold.as_mut().is_some_and(|hold| hold.go_on(now).is_ok());
-        if !goes_on {
-            let begun = Hold::begin(&self.content, now);
-            let told = |error| tracing::info!(%error, "content is held by its age alone");
-            self.hold = begun.map_err(told).ok();
-        }
-    }
-
     /// Collects in a thread of its own: all states are read for it, and all names of content.
     fn collect(&mut self) {
         let (Some(states), Ok(key)) = (self.kernel.parent().map(Path::to_owned), self.key()) else {
             return;
         };
-        let store = self.content.clone();
-        std::thread::spawn(move || {
-            if let Err(error) = content::prepare(&store) {
-                return tracing::warn!(error = chain(&error), "no garbage was collected");
-            }
-            match garbage::collect(&store, &states, &key, GRACE) {
-                Ok(done) => {
-                    let (removed, bytes) = (done.removed, done.freed_bytes);
-                    tracing::info!(removed, bytes, "content that no state needs was removed");
-                }
-                Err(GarbageError::Busy) => {}
-                Err(error) => tracing::warn!(error = chain(&error), "no garbage was collected"),
-            }
-        });
+        let content = self.content.clone();
+        std::thread::spawn(move || upkeep::collect(&content, &states, &key));
     }
 }
 
@@ -569,9 +507,9 @@ fn begin(key: &Key, kernel: &Path, folder: &Path, behind: Option<&Settled>) -> R
 mod tests {
     use super::*;
     use hop_log::{Entry, Index};
-    use hop_state::form;
+    use hop_state::{form, garbage};
     use hop_words::id::{Incarnation, JobId};
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::MetadataExt;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
     const KEY: [u8; 32] = [7; 32];
@@ -607,7 +545,6 @@ mod tests {
         let (sender, events) = unbounded_channel();
         let store = Store {
             key: Some(Key::new(KEY)),
-            asked_at: Some(Instant::now()),
             ..Store::new(kernel, tmp.path().join("store"), Tenure(1), sender)
         };
         assert_eq!(store.folder, folder);
@@ -754,30 +691,10 @@ mod tests {
         );
         let states = world.tmp.path().join("states");
         let (store, key) = (world.tmp.path().join("store"), Key::new(KEY));
-        content::prepare(&store).unwrap();
-        garbage::collect(&store, &states, &key, GRACE).expect("all of it is known");
+        std::fs::create_dir(&store).unwrap();
+        garbage::collect(&store, &states, &key, Duration::ZERO).expect("all of it is known");
         let uid = std::fs::metadata(world.tmp.path()).unwrap().uid();
         assert_eq!(form::read(&told, &KEY, uid).unwrap().records, 1);
-    }
-
-    #[test]
-    fn a_store_that_others_can_read_gets_nothing_until_it_is_private() {
-        let mut world = world();
-        let store = world.tmp.path().join("store");
-        std::fs::create_dir(&store).unwrap();
-        let mut asked = |mode| {
-            std::fs::set_permissions(&store, std::fs::Permissions::from_mode(mode)).unwrap();
-            world.store.asked_at = None;
-            world.store.collect_if_due();
-            std::fs::read_dir(&store).unwrap().count() > 0
-        };
-        assert!(!asked(0o755));
-        assert!(asked(0o700), "a collection is to find this kernel");
-        let held = || std::fs::read_dir(store.join("holds")).unwrap().count();
-        assert_eq!(held(), 1, "and to spare what it captures");
-        assert!(asked(0o700) && held() == 1);
-        drop(world.store);
-        assert_eq!(held(), 0);
     }
 
     #[test]
