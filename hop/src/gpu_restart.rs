@@ -5,6 +5,7 @@ use hop_gpu::Pid;
 use hop_gpu::inspect::Site;
 use hop_gpu::ladder::StateOffer;
 use hop_gpu::park::Restart;
+use hop_protocol::file::states_dir;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -111,12 +112,8 @@ fn connection_file(mut words: impl Iterator<Item = String>) -> Option<String> {
 
 /// Folder with a process's state until the restoration.
 fn place(pid: Pid) -> Result<PathBuf, String> {
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share"));
-    let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).or_else(home);
-    Ok(data
-        .ok_or("HOME isn't set")?
-        .join("gresshopper/states")
-        .join(format!("gpu-restart-{pid}")))
+    let states = states_dir().ok_or("HOME isn't set")?;
+    Ok(states.join(format!("gpu-restart-{pid}")))
 }
 
 /// `hop state` of this very program.

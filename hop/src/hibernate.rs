@@ -6,6 +6,7 @@ use crate::hopd::unexpected;
 use crate::kernels;
 use crate::values::SECONDS;
 use hop_api::message::{HibernateTarget, KernelRow, KernelState, Request, Response};
+use hop_protocol::file::data_dir_by;
 use hop_words::id::KernelId;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -175,11 +176,7 @@ fn forget_one(word: &str, context: &Context<'_>) -> Result<(), Failure> {
 /// Saved state of the kernel in the caller's home, if any. `find` accepts an id unknown to hopd only in whole, so the
 /// name leads nowhere else.
 fn saved(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
-    let data = match (context.env)("XDG_DATA_HOME").filter(|path| path.starts_with('/')) {
-        Some(data) => PathBuf::from(data),
-        None => PathBuf::from((context.env)("HOME")?).join(".local/share"),
-    };
     let plain = kernels::is_whole(kernel.as_str());
-    let folder = data.join("gresshopper/states").join(kernel.as_str());
+    let folder = data_dir_by(context.env)?.join("states").join(kernel.as_str());
     (plain && folder.is_dir()).then_some(folder)
 }

@@ -72,7 +72,7 @@ fn call_failure(error: CallError) -> Failure {
                 "{error}; running cells go on without it. Try again, or ask the operators to look at hopd on its service host"
             ))
         }
-        CallError::NoServiceUser { .. } => {
+        CallError::NoServiceUser { .. } | CallError::NoUsers(_) => {
             Failure::Unreachable(format!("{error}; `hop doctor` says what mends it"))
         }
     }

@@ -14,10 +14,12 @@ use hop_blobs::local::{Collected, Local};
 use hop_blobs::places::Places;
 use hop_door::{AskError, News};
 use hop_protocol::content::{self, Stores};
+use hop_protocol::file::data_dir_by;
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
 use hop_state::garbage;
+use hop_state::hold::Hold;
 use hop_state::log::Key;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -181,9 +183,7 @@ impl Place {
     fn of(args: &Args, context: &mut Context<'_>) -> Result<Self, Failure> {
         let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
         let home = Path::new(&home);
-        let data = (context.env)("XDG_DATA_HOME").map(PathBuf::from);
-        let data = data.filter(|path| path.is_absolute());
-        let data = data.unwrap_or_else(|| home.join(".local/share"));
+        let data = data_dir_by(context.env).expect("there is a home");
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         let uid = rustix::process::geteuid().as_raw();
         let of_site = || {
@@ -201,9 +201,9 @@ impl Place {
             })?,
         };
         let (stores, _) =
-            content::choose(user, of_site(), Some(data.join("gresshopper"))).expect("the data folder is one");
+            content::choose(user, of_site(), Some(data.clone())).expect("the data folder is one");
         Ok(Self {
-            states: data.join("gresshopper/states"),
+            states: data.join("states"),
             remote: args
                 .remote
                 .as_deref()
@@ -266,15 +266,27 @@ impl Place {
         Ok(saved.snapshot)
     }
 
-    /// The store that takes content.
+    /// The store that takes content, checked as a kernel checks its own.
+    fn store(&self) -> Result<&Path, Failure> {
+        let store = &self.stores.store;
+        content::prepare(store).map_err(|e| Failure::of(&e))?;
+        Ok(store)
+    }
+
+    /// The store's chunks.
     fn local(&self) -> Result<Arc<Local>, Failure> {
-        let local = Local::open(&self.stores.store.join("chunks")).map_err(|e| Failure::of(&e))?;
-        Ok(Arc::new(local))
+        Ok(Arc::new(Local::at(&self.store()?.join("chunks"))))
     }
 
     /// The stores, as a kernel is told of them.
     fn asked(&self) -> Value {
         json!(self.stores)
+    }
+
+    /// Keeps collections from content until the state is here that names it.
+    fn hold(&self) -> Result<Option<Hold>, Failure> {
+        // Where the file system has no locks, the content's age protects it.
+        Ok(Hold::begin(self.store()?, Duration::ZERO).ok())
     }
 
     /// Registers a folder with a state in the store, so that later collections keep the state's content.
@@ -285,7 +297,7 @@ impl Place {
         } else {
             folder
         };
-        Ok(garbage::register(&self.stores.store, place)?)
+        Ok(garbage::register(self.store()?, place)?)
     }
 
     /// Local folder of a state that will go to an object store: a kernel saves into folders only.
@@ -297,6 +309,7 @@ impl Place {
     /// Brings a state here with its content; returns the state's folder. A local state not yet sent is never replaced.
     fn fetch(&self, address: &Address, context: &mut Context<'_>) -> Result<PathBuf, Failure> {
         let store = Store::of(address)?;
+        let _held = self.hold()?;
         let saved = store.read(address, &self.owner_key()?)?;
         let done = store.fetch(&saved, &self.local()?, context)?;
         writeln!(
@@ -677,6 +690,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
             }
             let address: Address = usable(from)?;
             let store = Store::of(&address)?;
+            let _held = place.hold()?;
             let saved = store.read(&address, &place.owner_key()?)?;
             let fetched = store.fetch(&saved, &place.local()?, context)?;
             // The folder comes before its entry among the places: a collection forgets places without a folder.
@@ -704,7 +718,7 @@ fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<
 
 fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
     let key = Key::new(place.owner_key()?);
-    let done = garbage::collect(&place.stores.store, &place.states, &key, age);
+    let done = garbage::collect(place.store()?, &place.states, &key, age);
     tell_collected(args, done.map_err(|e| Failure::of(&e))?, context)
 }
 

@@ -16,6 +16,7 @@ import re
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ COMMAND_TIMEOUT_S = 30.0
 #: Most bytes that a command run as a user may write, on standard output and standard error: the user may have it write
 #: anything.
 OUT_MOST, ERR_MOST = 2 << 20, 64 << 10
+#: How long the host's user database may take to answer: it may lie far away, as with LDAP.
+USERS_S = 5.0
 #: How long a server may take to accept a connection.
 ANSWER_S = 5.0
 #: The job's owner may write any comment: no more of it is asked for than the length of ours.
@@ -134,6 +137,56 @@ class _Command(asyncio.SubprocessProtocol):
             self.over.set_result(why)
 
 
+Found = TypeVar("Found")
+#: Questions to the user database that are not answered yet: those that hang take no further thread.
+_asked: dict[tuple[asyncio.AbstractEventLoop, Callable[[str], Any], str], asyncio.Future[Any]] = {}
+
+
+async def of_users(ask: Callable[[str], Found], user: str) -> Found:
+    """What the host's user database says of a user. A thread asks: a database that hangs would hold up all of the hub.
+
+    # Errors
+    `SlurmError` without an answer in time, and those of `ask`.
+    """
+    loop = asyncio.get_running_loop()
+    key = loop, ask, user
+    if key not in _asked:
+        answer = _asked[key] = loop.create_future()
+        threading.Thread(target=_look_up, args=(*key, answer), daemon=True).start()
+    try:
+        found: Found = await asyncio.wait_for(asyncio.shield(_asked[key]), USERS_S)
+    except asyncio.TimeoutError:
+        raise SlurmError(f"the hub's user database does not answer when asked for {user}") from None
+    return found
+
+
+def _look_up(
+    loop: asyncio.AbstractEventLoop, ask: Callable[[str], Any], user: str, answer: asyncio.Future[Any]
+) -> None:
+    def settle() -> None:
+        del _asked[loop, ask, user]
+        if error is None:
+            answer.set_result(found)
+        else:
+            answer.set_exception(error)
+            answer.exception()  # nobody may be waiting any more
+
+    found: Any = None
+    error: Exception | None = None
+    try:
+        found = ask(user)
+    except Exception as e:  # the asker's
+        error = e
+    with contextlib.suppress(RuntimeError):  # the loop is closed by now
+        loop.call_soon_threadsafe(settle)
+
+
+def _account(user: str) -> tuple[pwd.struct_passwd, list[int]]:
+    """A user, and the groups in which a process of the user's belongs."""
+    entry = pwd.getpwnam(user)
+    return entry, os.getgrouplist(user, entry.pw_gid)
+
+
 async def run(
     argv: Sequence[str],
     *,
@@ -151,7 +204,7 @@ async def run(
     as_user: dict[str, Any] = {}
     if user is not None and not prefix:
         try:
-            entry = pwd.getpwnam(user)
+            entry, groups = await of_users(_account, user)
         except KeyError:
             raise SlurmError(
                 f"this host doesn't know the user {user}: GresshopperSpawner.exec_prefix has to reach one that does"
@@ -160,7 +213,7 @@ async def run(
             as_user = {
                 "user": entry.pw_uid,
                 "group": entry.pw_gid,
-                "extra_groups": os.getgrouplist(user, entry.pw_gid),
+                "extra_groups": groups,
             }
         elif os.geteuid() != entry.pw_uid:
             raise SlurmError(

@@ -52,6 +52,7 @@ from .slurm import (
     job_of,
     node_address,
     numeric,
+    of_users,
     run,
 )
 
@@ -442,7 +443,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     async def job_program(self, *argv: str, stdin: str = "", patience_s: float | None = None) -> str:
         """What `server_job` prints, run as the user."""
         # The caller's environment is the user's own business; only what finds Slurm and Python goes along.
-        home = os.path.expanduser(f"~{self.user.name}")
+        home = await of_users(_home, self.user.name)
         env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "SLURM_CONF", "PYTHONPATH")}
         env.update({"USER": self.user.name, "LOGNAME": self.user.name})
         # If only the nodes know this user, the path isn't absolute: commands behind the prefix find the home.
@@ -733,6 +734,11 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         super().clear_state()
         self.job_id = self._name = self._log = self._left_out = ""
         self._silent_since = self._seen = None
+
+
+def _home(user: str) -> str:
+    """A user's home. If the host doesn't know the user, the path isn't absolute."""
+    return os.path.expanduser(f"~{user}")
 
 
 def _place(name: str) -> tuple[int, bool]:

@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -378,6 +379,35 @@ async def test_no_module_of_the_users_runs_on_the_hubs_host(tmp_path: Path, monk
     (tmp_path / "log").write_text("said")
     assert await made.job_program("tail", str(tmp_path / "log")) == "said"
     assert not ran.exists()
+
+
+async def test_a_user_database_that_hangs_holds_up_neither_the_hub_nor_a_start_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answers = [], threading.Event()
+
+    def hangs(user: str) -> object:
+        asked.append(user)
+        answers.wait(20)
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwnam", hangs)
+    monkeypatch.setattr(slurm, "USERS_S", 0.5)
+    began = time.monotonic()
+    starts = [asyncio.ensure_future(slurm.run(["true"], user="far")) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert time.monotonic() - began < 0.4, "the hub goes on"
+    for start in starts:
+        with pytest.raises(slurm.SlurmError, match="user database does not answer when asked for far"):
+            await start
+    assert asked == ["far"]
+    monkeypatch.setattr(slurm, "USERS_S", 20.0)
+    again = asyncio.ensure_future(slurm.run(["true"], user="far"))
+    await asyncio.sleep(0)
+    answers.set()
+    with pytest.raises(slurm.SlurmError, match="doesn't know the user far"):
+        await again
+    assert slurm._asked == {}
 
 
 async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pytest.MonkeyPatch) -> None:

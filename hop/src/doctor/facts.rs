@@ -176,7 +176,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
     let made = munge.encode(b"hop doctor", own);
     Facts {
         config_file: seen(&config_path),
-        service_uid: user_id(usable.service_user.as_str()),
+        service_uid: user_id(usable.service_user.as_str()).ok().flatten(),
         installed: installed(&usable.prefix),
         munge: made
             .and_then(|made| munge.decode(&made))

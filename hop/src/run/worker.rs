@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use hop_api::config::Config;
+use hop_protocol::file::data_dir_by;
 use hop_replica::need::Unattended;
 use hop_words::line::LineError;
 use hop_words::line::tokio::{Lines, write as write_line};
@@ -277,14 +278,9 @@ impl Link {
 
 /// The user's folder for what runs keep.
 pub(super) fn folder(env: fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
-    let data = env("XDG_DATA_HOME")
-        .filter(|v| v.starts_with('/'))
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(env("HOME")?).join(".local/share")))
-        .ok_or_else(|| Failure::Failed("HOME is not set".to_owned()))?;
-    let folder = data.join("gresshopper/run");
-    let parent = data.join("gresshopper");
-    fs::create_dir_all(&data)
+    let parent = data_dir_by(env).ok_or_else(|| Failure::Failed("HOME is not set".to_owned()))?;
+    let folder = parent.join("run");
+    fs::create_dir_all(parent.parent().unwrap_or(&parent))
         .and_then(|()| make_private(&parent))
         .and_then(|()| make_private(&folder))
         .map_err(|e| Failure::Failed(format!("can't make {}: {e}", folder.display())))?;

@@ -72,11 +72,7 @@ impl User {
     fn saved(&self, name: &str, store: &Path, content: &[u8]) {
         let folder = self.data().join("states").join(name);
         fs::create_dir_all(&folder).unwrap();
-        let chunk = Local::open(&store.join("chunks"))
-            .unwrap()
-            .put(content)
-            .unwrap()
-            .0;
+        let chunk = Local::at(&store.join("chunks")).put(content).unwrap().0;
         let record = json!({
             "full": true, "at": 1.0, "cell": null, "gone": [], "process": {}, "inputs": {}, "env": null,
             "units": [{"u": 1, "m": ["n:a"], "s": {"in": [0, 0]}, "b": [[content.len(), 0, [chunk.to_string()]]], "f": [],
@@ -162,6 +158,27 @@ fn the_users_own_store_comes_first_and_a_relative_one_is_told_and_not_used() {
         collected("mine", &format!("gc --store {site}")),
         none.replace("kept 0", "kept 1")
     );
+}
+
+#[test]
+fn nothing_is_written_into_a_store_that_others_can_read() {
+    let user = User::new();
+    let remote = format!("file://{}/remote", user.tmp.path().display());
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(user.tmp.path().join("remote"))
+        .unwrap();
+    user.saved("work", &user.data().join("store"), &[1; 5000]);
+    let told = user.hop(&format!("copy work {remote}/work"));
+    assert!(told.contains("(1 of 1 chunks)"), "{told}");
+    fs::create_dir(user.site()).unwrap();
+    fs::set_permissions(user.site(), fs::Permissions::from_mode(0o755)).unwrap();
+    for line in ["gc".to_owned(), format!("copy {remote}/work again")] {
+        let told = user.hop(&line);
+        assert!(told.contains("(mode 755): chmod 700"), "{told}");
+    }
+    assert_eq!(fs::read_dir(user.site()).unwrap().count(), 0);
+    assert!(!user.data().join("states/again").exists());
 }
 
 #[test]

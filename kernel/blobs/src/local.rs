@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 /// Compressing must save at least this share of a chunk.
 const PAYS: f64 = 0.9;
@@ -152,23 +152,7 @@ pub struct Collected {
 }
 
 impl Local {
-    /// The chunks below `root`, which is made (0700) if need be.
-    ///
-    /// # Errors
-    /// [`PutError::Write`] when it can't be made.
-    pub fn open(root: &Path) -> Result<Self, PutError> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(root)
-            .map_err(|source| PutError::Write {
-                path: root.to_owned(),
-                source,
-            })?;
-        Ok(Self::at(root))
-    }
-
-    /// The chunks below `root`, which is made with the first chunk if need be.
+    /// The chunks below `root`, which is made (0700) with the first chunk if need be.
     pub fn at(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -575,8 +559,8 @@ impl Local {
         Ok((content.len() - packed.len()) as u64)
     }
 
-    /// Removes chunks outside `live` that weren't touched for `grace` before `now` (an unfinished capture may need
-    /// them), and leavings of interrupted writes.
+    /// Removes chunks outside `live` that weren't touched after `unused_since`, by the file system's clock (an unfinished
+    /// capture may need them), and leavings of interrupted writes.
     ///
     /// A writer may find a chunk present, and touch the chunk, during the judgement here. A seemingly dead chunk
     /// is therefore first taken aside and then judged again. A later writer finds nothing and writes the chunk
@@ -584,17 +568,12 @@ impl Local {
     ///
     /// # Errors
     /// The first I/O error; what is left is removed by the next call.
-    pub fn collect(
-        &self,
-        live: &HashSet<ChunkId>,
-        grace: Duration,
-        now: SystemTime,
-    ) -> io::Result<Collected> {
+    pub fn collect(&self, live: &HashSet<ChunkId>, unused_since: SystemTime) -> io::Result<Collected> {
         let mut done = Collected::default();
-        for shelf in fs::read_dir(&self.root)? {
+        for shelf in unless_gone(fs::read_dir(&self.root))?.into_iter().flatten() {
             let shelf = shelf?;
             if shelf.file_type()?.is_dir() {
-                collect_shelf(&shelf.path(), live, grace, now, &mut done)?;
+                collect_shelf(&shelf.path(), live, unused_since, &mut done)?;
             }
         }
         Ok(done)
@@ -620,14 +599,10 @@ fn sync_folder(folder: &Path) -> Result<(), PutError> {
 fn collect_shelf(
     shelf: &Path,
     live: &HashSet<ChunkId>,
-    grace: Duration,
-    now: SystemTime,
+    unused_since: SystemTime,
     done: &mut Collected,
 ) -> io::Result<()> {
-    let is_old = |meta: &fs::Metadata| {
-        meta.modified()
-            .is_ok_and(|t| now.duration_since(t).is_ok_and(|age| age >= grace))
-    };
+    let is_old = |meta: &fs::Metadata| meta.modified().is_ok_and(|touched| touched <= unused_since);
     let first = shelf.file_name().unwrap_or_default().to_string_lossy();
     for file in fs::read_dir(shelf)? {
         let (mut path, mut name) = {
@@ -788,10 +763,11 @@ fn on_threads<E: Send>(
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     fn store() -> (tempfile::TempDir, Local) {
         let dir = tempfile::tempdir().unwrap();
-        let local = Local::open(&dir.path().join("chunks")).unwrap();
+        let local = Local::at(&dir.path().join("chunks"));
         (dir, local)
     }
 
@@ -945,16 +921,10 @@ mod tests {
         let (_dir, local) = store();
         let (live, _) = local.put(b"live").unwrap();
         let (dead, _) = local.put(b"dead").unwrap();
-        let now = SystemTime::now() + Duration::from_secs(100);
+        let (now, long) = (SystemTime::now(), Duration::from_secs(100));
         let keep = HashSet::from([live]);
-        assert_eq!(
-            local
-                .collect(&keep, Duration::from_secs(200), now)
-                .unwrap()
-                .removed,
-            0
-        );
-        let done = local.collect(&keep, Duration::from_secs(50), now).unwrap();
+        assert_eq!(local.collect(&keep, now - long).unwrap().removed, 0);
+        let done = local.collect(&keep, now + long).unwrap();
         assert_eq!(
             done,
             Collected {
@@ -973,9 +943,8 @@ mod tests {
         let (path, old) = (local.path(id), SystemTime::now() - Duration::from_secs(100));
         let aside = path.with_file_name(format!("{ASIDE}{}", &id.to_string()[2..]));
         let collect = || {
-            local
-                .collect(&HashSet::new(), Duration::from_secs(50), SystemTime::now())
-                .unwrap()
+            let unused_since = SystemTime::now() - Duration::from_secs(50);
+            local.collect(&HashSet::new(), unused_since).unwrap()
         };
         // Broken off in the middle, before and after a writer wrote it anew.
         fs::rename(&path, &aside).unwrap();
@@ -1018,10 +987,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    let now = SystemTime::now();
-                    local
-                        .collect(&HashSet::new(), Duration::from_secs(50), now)
-                        .unwrap();
+                    let unused_since = SystemTime::now() - Duration::from_secs(50);
+                    local.collect(&HashSet::new(), unused_since).unwrap();
                 }
             });
             let _end = Ends(&over);
@@ -1069,7 +1036,7 @@ mod tests {
             eprintln!("skipped: no file system can be made in a file here");
             return;
         }
-        let local = Local::open(&place.join("chunks")).unwrap();
+        let local = Local::at(&place.join("chunks"));
         let (small, large) = (noise(5000), noise((MANY + 1) * CHUNK_BYTES + 3));
         let id = local.put(&small).unwrap().0;
         let ids = local.put_all(&large, None).unwrap().0;
@@ -1100,7 +1067,7 @@ mod tests {
             .status()
             .unwrap();
         assert!(mounted.success());
-        let local = Local::open(&dir.path().join("chunks")).unwrap();
+        let local = Local::at(&dir.path().join("chunks"));
         let first = noise(CHUNK_BYTES);
         let (kept, _) = local.put_all(&first, None).unwrap();
         let second: Vec<u8> = first.iter().map(|b| !b).collect();

@@ -49,7 +49,15 @@ pub(crate) fn settle(start: &mut Start) -> Settled {
         stores: None,
         told: relative.into_iter().collect(),
     };
-    let Some((stores, chosen)) = content::choose(user, of_site(local), data_dir()) else {
+    let site = match known(of_site(local), user.is_some()) {
+        Ok(site) => site,
+        Err(sentence) => {
+            start.launch.durable = Durable::No;
+            settled.told.push(sentence);
+            return settled;
+        }
+    };
+    let Some((stores, chosen)) = content::choose(user, site, data_dir()) else {
         return settled;
     };
     match unusable(&stores.store, chosen, PATIENCE, content::prepare) {
@@ -63,12 +71,31 @@ pub(crate) fn settle(start: &mut Start) -> Settled {
 }
 
 /// The site's store for this user. A kernel without Slurm is no kernel of the site's.
-fn of_site(local: bool) -> Option<PathBuf> {
-    let config = (!local).then(Config::load)?.ok()?;
+///
+/// # Errors
+/// Whether the site names a store, or which one is this user's, isn't known: for this reason.
+fn of_site(local: bool) -> Result<Option<PathBuf>, String> {
+    if local {
+        return Ok(None);
+    }
+    let config = Config::load().map_err(|error| chain(&error))?;
     // Most sites name no store, and a user's name may be far away.
-    config.seat.store.as_ref()?;
-    let user = user_name(rustix::process::geteuid().as_raw())?;
-    config.seat.store_of(&user)
+    if config.seat.store.is_none() {
+        return Ok(None);
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    let user = user_name(uid).map_err(|error| chain(&error))?;
+    let user = user.ok_or_else(|| format!("this host knows no user with uid {uid}"))?;
+    Ok(config.seat.store_of(&user))
+}
+
+/// The site's store, or a sentence for a user whose kernel would be saved elsewhere, as if the site named none. A kernel
+/// whose user has chosen a store runs without what lies in the site's.
+fn known(site: Result<Option<PathBuf>, String>, is_chosen: bool) -> Result<Option<PathBuf>, String> {
+    match site {
+        Err(_) if is_chosen => Ok(None),
+        known => known.map_err(|why| unsaved(&why, "a place that isn't known now")),
+    }
 }
 
 /// Sentence for a user whose kernel can't be saved in the site's store. The kernel itself says what is wrong with
@@ -90,12 +117,14 @@ fn unusable(
             })
         })
         .err()?;
-    Some(format!(
-        "this kernel is not saved, and no saved kernel of this notebook is brought back: {}; your site keeps variables \
-         in {}. Ask the operators, then shut this kernel down and open the notebook again: saved kernels are kept",
-        chain(&error),
-        store.display()
-    ))
+    Some(unsaved(&chain(&error), &store.display().to_string()))
+}
+
+fn unsaved(why: &str, place: &str) -> String {
+    format!(
+        "this kernel is not saved, and no saved kernel of this notebook is brought back: {why}; your site keeps variables \
+         in {place}. Ask the operators, then shut this kernel down and open the notebook again: saved kernels are kept"
+    )
 }
 
 #[cfg(test)]
@@ -117,6 +146,20 @@ mod tests {
         for chosen in [Chosen::ByUser, Chosen::ByDefault] {
             assert_eq!(unusable(&store, chosen), None);
         }
+    }
+
+    #[test]
+    fn a_site_that_can_not_be_asked_for_its_store_is_not_taken_for_one_without() {
+        let site = || Ok(Some(PathBuf::from("/site")));
+        let silent = || Err("this host's user database does not answer".to_owned());
+        assert_eq!(known(site(), false), site());
+        assert_eq!(known(Ok(None), false), Ok(None));
+        let said = known(silent(), false).unwrap_err();
+        assert!(
+            said.starts_with("this kernel is not saved") && said.contains("does not answer; your site"),
+            "{said}"
+        );
+        assert_eq!(known(silent(), true), Ok(None));
     }
 
     #[test]

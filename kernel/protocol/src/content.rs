@@ -32,6 +32,15 @@ pub struct Stores {
 }
 
 impl Stores {
+    /// A single store.
+    #[must_use]
+    pub fn only(store: impl Into<PathBuf>) -> Self {
+        Self {
+            store: store.into(),
+            others: Vec::new(),
+        }
+    }
+
     /// All of them, in the order in which content is looked for.
     pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
         std::iter::once(&self.store).chain(&self.others)
@@ -113,44 +122,68 @@ pub enum StoreError {
 /// # Errors
 /// The store can't be made, or other users could read or replace it.
 pub fn prepare(store: &Path) -> Result<(), StoreError> {
-    let uid = rustix::process::geteuid().as_raw();
+    prepare_for(store, rustix::process::geteuid().as_raw())
+}
+
+fn prepare_for(store: &Path, uid: u32) -> Result<(), StoreError> {
     let found = match look(store)? {
         Some(found) => found,
         None => made(store, uid)?,
     };
+    // Another user's link may lead elsewhere tomorrow.
+    if found.is_symlink() && found.uid() == uid {
+        check_above(store)?;
+        let place = target(store)?;
+        let found = std::fs::symlink_metadata(&place).map_err(io_error(&place))?;
+        return check(&place, &found, uid);
+    }
     check(store, &found, uid)
+}
+
+fn target(link: &Path) -> Result<PathBuf, StoreError> {
+    std::fs::canonicalize(link).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => StoreError::Missing {
+            path: std::fs::read_link(link).unwrap_or_else(|_| link.to_owned()),
+        },
+        _ => io_error(link)(error),
+    })
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    |source| StoreError::Io { path, source }
 }
 
 fn check(store: &Path, found: &Metadata, uid: u32) -> Result<(), StoreError> {
     let path = || store.to_owned();
     let mode = found.mode() & 0o7777;
-    if !found.is_dir() {
-        return Err(StoreError::NotAFolder { path: path() });
-    }
     if found.uid() != uid {
         return Err(StoreError::Foreign { path: path() });
+    }
+    if !found.is_dir() {
+        return Err(StoreError::NotAFolder { path: path() });
     }
     if mode & 0o077 != 0 {
         return Err(StoreError::Open { path: path(), mode });
     }
-    // The folder above may be reached by a link of the site's.
+    check_above(store)
+}
+
+/// The folder above may be reached by a link of the site's.
+fn check_above(store: &Path) -> Result<(), StoreError> {
     let above = store.parent().unwrap_or(store).to_owned();
-    match std::fs::metadata(&above).map(|found| found.mode() & 0o7777) {
-        Ok(mode) if mode & 0o1002 == 0o002 => Err(StoreError::Replaceable { path: above, mode }),
-        Ok(_) => Ok(()),
-        Err(source) => Err(StoreError::Io { path: above, source }),
+    let mode = std::fs::metadata(&above).map_err(io_error(&above))?.mode() & 0o7777;
+    match mode & 0o1002 == 0o002 {
+        true => Err(StoreError::Replaceable { path: above, mode }),
+        false => Ok(()),
     }
 }
 
-/// Doesn't follow a link at the store's place: another user could have made the link.
+/// Doesn't follow a link at the store's place.
 fn look(path: &Path) -> Result<Option<Metadata>, StoreError> {
     match std::fs::symlink_metadata(path) {
-        Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(StoreError::Io {
-            path: path.to_owned(),
-            source,
-        }),
+        found => found.map(Some).map_err(io_error(path)),
     }
 }
 
@@ -166,17 +199,13 @@ fn made(store: &Path, uid: u32) -> Result<Metadata, StoreError> {
             });
         }
     }
-    let failed = |source| StoreError::Io {
-        path: store.to_owned(),
-        source,
-    };
     // Another kernel of the user's may be making it now.
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(store)
-        .map_err(failed)?;
-    std::fs::symlink_metadata(store).map_err(failed)
+        .map_err(io_error(store))?;
+    std::fs::symlink_metadata(store).map_err(io_error(store))
 }
 
 #[cfg(test)]
@@ -291,11 +320,32 @@ mod tests {
         let own = std::fs::symlink_metadata(&store).unwrap();
         let foreign = check(&store, &own, own.uid() + 1).unwrap_err();
         assert!(foreign.to_string().ends_with("belongs to another user"));
-        let (file, link) = (tmp.path().join("file"), tmp.path().join("link"));
+        let file = tmp.path().join("file");
         std::fs::write(&file, "").unwrap();
+        assert!(matches!(prepare(&file), Err(StoreError::NotAFolder { .. })));
+    }
+
+    #[test]
+    fn a_link_of_the_users_leads_to_a_store_and_another_users_does_not() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (store, link) = (tmp.path().join("disk/store"), tmp.path().join("link"));
         symlink(&store, &link).unwrap();
-        for path in [file, link] {
-            assert!(matches!(prepare(&path), Err(StoreError::NotAFolder { .. })));
+        let error = prepare(&link).unwrap_err();
+        assert!(error.to_string().contains("disk/store is missing"), "{error}");
+        prepare(&store).unwrap();
+        prepare(&link).unwrap();
+        let own = std::fs::symlink_metadata(&link).unwrap().uid();
+        assert!(matches!(
+            prepare_for(&link, own + 1),
+            Err(StoreError::Foreign { .. })
+        ));
+        with_mode(&store, 0o755);
+        assert!(matches!(prepare(&link), Err(StoreError::Open { .. })));
+        with_mode(&store, 0o700);
+        for above in [tmp.path().to_owned(), tmp.path().join("disk")] {
+            with_mode(&above, 0o777);
+            assert!(matches!(prepare(&link), Err(StoreError::Replaceable { path, .. }) if path == above));
+            with_mode(&above, 0o700);
         }
     }
 }

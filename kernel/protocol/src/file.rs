@@ -22,10 +22,14 @@ pub fn kernel_dir(kernel: &KernelId) -> Option<PathBuf> {
 
 /// `gresshopper` in the user's data folder. `None` means that neither `XDG_DATA_HOME` nor `HOME` is set.
 pub fn data_dir() -> Option<PathBuf> {
-    let data = std::env::var_os("XDG_DATA_HOME")
-        .map(PathBuf::from)
-        .filter(|p| p.is_absolute());
-    let data = data.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share")))?;
+    data_dir_by(|name| std::env::var_os(name))
+}
+
+/// As [`data_dir`], by another environment.
+pub fn data_dir_by<T: Into<PathBuf>>(env: impl Fn(&str) -> Option<T>) -> Option<PathBuf> {
+    let path = |name| env(name).map(Into::<PathBuf>::into);
+    let data = path("XDG_DATA_HOME").filter(|path| path.is_absolute());
+    let data = data.or_else(|| Some(path("HOME")?.join(".local/share")))?;
     Some(data.join("gresshopper"))
 }
 

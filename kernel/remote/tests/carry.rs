@@ -149,7 +149,7 @@ struct Here {
 impl Here {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let local = Arc::new(Local::open(&dir.path().join("chunks")).unwrap());
+        let local = Arc::new(Local::at(&dir.path().join("chunks")));
         let places = Arc::new(Places::at([dir.path().to_owned()]));
         Self {
             _dir: dir,

@@ -364,10 +364,7 @@ mod tests {
             state: Some(StateFolder {
                 kernel: tmp.path().to_owned(),
                 tenure: Tenure(1),
-                stores: Stores {
-                    store: tmp.path().to_owned(),
-                    others: Vec::new(),
-                },
+                stores: Stores::only(tmp.path()),
                 hash_seed: 0,
             }),
             ..crate::spare::tests::file("k", &[], &[])

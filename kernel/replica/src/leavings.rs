@@ -64,10 +64,7 @@ mod tests {
             state: Some(StateFolder {
                 kernel: kernel.to_owned(),
                 tenure: Tenure(1),
-                stores: Stores {
-                    store: kernel.to_owned(),
-                    others: Vec::new(),
-                },
+                stores: Stores::only(kernel),
                 hash_seed: 0,
             }),
             ..crate::spare::tests::file("k", &[], &[])

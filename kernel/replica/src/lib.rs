@@ -31,3 +31,4 @@ pub mod spare;
 mod standby;
 pub mod start;
 mod store;
+mod upkeep;

@@ -1,21 +1,22 @@
 //! Writes the kernel's state to the user's store, in a thread of its own: a file system that hangs never holds up the
 //! kernel. Records go behind each other into the log of the tenure's folder, and are on disk within a quarter of a
 //! second. A log that has grown long goes on in the tenure's next part, without what nothing needs. After a failure the
-//! store is tried again and again, since room may be made. Now and then a kernel collects the garbage of its user.
+//! store is tried again and again, since room may be made.
 
 use crate::core::{Durably, SyncNumber};
+use crate::upkeep::{self, Upkeep};
 use bytes::Bytes;
 use hop_log::{Form, RecordNumber, Settled, State};
 use hop_protocol::states::{self, OpenError};
-use hop_state::garbage::{self, GarbageError};
 use hop_state::log::{Key, WriteError};
 use hop_state::writer::{Committed, Writer};
 use hop_words::error::chain;
 use hop_words::id::Tenure;
+use std::convert::Infallible;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// A record is synced at once; records within this time afterwards are synced together.
@@ -30,13 +31,6 @@ const RETRY_MOST: Duration = Duration::from_mins(10);
 
 /// Bytes that must fit into the store before a failure counts as over.
 const PROBE: usize = 1 << 20;
-
-/// How often a kernel asks whether its user's garbage is due, and how often garbage is collected.
-const ASK_EVERY: Duration = Duration::from_mins(10);
-const COLLECT_EVERY: Duration = Duration::from_hours(1);
-
-/// How long content stays that no record names (docs/state.md).
-const GRACE: Duration = Duration::from_hours(1);
 
 /// Work for the thread, done in order.
 #[derive(Debug)]
@@ -92,6 +86,8 @@ enum StoreError {
 #[derive(Debug)]
 pub(crate) struct StoreThread {
     jobs: Sender<StoreJob>,
+    /// The thread that tends the content ends with this end.
+    _upkeep: Sender<Infallible>,
 }
 
 impl StoreThread {
@@ -105,7 +101,15 @@ impl StoreThread {
             events,
         );
         std::thread::spawn(move || store.run(&work));
-        Self { jobs }
+        let (upkeep, over) = channel();
+        if let Some(states) = durably.folder.parent() {
+            let tended = Upkeep::new(states.to_owned(), durably.stores.store.clone());
+            std::thread::spawn(move || tended.run(&over));
+        }
+        Self {
+            jobs,
+            _upkeep: upkeep,
+        }
     }
 
     pub(crate) fn send(&self, job: StoreJob) {
@@ -154,8 +158,6 @@ struct Store {
     /// How many states were to be written, and are not answered yet.
     unrested: u32,
     replaced: Option<Replaced>,
-    /// When was asked last whether garbage is due.
-    asked_at: Option<Instant>,
     events: UnboundedSender<StoreEvent>,
 }
 
@@ -176,19 +178,11 @@ impl Store {
             unopened: None,
             unrested: 0,
             replaced: None,
-            asked_at: None,
             events,
         }
     }
 
     fn run(mut self, work: &Receiver<StoreJob>) {
-        if let Some(Err(error)) = self
-            .kernel
-            .parent()
-            .map(|all| garbage::register(&self.content, all))
-        {
-            tracing::warn!(%error, "a collection of garbage may not find this kernel");
-        }
         loop {
             let done = match work.recv_timeout(self.patience()) {
                 Ok(job) => self.work(job),
@@ -202,7 +196,6 @@ impl Store {
             if let Err(error) = done {
                 self.fails(&error);
             }
-            self.collect_if_due();
         }
     }
 
@@ -489,31 +482,13 @@ impl Store {
         }
     }
 
-    /// Collects the user's garbage if nobody has for an hour: closed notebooks free their room this way.
-    fn collect_if_due(&mut self) {
-        if self.asked_at.is_some_and(|at| at.elapsed() < ASK_EVERY) {
-            return;
-        }
-        self.asked_at = Some(Instant::now());
-        if garbage::age(&self.content, SystemTime::now()).is_none_or(|age| age >= COLLECT_EVERY) {
-            self.collect();
-        }
-    }
-
     /// Collects in a thread of its own: all states are read for it, and all names of content.
     fn collect(&mut self) {
         let (Some(states), Ok(key)) = (self.kernel.parent().map(Path::to_owned), self.key()) else {
             return;
         };
         let content = self.content.clone();
-        std::thread::spawn(move || match garbage::collect(&content, &states, &key, GRACE) {
-            Ok(done) => {
-                let (removed, bytes) = (done.removed, done.freed_bytes);
-                tracing::info!(removed, bytes, "content that no state needs was removed");
-            }
-            Err(GarbageError::Busy) => {}
-            Err(error) => tracing::warn!(error = chain(&error), "no garbage was collected"),
-        });
+        std::thread::spawn(move || upkeep::collect(&content, &states, &key));
     }
 }
 
@@ -532,7 +507,7 @@ fn begin(key: &Key, kernel: &Path, folder: &Path, behind: Option<&Settled>) -> R
 mod tests {
     use super::*;
     use hop_log::{Entry, Index};
-    use hop_state::form;
+    use hop_state::{form, garbage};
     use hop_words::id::{Incarnation, JobId};
     use std::os::unix::fs::MetadataExt;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -570,7 +545,6 @@ mod tests {
         let (sender, events) = unbounded_channel();
         let store = Store {
             key: Some(Key::new(KEY)),
-            asked_at: Some(Instant::now()),
             ..Store::new(kernel, tmp.path().join("store"), Tenure(1), sender)
         };
         assert_eq!(store.folder, folder);
@@ -691,7 +665,7 @@ mod tests {
         world.does(StoreJob::WriteState(state.at_rest().encode()));
         assert_eq!(world.told(), ["Rested"]);
         assert_eq!(world.parts(), ["1.1"]);
-        assert_eq!(world.store.patience(), Duration::MAX);
+        assert!(world.store.patience() > RETRY, "nothing is due");
     }
 
     #[test]
@@ -717,7 +691,8 @@ mod tests {
         );
         let states = world.tmp.path().join("states");
         let (store, key) = (world.tmp.path().join("store"), Key::new(KEY));
-        garbage::collect(&store, &states, &key, GRACE).expect("all of it is known");
+        std::fs::create_dir(&store).unwrap();
+        garbage::collect(&store, &states, &key, Duration::ZERO).expect("all of it is known");
         let uid = std::fs::metadata(world.tmp.path()).unwrap().uid();
         assert_eq!(form::read(&told, &KEY, uid).unwrap().records, 1);
     }
@@ -821,10 +796,8 @@ mod tests {
         std::fs::rename(world.tmp.path().join("states"), &hidden).unwrap();
         std::fs::write(world.tmp.path().join("states"), "").unwrap();
         world.does(StoreJob::OpenTenure(Box::new(in_office())));
-        assert_eq!(
-            (world.told(), world.store.patience()),
-            (vec!["failed".to_owned()], Duration::MAX)
-        );
+        assert_eq!(world.told(), ["failed"]);
+        assert!(world.store.patience() > RETRY);
         std::fs::remove_file(world.tmp.path().join("states")).unwrap();
         world.does(StoreJob::OpenTenure(Box::new(in_office())));
         assert_eq!(world.told(), ["opened 1", "Mended"]);

@@ -12,11 +12,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// The log can't be read or proven.
 pub fn files(folder: &Path, stores: &[PathBuf], key: &Key) -> Result<Vec<PathBuf>, ReadError> {
-    let uid = own_uid().map_err(|source| ReadError::Missing {
-        path: folder.to_owned(),
-        source,
-    })?;
-    let snapshot = form::read(folder, key.bytes(), uid)?;
+    let snapshot = form::read(folder, key.bytes(), own_uid())?;
     let places = Places::at(stores.iter().cloned());
     let names = snapshot.live().into_iter();
     let ids = names.filter_map(|name| name.parse::<ChunkId>().ok());
@@ -36,9 +32,7 @@ mod tests {
         let folder = tmp.path().join("1.0");
         fs::create_dir(&folder).unwrap();
         let roots = ["site", "home"].map(|name| tmp.path().join(name));
-        let [local, home] = roots
-            .each_ref()
-            .map(|root| Local::open(&root.join("chunks")).unwrap());
+        let [local, home] = roots.each_ref().map(|root| Local::at(&root.join("chunks")));
         let put = |text: &str| local.put(text.as_bytes()).unwrap().0;
         let long = "the same again ".repeat(100_000);
         let (replaced, plain) = (put("before"), put("now"));

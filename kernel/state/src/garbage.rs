@@ -6,11 +6,26 @@
 //! - named states
 //! - every folder of every kernel's tenures, with its records of the last moment
 //! - states saved into folders elsewhere, which the store knows by [`register`]
+//!
+//! # Content that no record names yet
+//!
+//! A capture stores content, or finds and touches it, before its record is written. Two rules keep this content:
+//!
+//! - Content used after the earliest moment that a living kernel holds is spared ([`crate::hold`]). This rule relies on
+//!   no clock that can be set, and covers every kernel with a log on a file system with locks.
+//! - Content younger than the grace is spared. It covers everybody else: `hop state` while it fetches, kernels that
+//!   write their own log, file systems without locks. The present is the time of a file in the store that is touched
+//!   for it. So the clock of one node doesn't matter on a network's file system: its server has set all times. A server's
+//!   clock, or that of a node with the store on its own disk, ages this content if it is set ahead by more than the
+//!   grace, between a use and its record.
+//!
+//! A clock that is set back keeps content for longer.
 
 use crate::form::{self, ReadError};
+use crate::hold;
 use crate::log::{Key, own_uid};
+use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
-use hop_blobs::{ChunkId, PutError};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -61,22 +76,21 @@ pub enum GarbageError {
     #[error("another collection is under way")]
     Busy,
     #[error("the store can't be used")]
-    Store(#[from] PutError),
-    #[error("the store can't be used")]
     Io(#[from] io::Error),
 }
 
 /// Has later collections in the store look for states also in `folder`: a state, or a folder of states.
 ///
 /// # Errors
-/// The file system's.
+/// The file system's, also for a missing store.
 pub fn register(store: &Path, folder: &Path) -> io::Result<()> {
     let folder = std::path::absolute(folder)?;
     let places = store.join(PLACES);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&places)?;
+    // Not with the store, which its user's program checks and makes.
+    match fs::DirBuilder::new().mode(0o700).create(&places) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
     let mark = blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex();
     match std::os::unix::fs::symlink(&folder, places.join(&mark[..32])) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -87,16 +101,17 @@ pub fn register(store: &Path, folder: &Path) -> io::Result<()> {
 /// The time since the begin of the last collection in this store. `None` means that there was none.
 pub fn age(store: &Path, now: SystemTime) -> Option<Duration> {
     let begun = fs::metadata(store.join(LOCK)).and_then(|m| m.modified()).ok()?;
-    Some(now.duration_since(begun).unwrap_or_default())
+    // A collection far in the future was begun by a clock that was ahead.
+    let age = now.duration_since(begun).unwrap_or_else(|ahead| ahead.duration());
+    Some(age)
 }
 
-/// Removes content that no state refers to, unless it was stored or asked for within `grace`: its record may be on the
-/// way. `states` is the folder of the user's states; those of [`register`] count, too.
+/// Removes content that no state refers to, unless it was stored or asked for within `grace`, or a living kernel holds
+/// it: its record may be on the way. `states` is the folder of the user's states; those of [`register`] count, too.
 ///
 /// # Errors
 /// [`GarbageError`]. Nothing is removed but after errors of the removal itself.
 pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Result<Collected, GarbageError> {
-    let local = Local::open(&store.join("chunks"))?;
     let lock = File::options()
         .create(true)
         .truncate(false)
@@ -108,10 +123,11 @@ pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Resul
         Err(TryLockError::WouldBlock) => return Err(GarbageError::Busy),
     }
     // The look at the states comes after this moment: content whose record comes after the look is younger.
-    let now = SystemTime::now();
-    lock.set_modified(now)?;
-    let live = live(store, states, key.bytes(), own_uid()?)?;
-    Ok(local.collect(&live, grace, now)?)
+    let now = hold::touched(&lock)?;
+    let unused_since = now.checked_sub(grace).unwrap_or(SystemTime::UNIX_EPOCH);
+    let unused_since = hold::since(store)?.map_or(unused_since, |held| held.min(unused_since));
+    let live = live(store, states, key.bytes(), own_uid())?;
+    Ok(Local::at(&store.join("chunks")).collect(&live, unused_since)?)
 }
 
 /// The chunks that states refer to.
@@ -274,14 +290,7 @@ fn is_of_a_tenure(name: &str) -> bool {
 
 /// The entries of a folder; none if there is no folder.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, GarbageError> {
-    match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(away(folder, error)),
-        Ok(entries) => entries
-            .map(|entry| entry.map(|e| e.path()))
-            .collect::<io::Result<_>>()
-            .map_err(|error| away(folder, error)),
-    }
+    hold::entries(folder).map_err(|error| away(folder, error))
 }
 
 #[cfg(test)]
@@ -302,8 +311,9 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let (store, states) = (tmp.path().join("store"), tmp.path().join("states"));
         fs::create_dir(&states).unwrap();
+        fs::create_dir(&store).unwrap();
         World {
-            local: Local::open(&store.join("chunks")).unwrap(),
+            local: Local::at(&store.join("chunks")),
             store,
             states,
             _tmp: tmp,
@@ -442,6 +452,41 @@ mod tests {
         fs::remove_dir_all(&moved).unwrap();
         assert_eq!(world.collect().unwrap().removed, 1);
         assert!(!world.has(one) && world.has(two));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_ahead_ages_nothing_that_a_living_kernel_may_need() {
+        let world = world();
+        let captured = world.content("captured");
+        let mut hold = hold::Hold::begin(&world.store, Duration::ZERO).unwrap();
+        // All times so far are of before the clock was set.
+        let ahead = |time: SystemTime| time - Duration::from_hours(48);
+        let chunk = File::open(world.local.path(captured)).unwrap();
+        chunk.set_modified(ahead(SystemTime::now())).unwrap();
+        hold.was_seen(ahead);
+        let hour = Duration::from_hours(1);
+        let collect = || collect(&world.store, &world.states, &Key::new(KEY), hour).unwrap();
+        assert_eq!((collect().kept, world.has(captured)), (1, true));
+        hold.go_on(hour / 2).unwrap();
+        assert_eq!(collect().kept, 1, "its record may still be on the way");
+        hold.go_on(2 * hour).unwrap();
+        assert_eq!(collect().removed, 1);
+        drop(hold);
+        let captured = world.content("captured");
+        let chunk = File::open(world.local.path(captured)).unwrap();
+        chunk.set_modified(ahead(SystemTime::now())).unwrap();
+        assert_eq!(collect().removed, 1, "nobody holds it");
+    }
+
+    #[test]
+    fn a_collection_far_in_the_future_keeps_none_off() {
+        let world = world();
+        let lock = File::create(world.store.join(LOCK)).unwrap();
+        let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
+        lock.set_modified(now + 48 * hour).unwrap();
+        assert!(age(&world.store, now).unwrap() > hour);
+        world.collect().unwrap();
+        assert!(age(&world.store, SystemTime::now()).unwrap() < hour);
     }
 
     #[test]

@@ -70,26 +70,26 @@ impl Key {
                 source,
             })?;
         }
-        let uid = own_uid().map_err(|source| WriteError::Io {
-            path: path.clone(),
-            source,
-        })?;
-        let key = form::owner_key(&path, uid).map_err(|e| WriteError::Key(Box::new(e)))?;
+        let key = form::owner_key(&path, own_uid()).map_err(|e| WriteError::Key(Box::new(e)))?;
         Ok(Self(key))
     }
 }
 
-pub(crate) fn own_uid() -> io::Result<u32> {
-    use std::os::unix::fs::MetadataExt;
-    Ok(fs::metadata("/proc/self")?.uid())
+pub(crate) fn own_uid() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+pub(crate) fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Makes the key. Of several processes at once, the first succeeds, and the others use its key.
 fn make_key(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::DirBuilder::new().recursive(true).create(folder)?;
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let bytes = random()?;
     let new = folder.join(format!(".key-{}", std::process::id()));
     let mut file = File::options()
         .write(true)
@@ -384,7 +384,7 @@ mod tests {
     }
 
     fn read(folder: &Path) -> (usize, f64) {
-        let found = form::read(folder, &KEY.0, own_uid().unwrap()).unwrap();
+        let found = form::read(folder, &KEY.0, own_uid()).unwrap();
         (found.records, found.saved_at)
     }
 

@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn records(folder: &Path) -> usize {
-        form::read(folder, &KEY, own_uid().unwrap()).unwrap().records
+        form::read(folder, &KEY, own_uid()).unwrap().records
     }
 
     #[test]
@@ -372,7 +372,7 @@ mod tests {
         assert!(!log.is_long());
         assert_eq!(grow(&mut log), 4, "300 MiB that nobody needs");
         let at = log.commit().unwrap();
-        let named = |folder: &Path| form::named(folder, &KEY, own_uid().unwrap()).unwrap().len();
+        let named = |folder: &Path| form::named(folder, &KEY, own_uid()).unwrap().len();
         let mut shorter = log.shorter(&folders[1]).unwrap().unwrap();
         shorter.commit().unwrap();
         assert_eq!((named(&folders[0]), named(&folders[1])), (256 + 100, 256 + 25));
@@ -459,7 +459,7 @@ mod tests {
         assert!(compact.length < 4 * 50_000 && !next.is_long());
         // The source is unchanged, for its readers.
         assert_eq!(fs::read(old.join("log")).unwrap(), before);
-        let found = form::read(&new, &KEY, own_uid().unwrap()).unwrap();
+        let found = form::read(&new, &KEY, own_uid()).unwrap();
         assert_eq!((found.records, found.units.len()), (61, 4));
 
         let none = Writer::compacted(&newer, &Key::new(KEY), &new, compact.length, &compact.mac).unwrap();
@@ -476,6 +476,6 @@ mod tests {
         let mut log = Writer::create(tmp.path(), &Key::new([8; 32])).unwrap();
         log.append(&record(1.0), b"").unwrap();
         log.commit().unwrap();
-        assert!(form::read(tmp.path(), &KEY, own_uid().unwrap()).is_err());
+        assert!(form::read(tmp.path(), &KEY, own_uid()).is_err());
     }
 }

@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn maps_chunks_and_refuses_what_isnt_them() {
         let dir = tempfile::tempdir().unwrap();
-        let local = Local::open(dir.path()).unwrap();
+        let local = Local::at(dir.path());
         let content = memory(CHUNK_BYTES + 100);
         let (ids, _) = local.put_all(&content, None).unwrap();
         let at = map(&local, &ids, content.len()).unwrap();

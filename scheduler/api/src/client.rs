@@ -8,7 +8,7 @@
 use crate::channel::{self, ChannelError, Introduction, Timeouts};
 use crate::config::Config;
 use crate::dial::first_of;
-use crate::identity::{Identity, Munge, user_id};
+use crate::identity::{Identity, Munge, SilentError, user_id};
 use crate::message::{Event, FromHopd, Order, Refusal, Request, Response, Role, ToHopd, Welcome};
 use hop_words::error::chain;
 use hop_words::id::{CellId, KernelId, UserName};
@@ -46,9 +46,10 @@ impl Options {
     /// As the configuration says, with the site's `munged`.
     ///
     /// # Errors
-    /// [`CallError::NoServiceUser`].
+    /// [`CallError::NoServiceUser`], [`CallError::NoUsers`].
     pub fn from_config(config: &Config, role: Role) -> Result<Self, CallError> {
-        let service_uid = user_id(config.service_user.as_str()).ok_or_else(|| CallError::NoServiceUser {
+        let service_uid = user_id(config.service_user.as_str())?;
+        let service_uid = service_uid.ok_or_else(|| CallError::NoServiceUser {
             user: config.service_user.clone(),
         })?;
         Ok(Self {
@@ -70,6 +71,8 @@ impl Options {
 pub enum CallError {
     #[error("this host knows no user {user} (service_user in the configuration)")]
     NoServiceUser { user: UserName },
+    #[error(transparent)]
+    NoUsers(#[from] SilentError),
     #[error("hopd does not answer on {addresses}: {reason}")]
     Unreachable { addresses: String, reason: String },
     #[error("the connection to hopd is down")]

@@ -4,6 +4,7 @@
 //! error that names the key. `docs/configuration.md` explains each key to administrators.
 
 pub use hop_core::config::{Burst, Linger, Migrate, Quantum, Scale};
+use hop_words::deadline::Patience;
 use hop_words::id::{AccountName, PoolName, UserName};
 use hop_words::net::PortRange;
 use hop_words::replica::Replicas;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 mod checks;
 mod or_false;
@@ -409,6 +411,8 @@ pub enum ConfigError {
         #[source]
         source: io::Error,
     },
+    #[error("the configuration {path} can't be read: its file system does not answer")]
+    Hangs { path: PathBuf },
     #[error("the configuration {path} is not right: {message}")]
     Parse { path: PathBuf, message: String },
     #[error("the configuration {path} is not right: {key}: {reason}")]
@@ -418,6 +422,9 @@ pub enum ConfigError {
         reason: String,
     },
 }
+
+/// A site may keep the file on a network's file system.
+static FILE_SYSTEM: Patience = Patience::of(Duration::from_secs(5));
 
 impl Config {
     /// The path that [`CONFIG_VARIABLE`] names, or [`DEFAULT_PATH`].
@@ -441,7 +448,10 @@ impl Config {
 
     /// Reads the file `path`.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let bytes = std::fs::read(path).map_err(|source| ConfigError::Read {
+        let file = path.to_owned();
+        let read = FILE_SYSTEM.within(move || std::fs::read(file));
+        let read = read.ok_or_else(|| ConfigError::Hangs { path: path.into() })?;
+        let bytes = read.map_err(|source| ConfigError::Read {
             path: path.into(),
             source,
         })?;
@@ -908,6 +918,22 @@ isolation = "devices"
                 "{store}: {message}"
             );
         }
+    }
+
+    #[test]
+    fn a_file_system_that_hangs_is_told_and_holds_up_the_first_reader_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("g.toml");
+        // Nobody writes to it: a reader waits.
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success());
+        for most in [Duration::from_secs(20), Duration::from_secs(2)] {
+            let asked = std::time::Instant::now();
+            let error = Config::read(&path).unwrap_err();
+            assert!(matches!(error, ConfigError::Hangs { .. }), "{error}");
+            assert!(asked.elapsed() < most, "{:?}", asked.elapsed());
+        }
+        std::fs::write(&path, WIRING).unwrap();
     }
 
     #[test]

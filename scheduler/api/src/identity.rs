@@ -3,6 +3,7 @@
 //! The trait exists for a test of the channel that must act as several users at once. Acting so takes root and a
 //! `munged`; only the integration tests have both.
 
+use hop_words::deadline::Patience;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -67,18 +68,29 @@ impl Identity for Munge {
     }
 }
 
+/// The host's user database (NSS) may lie far away, as with LDAP, and hang.
+static DATABASE: Patience = Patience::of(Duration::from_secs(5));
+
+/// The host's user database gave no answer in time: a user is neither known nor unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this host's user database does not answer")]
+pub struct SilentError;
+
 /// The login name of a uid, if the host knows one.
-pub fn user_name(uid: u32) -> Option<String> {
-    nix::unistd::User::from_uid(uid.into())
-        .ok()
-        .flatten()
-        .map(|u| u.name)
+///
+/// # Errors
+/// [`SilentError`].
+pub fn user_name(uid: u32) -> Result<Option<String>, SilentError> {
+    let asked = DATABASE.within(move || nix::unistd::User::from_uid(uid.into()));
+    Ok(asked.ok_or(SilentError)?.ok().flatten().map(|u| u.name))
 }
 
 /// The uid of a login name, if the host knows it.
-pub fn user_id(name: &str) -> Option<u32> {
-    nix::unistd::User::from_name(name)
-        .ok()
-        .flatten()
-        .map(|u| u.uid.as_raw())
+///
+/// # Errors
+/// [`SilentError`].
+pub fn user_id(name: &str) -> Result<Option<u32>, SilentError> {
+    let name = name.to_owned();
+    let asked = DATABASE.within(move || nix::unistd::User::from_name(&name));
+    Ok(asked.ok_or(SilentError)?.ok().flatten().map(|u| u.uid.as_raw()))
 }

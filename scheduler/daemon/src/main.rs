@@ -104,7 +104,7 @@ fn start(arguments: &Arguments) -> Result<()> {
 
 fn check_account(config: &Config) -> Result<u32> {
     let user = &config.service_user;
-    let uid = user_id(user.as_str())
+    let uid = user_id(user.as_str())?
         .with_context(|| format!("this host knows no user {user} (service_user in the configuration)"))?;
     let me = rustix::process::geteuid().as_raw();
     if me != uid {

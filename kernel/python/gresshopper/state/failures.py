@@ -1,4 +1,8 @@
-"""Captures that failed: what failed is told once, remembered, and makes the pace slower."""
+"""Captures that failed: what failed is told once, remembered, and makes the pace slower.
+
+A failed audit is apart from failed captures of cells: cells may be captured as before, and what only an audit finds is
+unsaved until one succeeds.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from .store import StoreError, StoreHangs
 #: Number of the last failures that are remembered.
 REMEMBERED = 100
 
+#: What no cell's names show.
+_FOUND_BY_AUDITS = "changes outside of cells, as by a widget or a thread,"
 #: Failures that are sentences for the user.
 _SAID = (StoreError, FormError, NoRoom)
 
@@ -33,11 +39,15 @@ class Failures:
         self._no_room = ""
         #: How the last capture failed, until one doesn't. No cell's own message tells the supervisor of it.
         self.last: Outcome | None = None
+        #: How the last audit failed, until one doesn't.
+        self.missed: Outcome | None = None
 
-    def tell(self, e: BaseException) -> None:
-        """Remember a failure, and tell the user if it is theirs to mend, and the first since the last good capture."""
+    def tell(self, e: BaseException, what: str = "this cell's state") -> None:
+        """Remember a failure, and tell the user if it is theirs to mend, and the first since the last good capture.
+        `what` couldn't be saved.
+        """
         text = f"{type(e).__name__}: {e}"
-        again = text in self.texts or self.last is not None
+        again = text in self.texts or self.last is not None or self.missed is not None
         self.texts = [*self.texts, text][-REMEMBERED:]
         if isinstance(e, StoreHangs):
             self._pace.waits_for_store(time.perf_counter())
@@ -46,14 +56,16 @@ class Failures:
         _log.debug("%s", traceback.format_exc())
         if again or not isinstance(e, _SAID):
             return
-        print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
+        print(f"Gresshopper: {what} couldn't be saved: {e}", file=sys.stderr)
 
-    def hold_off(self, e: Interrupted) -> None:
-        """Pause captures after a capture was given up, if the reason would stop the next capture, too."""
+    def hold_off(self, e: Interrupted, what: str = "this cell's state") -> None:
+        """Pause captures after a capture was given up, if the reason would stop the next capture, too. `what` as for
+        `tell`.
+        """
         if isinstance(e, Away):
             self._pace.fails(time.perf_counter())
         elif isinstance(e, NoRoom):
-            self.tell(e)
+            self.tell(e, what)
             self._no_room = str(e)
             self._pace.finds_no_room(time.perf_counter())
 
@@ -69,7 +81,16 @@ class Failures:
     def failed(self, e: BaseException) -> Outcome:
         """The outcome of a capture that raised this error."""
         self.tell(e)
-        return self._failed(str(e) if isinstance(e, _SAID) else self.texts[-1])
+        return self._failed(self._in_words(e))
+
+    def audit_failed(self, e: BaseException) -> Outcome:
+        """The outcome of an audit that raised this error, or that was given up for lack of room."""
+        if isinstance(e, Interrupted):
+            self.hold_off(e, _FOUND_BY_AUDITS)
+        else:
+            self.tell(e, _FOUND_BY_AUDITS)
+        self.missed = Outcome("failed", f"{_FOUND_BY_AUDITS} couldn't be saved: {self._in_words(e)}")
+        return self.missed
 
     def crowded(self) -> Outcome:
         """The outcome of a capture that isn't begun, since the last one found no room."""
@@ -85,6 +106,9 @@ class Failures:
         self._pace.succeeds()
         self.last = None
         return Outcome("whole")
+
+    def _in_words(self, e: BaseException) -> str:
+        return str(e) if isinstance(e, _SAID) else self.texts[-1]
 
     def _failed(self, why: str) -> Outcome:
         self.last = Outcome("failed", why)

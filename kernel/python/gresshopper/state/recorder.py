@@ -76,8 +76,10 @@ class Recorder:
             self.note(delta)
         self._keep(delta, cells, waiting, "cells", started, reply_waits)
 
-    def audit(self) -> capture.Delta:
-        """Look at everything. It finds what no cell's names showed, and arms the tracking."""
+    def audit(self, always: bool = False) -> capture.Delta:
+        """Look at everything. It finds what no cell's names showed, and arms the tracking. `always`: a record says that
+        all is saved even if nothing was found.
+        """
         started = time.perf_counter()
         try:
             delta = self._run(None, self.seq)
@@ -86,7 +88,7 @@ class Recorder:
             delta = self._run(None, self.seq)
         self.note(delta)
         # A record of everything says of an empty namespace that it is empty.
-        found = delta.changed or delta.removed or delta.process or self._anew
+        found = delta.changed or delta.removed or delta.process or self._anew or always
         if self.journal is not None and (found or self._writer.moved()):
             self._keep(delta, [], (), "audit", started)
         return delta

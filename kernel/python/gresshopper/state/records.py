@@ -85,6 +85,9 @@ class Journal(Protocol):
     def failed(self, outcome: Outcome) -> None:
         """Captures fail from now on, and no reply is in wait that could say so."""
 
+    def audited(self, after: str) -> None:
+        """An audit looked for what the callbacks of widgets changed until this message."""
+
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """Tell the user the late findings of a restore; returns whether that is done here."""
 
@@ -112,6 +115,9 @@ class FileJournal:
         """As `Journal`."""
 
     def failed(self, outcome: Outcome) -> None:
+        """As `Journal`."""
+
+    def audited(self, after: str) -> None:
         """As `Journal`."""
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:

@@ -71,6 +71,19 @@ def _make(root: Path) -> None:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def _check(root: Path) -> None:
+    """Check that the store is a private folder of the user's, and that nobody else can put another in its place
+    (`hop_protocol::content` checks the same). A link must be the user's as well: another's may lead elsewhere tomorrow.
+    """
+    if root.lstat().st_uid != os.geteuid() or root.stat().st_uid != os.geteuid():
+        raise StoreError(f"the store {root} belongs to another user")
+    if root.stat().st_mode & 0o077:
+        raise StoreError(f"the store {root} is open to other users: chmod 700 {root}")
+    for above in {root.parent, root.resolve().parent}:
+        if above.stat().st_mode & 0o1002 == 0o002:
+            raise StoreError(f"other users may replace what is in {above}: chmod o-w {above}")
+
+
 class Store:
     """A user's chunks below one directory. Content missing there is read from the user's other stores: the site may have
     named another place meanwhile, and kernels from before keep theirs."""
@@ -91,11 +104,7 @@ class Store:
             self.chunks.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
             raise StoreError(f"the store {root} can't be made: {e.strerror}") from e
-        found = root.stat()
-        if found.st_uid != os.geteuid():
-            raise StoreError(f"the store {root} belongs to another user")
-        if found.st_mode & 0o077:
-            raise StoreError(f"the store {root} is open to other users: chmod 700 {root}")
+        _check(root)
         self.written = 0
         self._raw = os.fsencode(self.chunks)
         self._others: list[Path] = []

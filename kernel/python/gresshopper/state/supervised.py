@@ -45,6 +45,8 @@ class ChannelJournal:
             "took_ms": round(1e3 * record.seconds, 3),
             "unmovable": self._of.unmovable.reasons(),
         }
+        if record.cause != "audit":
+            said.update(self._missed())
         self.next += 1
         if record.reply_waits:
             self._held = said, [record.text(), record.body]
@@ -65,16 +67,26 @@ class ChannelJournal:
             said["plain"] = count
         if held is not None:
             record, attachments = held
-            said.update({key: record[key] for key in ("record", "through", "cells", "unmovable")})
+            said.update({key: record[key] for key in ("record", "through", "cells", "unmovable")}, **self._missed())
             self._tell("state.cell", said, attachments)
         else:
             said.update(_failure(outcome), unmovable=self._of.unmovable.reasons())
             self._tell("state.cell", said, [])
 
+    def _missed(self) -> dict[str, Any]:
+        """Why something stays unsaved beside a record of cells."""
+        missed = self._of.watcher.failures.missed
+        return {} if missed is None else _failure(missed)
+
     def failed(self, outcome: Outcome) -> None:
         """As `Journal`."""
         with contextlib.suppress(form.FormError):  # the next cell tells it again
             self._tell("state.failed", _failure(outcome), [])
+
+    def audited(self, after: str) -> None:
+        """As `Journal`."""
+        with contextlib.suppress(form.FormError):  # the next audit tells it again
+            self._tell("state.audited", {"after": after}, [])
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """As `Journal`."""

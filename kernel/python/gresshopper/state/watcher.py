@@ -32,7 +32,7 @@ from .failures import Failures
 from .recorder import Recorder
 from .records import Outcome, Ran
 from .restore import environment
-from .session import Interrupted, NotYet, Session
+from .session import Interrupted, NoRoom, NotYet, Session
 
 #: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
 LEAVES = 0.004
@@ -59,6 +59,8 @@ class Watcher:
         self._audited = -1
         self._think_time = event_loop.Timer(self.idle)
         self._comms = callbacks.Comms(shell, self._after_callback)
+        #: The last message of a widget whose callbacks have run, until an audit has looked for their changes.
+        self._called = ""
 
     # --- hooks ---
 
@@ -130,7 +132,7 @@ class Watcher:
         """Note that a widget's callback ran, which may have changed anything: no source names what. The audit of the think
         time that begins now finds it.
         """
-        self._audited = -1
+        self._audited, self._called = -1, self._msg_id()
         if not self._cells:  # else the cell's end begins think time
             self._think_in_main()
 
@@ -160,8 +162,7 @@ class Watcher:
             left = self.pace.share()
             short = Outcome("later", "it takes longer than the reply may wait")
             outcome = self.work_off(limits.Until(ended + left)) if left else short
-        if outcome.status != "whole":
-            self.think()
+        self.think()  # to capture what waits, and then for the audit
         return outcome
 
     @switch_interval.Shortened()
@@ -239,10 +240,11 @@ class Watcher:
             self._audited = self._recorder.seq
             environment()  # which a save asks for
         except Interrupted as e:
-            self.failures.hold_off(e)
+            if not isinstance(e, NoRoom):  # which has been told
+                self.failures.hold_off(e)
             self._rest_in(self.pace.audit_retry(started))
-        except Exception as e:  # nor must an audit fail anything of the user's
-            self.failures.tell(e)
+        except Exception:  # nor must an audit fail anything of the user's
+            self._rest_in(self.pace.audit_retry(started))
         following = self.pace.audited(started, time.perf_counter())
         if self._recorder.is_beside():
             self._rest_in(following)
@@ -289,9 +291,24 @@ class Watcher:
         return self.failures.whole()
 
     def audit(self) -> capture.Delta:
-        """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
+        """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking. A
+        failure is told as that of a capture is.
+        """
         self.work_off()
-        return self._recorder.audit()
+        known, called = self.failures.missed, self._called
+        try:
+            delta = self._recorder.audit(always=known is not None)
+        except (NoRoom, Exception) as e:
+            self._audited = -1
+            outcome = self.failures.audit_failed(e)
+            if known is None and self._recorder.journal is not None:
+                self._recorder.journal.failed(outcome)
+            raise
+        self.failures.missed = None
+        if called and self._recorder.journal is not None:
+            self._recorder.journal.audited(called)
+            self._called = "" if self._called == called else self._called
+        return delta
 
     @property
     def is_audited(self) -> bool:
@@ -305,11 +322,12 @@ class Watcher:
             outcome = self.work_off()
             if audit and outcome.status == "whole":
                 self.audit()
-            return outcome
+            return self.failures.missed or outcome
         except (Interrupted, Exception) as e:
-            self.failures.tell(e)
-            return Outcome("failed", str(e))
+            if self.failures.missed is None:
+                self.failures.tell(e)
+            return self.failures.missed or Outcome("failed", str(e))
 
     def forget(self) -> None:
-        """Capture none of the cells that wait."""
-        self._waiting = []
+        """Capture none of the cells that wait, and nothing that an audit missed."""
+        self._waiting, self.failures.missed = [], None

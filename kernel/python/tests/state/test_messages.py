@@ -272,6 +272,42 @@ def test_a_capture_after_the_reply_that_fails_is_told_at_once_and_with_the_next_
     assert len(kernel.of("failed")) == 1
 
 
+FAILING = """
+import sys, gresshopper.state.store as _stores
+_captures = sys.modules['gresshopper.state.capture'].Capture
+_looks, _broken = _captures._run, []
+def _look(capture, found, *how):
+    if found is None and _broken:
+        raise _broken[0]
+    return _looks(capture, found, *how)
+_captures._run = _look
+sys.modules['gresshopper.state.pace'].FAILED = 1.0
+"""
+
+
+@pytest.mark.parametrize("why", ["_stores.StoreError('the disk is full')", "KeyError('n:a')"])
+def test_an_audit_that_fails_is_told_until_one_does_not(start: Callable[..., Kernel], why: str) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run(FAILING)
+    kernel.run(f"_broken.append({why})")
+    kernel.eventually(lambda: kernel.of("failed"), 20)
+    told = kernel.of("failed")[0][0]
+    word = "the disk is full" if "Store" in why else "KeyError"
+    assert "changes outside of cells" in told["why"] and word in told["why"] and "since" not in told
+    kernel.run("x = 1")
+    said, attached = kernel.of("cell")[-1]
+    assert said["status"] == "whole" and attached and said["why"] == told["why"], "its cell is saved all the same"
+    assert kernel.ask("flush")["whole"] is False
+    before = len(kernel.of("record"))
+    kernel.run("_broken.clear()", silent=True)
+    kernel.eventually(lambda: any(said["cause"] == "audit" for said, _ in kernel.of("record")[before:]), 20)
+    assert "why" not in kernel.of("record")[-1][0] and len(kernel.of("failed")) == 1
+    assert kernel.ask("flush")["whole"]
+    kernel.run("y = 1")
+    assert "why" not in kernel.of("cell")[-1][0]
+
+
 def test_a_restored_kernel_goes_on(start: Callable[..., Kernel], tmp_path: Path) -> None:
     kernel = start()
     kernel.begin()
@@ -379,6 +415,21 @@ def test_a_flush_finds_what_no_name_showed(start: Callable[..., Kernel]) -> None
     before = len(kernel.events)
     again = kernel.ask("flush")
     assert again == told and len(kernel.events) == before  # nothing is new
+
+
+@pytest.mark.parametrize("patience", [None, 10_000], ids=["captured after the reply", "captured before the reply"])
+def test_what_no_name_showed_is_found_while_the_user_thinks(
+    start: Callable[..., Kernel], patience: float | None
+) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=patience)
+    kernel.run("from threading import Timer; a = [1]; Timer(0.3, get_ipython().user_ns['a'].append, [2]).start()")
+
+    def found() -> bool:
+        audits = (text for said, (text, _) in kernel.of("record") if said["cause"] == "audit")
+        return any(unit["m"] == ["n:a"] for text in audits for unit in json.loads(text)["units"])
+
+    kernel.eventually(found, 20)
 
 
 def test_operations_wait_for_the_cell_that_runs(start: Callable[..., Kernel]) -> None:
@@ -753,9 +804,11 @@ def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable
             clicks in body.decode("latin1") for said, _, body in kernel.records() if said.get("cause") == "audit"
         )
 
-    def send(kind: str, **content: Any) -> None:
+    def send(kind: str, **content: Any) -> str:
         session, channel = kernel.client.session, kernel.client.shell_channel
-        channel.send(session.msg(kind, {"comm_id": "one", **content}))
+        message = session.msg(kind, {"comm_id": "one", **content})
+        channel.send(message)
+        return str(message["header"]["msg_id"])
 
     kernel.settle()
     for kind, more, seen in (
@@ -763,5 +816,9 @@ def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable
         ("comm_msg", {"data": "clicked"}, "clicked"),
         ("comm_close", {"data": {}}, "closed"),
     ):
-        send(kind, **more)
+        sent = send(kind, **more)
         kernel.eventually(lambda seen=seen: says(seen))
+        kernel.eventually(lambda sent=sent: kernel.of("audited") and kernel.of("audited")[-1][0] == {"after": sent})
+    kernel.run("x = 1")
+    assert kernel.ask("flush")["whole"]
+    assert len(kernel.of("audited")) == 3, "no widget was called since"

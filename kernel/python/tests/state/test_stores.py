@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from gresshopper.state import agent, native
 from gresshopper.state import store as content
-from gresshopper.state.store import Store
+from gresshopper.state.store import Store, StoreError
 
 import child
 
@@ -135,6 +135,28 @@ def test_a_relative_store_is_no_choice(
     assert "GRESSHOPPER_STORE is mine, which is no absolute path: it isn't used" in caplog.text
     monkeypatch.setenv("GRESSHOPPER_STORE", "/mine")
     assert agent.default_store() == Path("/mine")
+
+
+def test_a_store_is_private_to_its_user_and_nobody_else_can_replace_it(tmp_path: Path) -> None:
+    store, link = tmp_path / "disk" / "store", tmp_path / "link"
+    link.symlink_to(store)
+    for root in (store, link):
+        Store(root)
+        for above in (store.parent, root.parent):
+            above.chmod(0o777)
+            with pytest.raises(StoreError, match=f"may replace what is in {above}:"):
+                Store(root)
+            above.chmod(0o1777)
+            Store(root)
+            above.chmod(0o700)
+        store.chmod(0o750)
+        with pytest.raises(StoreError, match="is open to other users"):
+            Store(root)
+        store.chmod(0o700)
+    if os.geteuid() == 0:
+        os.lchown(link, 1, -1)
+        with pytest.raises(StoreError, match="belongs to another user"):
+            Store(link)
 
 
 def test_a_supervisor_names_further_stores(tmp_path: Path, stores: dict[str, Path]) -> None:

@@ -140,6 +140,7 @@ impl Core {
         if channel == Channel::Control {
             self.asked.note_subshell(&header.msg_type, &envelope.content);
         }
+        self.widget_sends(&header.msg_type, &header.msg_id);
         let message = self.for_process(message);
         self.out.push(Output::ToKernel {
             channel,

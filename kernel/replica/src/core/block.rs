@@ -16,6 +16,7 @@ impl Core {
         match parcel.wire.op.as_deref() {
             Some("state.cell" | "state.record") => return self.captured(parcel),
             Some("state.failed") => return self.captures_fail(parcel.wire.body),
+            Some("state.audited") => return self.audited(&parcel.wire.body),
             Some("state.notice") => return self.tell_restored(parcel.wire.body),
             Some("state.begins") => return self.begins(parcel.wire.body),
             _ => {}

@@ -2,6 +2,7 @@
 //! into the next process (docs/replication.md). The messages are the `state.*` ones of docs/agent-wire.md.
 
 use super::journal::{Answering, Journal};
+use super::widgets::Widgets;
 use super::{Core, Early};
 use crate::agent::Parcel;
 use bytes::Bytes;
@@ -149,6 +150,7 @@ pub(super) struct Durable {
     pub(super) told_unsaved: Option<Unsaved>,
     /// Sentences for the user at the next cell.
     pub(super) notices: Vec<String>,
+    pub(super) widgets: Widgets,
     /// Why nothing can be written to the store.
     pub(super) broken: Option<String>,
     pub(super) mending: Mending,
@@ -320,6 +322,7 @@ impl Durable {
             failed: None,
             told_unsaved: None,
             notices: Vec::new(),
+            widgets: Widgets::default(),
             broken: None,
             mending: Mending::No,
             tries_after: Timestamp(0),

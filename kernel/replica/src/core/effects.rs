@@ -36,7 +36,7 @@ struct Capture {
     /// The execution count of a cell whose reply will say no more than this and `ok`, in `state.cell`.
     plain: Option<i64>,
     unmovable: Vec<String>,
-    /// Why nothing was captured: a sentence for the user.
+    /// Why nothing was captured, or not all beside a record of cells: a sentence for the user.
     why: String,
     /// The execution count of the first cell without a capture, after a failure.
     since: Option<i64>,
@@ -210,7 +210,7 @@ impl Core {
         match &*capture.status {
             "failed" => self.capture_ended(Some(capture.failure())),
             "later" => {}
-            _ => self.capture_ended(None),
+            _ => self.captured_again((!capture.why.is_empty()).then(|| capture.failure())),
         }
         let plain = capture.msg_id.clone().zip(capture.plain);
         self.captured_record(parcel, capture);

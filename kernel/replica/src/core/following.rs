@@ -411,11 +411,12 @@ mod tests {
 
     impl World {
         fn new(state: State) -> Self {
-            let stores = Stores {
-                store: "/store".into(),
-                others: Vec::new(),
-            };
-            Self(Following::new(ME, state, "/states".into(), stores))
+            Self(Following::new(
+                ME,
+                state,
+                "/states".into(),
+                Stores::only("/store"),
+            ))
         }
 
         /// As words: an agent's request by its name, id, record, and texts of attachments.

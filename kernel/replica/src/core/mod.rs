@@ -32,6 +32,7 @@ mod storing;
 #[cfg(test)]
 mod tests;
 mod unlogged;
+mod widgets;
 mod wording;
 
 use crate::agent::Parcel;

@@ -103,6 +103,7 @@ impl Core {
         {
             durable.notices.push(wording::process_is_new(&reason));
         }
+        self.tell_lost_widgets();
         let mut early = self.asked.process_is_new();
         early.extend(self.phase.take_early());
         self.phase = Phase::Starting {

@@ -4,7 +4,7 @@ use crate::models::Models;
 use hop_api::message::Grant;
 use hop_words::id::LeaseId;
 use hop_words::need::Need;
-use hop_words::time::Span;
+use hop_words::time::{Span, spell};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -281,6 +281,13 @@ pub(super) fn died_too_often(reason: &str, times: usize) -> String {
 /// To the first cell of a process whose predecessor died between two cells.
 pub(super) fn process_is_new(reason: &str) -> String {
     format!("gresshopper: this kernel's process is new: {reason}. It has the variables that were saved.\n")
+}
+
+pub(super) fn widgets_may_be_lost(within: Span) -> String {
+    format!(
+        "gresshopper: what widgets changed in the last {} before the kernel's process was lost may be lost.\n",
+        spell(within.max(Span::from_secs(1)))
+    )
 }
 
 pub(super) fn could_not_come_back(lost: &[String]) -> String {

@@ -98,6 +98,14 @@ impl Core {
         }
     }
 
+    /// A capture succeeded, and made up for those that failed before. `missed`: something else is unsaved.
+    pub(in crate::core) fn captured_again(&mut self, missed: Option<Unsaved>) {
+        if let Some(durable) = &mut self.durable {
+            durable.failed = missed;
+            self.tell_saved();
+        }
+    }
+
     /// The last capture, or the cell before it, took too long.
     pub(in crate::core) fn too_late(&mut self) {
         if self.may_stay() {

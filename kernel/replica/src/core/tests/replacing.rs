@@ -90,6 +90,48 @@ fn a_reply_that_waits_for_the_store_waits_for_the_state_that_has_its_cell() {
     assert_eq!(world.input(Input::Rested), [""; 0]);
 }
 
+fn widget_sends(world: &mut World, id: &str) {
+    let content = json!({"comm_id": "slider", "data": {}});
+    world.request(Channel::Shell, "comm_msg", id, &json!({}), &content);
+}
+
+fn told_of_widgets(world: &World) -> Vec<&str> {
+    let notices = &world.core.durable.as_ref().unwrap().notices;
+    let of_widgets = notices.iter().filter(|text| text.contains("widgets"));
+    of_widgets.map(String::as_str).collect()
+}
+
+#[test]
+fn a_widget_whose_change_no_audit_followed_is_told_once_with_the_loss() {
+    let mut world = capturing();
+    widget_sends(&mut world, "m1");
+    world.after(Span::from_secs(1));
+    widget_sends(&mut world, "m2");
+    assert_eq!(world.captured("state.audited", json!({"after": "m1"})), [""; 0]);
+    world.after(Span::from_secs(2));
+    world.dies();
+    let told = "gresshopper: what widgets changed in the last 2 s before the kernel's process was lost may be lost.\n";
+    assert_eq!(told_of_widgets(&world), [told]);
+    world.dies();
+    assert_eq!(told_of_widgets(&world), [told], "the next process had none");
+}
+
+#[test]
+fn a_loss_after_the_audit_takes_nothing_of_widgets_along() {
+    let mut world = capturing();
+    widget_sends(&mut world, "m1");
+    world.captured("state.audited", json!({"after": "m1"}));
+    world.dies();
+    assert_eq!(told_of_widgets(&world), [""; 0]);
+    let mut world = capturing();
+    widget_sends(&mut world, "m1");
+    world.input(Input::StoreFailed("the quota is used up".into()));
+    world.captured("state.audited", json!({"after": "m1"}));
+    world.input(Input::StoreMended);
+    world.dies();
+    assert_eq!(told_of_widgets(&world).len(), 1, "its record was dropped");
+}
+
 /// The execution count that the supervisor's own reply to a waiting cell shows.
 fn count_of_interrupted(world: &mut World) -> Value {
     world.run("g", gpu());

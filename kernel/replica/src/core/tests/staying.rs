@@ -72,6 +72,48 @@ fn a_kernel_is_unsaved_from_a_failed_capture_to_the_next_good_one() {
     assert_eq!(world.run("f", Value::Null).len(), 1);
 }
 
+/// Cells are captured while audits fail, and take nothing back.
+#[test]
+fn a_kernel_whose_audit_failed_is_unsaved_until_one_does_not() {
+    let mut world = capturing();
+    let missed = "changes outside of cells couldn't be saved: the store is full";
+    assert_eq!(
+        world.captured("state.failed", json!({"why": missed})),
+        ["hopd: up"]
+    );
+    let told = world.core.durable.as_ref().unwrap().notices.concat();
+    assert!(
+        told.contains(&format!("this kernel is not saved: {missed}. ")),
+        "{told}"
+    );
+    world.run("a", Value::Null);
+    assert_eq!(world.captured("state.cell", captured("a", Some(missed))), [""; 0]);
+    assert!(!is_captured(&mut world));
+    world.reply("a", "ok");
+    world.captured("state.record", json!({"cause": "cells", "why": missed}));
+    assert!(!is_captured(&mut world));
+    assert_eq!(
+        world.run("b", Value::Null),
+        ["kernel: execute_request b"],
+        "it is told once"
+    );
+    assert_eq!(
+        world.captured("state.record", json!({"cause": "audit"})),
+        ["hopd: up"]
+    );
+    assert!(is_captured(&mut world));
+    // A cell that fails meanwhile gives the cells' reason, and the next one the audit's again.
+    world.captured("state.failed", json!({"why": missed}));
+    world.captured("state.failed", json!({"why": "the log is away", "since": 4}));
+    assert_eq!(world.captured("state.cell", captured("b", Some(missed))), [""; 0]);
+    world.captured("state.cell", captured("b", None));
+    assert!(is_captured(&mut world));
+}
+
+fn captured(cell: &str, missed: Option<&str>) -> Value {
+    json!({"msg_id": cell, "status": "whole", "why": missed.unwrap_or_default()})
+}
+
 #[test]
 fn a_user_who_read_that_the_kernel_is_not_saved_reads_of_the_next_processs_that_it_is() {
     let mut world = capturing();
