@@ -179,7 +179,7 @@ fn with_doors(word: &str) -> Vec<Kernel> {
         .open
         .into_iter()
         .filter_map(|door| door.hello.kernel)
-        .filter(|id| id.starts_with(word))
+        .filter(|id| kernels::begins(id, word))
         .collect();
     ids.sort_unstable();
     ids.dedup();
@@ -267,6 +267,7 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
     if let Some(file) = which.map(Path::new).filter(|p| is_connection_file(p)) {
         return Ok(of_file(file, &HashMap::new(), None));
     }
+    which.map_or(Ok(()), kernels::check)?;
     let own = own(context);
     let names = session_names();
     let mut found = listening(runtime, &names, own.as_deref());
@@ -284,7 +285,10 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
             None => only(found, runtime, context),
         };
     };
-    if found.iter().any(|k| k.name.is_none() && !k.id.starts_with(word)) {
+    if found
+        .iter()
+        .any(|k| k.name.is_none() && !kernels::begins(&k.id, word))
+    {
         // Asked only where it may help: saving needs no hopd.
         add_names(&mut found, context);
     }

@@ -281,12 +281,27 @@ fn reason(row: &KernelRow) -> String {
     said.join("; ")
 }
 
+/// Fewest characters that count as the beginning of an id: a slip of the hand must not mean a user's only kernel.
+const BEGINNING: usize = 4;
+
 /// The id of the only kernel meant by `word`. A whole id is returned unchecked.
 pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failure> {
+    check(word)?;
     if is_whole(word) {
         return Ok(word.into());
     }
     pick(word, &named(context)?)
+}
+
+/// Refuses a word that names nothing, as of a script's variable without a value.
+pub(crate) fn check(word: &str) -> Result<(), Failure> {
+    if word.trim().is_empty() {
+        return Err(Failure::Usage(
+            "KERNEL is empty: give a notebook's name, or an id or its beginning (`hop kernels` lists them)"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 pub(crate) fn is_whole(word: &str) -> bool {
@@ -297,7 +312,12 @@ pub(crate) fn is_whole(word: &str) -> bool {
 /// notebook's as `hopd` keeps it.
 pub(crate) fn is_called(word: &str, id: &str, name: Option<&str>) -> bool {
     let base = Path::new(word).file_name().and_then(|base| base.to_str());
-    id.starts_with(word) || base.is_some_and(|base| name == Some(text::name(base).as_str()))
+    begins(id, word) || base.is_some_and(|base| name == Some(text::name(base).as_str()))
+}
+
+/// Whether the word is enough of the beginning of a kernel's id.
+pub(crate) fn begins(id: &str, word: &str) -> bool {
+    word.len() >= BEGINNING && id.starts_with(word)
 }
 
 fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
@@ -311,7 +331,8 @@ fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
     match found[..] {
         [kernel] => Ok(kernel.clone()),
         [] => Err(Failure::Failed(format!(
-            "no kernel of yours is called {word:?} or begins with it: `hop kernels` lists them; for another one give its whole id"
+            "no kernel of yours is called {word:?}, nor does an id begin with it ({BEGINNING} characters at least): `hop kernels` lists \
+             them; for another one give its whole id"
         ))),
         _ => Err(Failure::Failed(format!(
             "{word:?} can mean {} kernels: give more of the id",
@@ -359,6 +380,19 @@ mod tests {
         let mut unled = replicas(None, &[None, None]);
         unled.executor = None;
         assert_eq!((behind(&unled), lagging(&unled).as_str()), (None, ""));
+    }
+
+    #[test]
+    fn a_word_without_meaning_means_no_kernel() {
+        let only = crate::transcripts::kernel_rows().remove(0);
+        let id = only.kernel.to_string();
+        for word in ["", &id[..1], &id[..3]] {
+            assert!(pick(word, std::slice::from_ref(&only)).is_err(), "{word:?}");
+        }
+        assert_eq!(pick(&id[..4], std::slice::from_ref(&only)).unwrap(), only.kernel);
+        for word in ["", " ", "\t"] {
+            assert!(matches!(check(word), Err(Failure::Usage(_))), "{word:?}");
+        }
     }
 
     #[test]

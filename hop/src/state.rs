@@ -218,11 +218,16 @@ impl Place {
     }
 
     /// A state by name, or by folder.
-    fn state(&self, name: &str) -> PathBuf {
+    fn state(&self, name: &str) -> Result<PathBuf, Failure> {
+        if matches!(name.trim(), "" | "." | "..") {
+            return Err(Failure::Usage(format!(
+                "{name:?} is no state's name: give a name such as `work`, or a folder with a slash (`./work`)"
+            )));
+        }
         if name.contains('/') || Path::new(name).join("head").exists() {
-            std::path::absolute(name).unwrap_or_else(|_| PathBuf::from(name))
+            Ok(std::path::absolute(name).unwrap_or_else(|_| PathBuf::from(name)))
         } else {
-            self.states.join(name)
+            Ok(self.states.join(name))
         }
     }
 
@@ -234,7 +239,7 @@ impl Place {
         let folder = name.contains('/') || Path::new(name).join("head").exists();
         match &self.remote {
             Some(place) if !folder => Ok(Where::There(place.state(usable(name)?))),
-            _ => Ok(Where::Here(self.state(name))),
+            _ => self.state(name).map(Where::Here),
         }
     }
 
@@ -675,11 +680,11 @@ fn export(
 fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<'_>) -> Result<(), Failure> {
     let done = match (from.contains("://"), to.contains("://")) {
         (false, true) => {
-            let sent = place.send(&place.state(from), &usable(to)?, context)?;
+            let sent = place.send(&place.state(from)?, &usable(to)?, context)?;
             json!({"sent_bytes": sent.bytes, "sent_chunks": sent.chunks})
         }
         (true, false) => {
-            let folder = place.state(to);
+            let folder = place.state(to)?;
             let is_there = folder.try_exists();
             if is_there.map_err(|e| Failure::Failed(format!("can't look at {}: {e}", folder.display())))? {
                 let why = format!(

@@ -113,6 +113,14 @@ impl User {
 }
 
 #[test]
+fn a_dot_is_no_states_name() {
+    let user = User::new();
+    for line in ["show .", "copy .. s3://bucket/me/work", "export . out"] {
+        assert!(user.hop(line).contains("is no state's name"), "{line}");
+    }
+}
+
+#[test]
 fn a_state_is_sent_from_the_store_that_has_its_content() {
     let user = User::new();
     let remote = format!("file://{}/remote", user.tmp.path().display());

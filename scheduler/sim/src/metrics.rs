@@ -339,7 +339,7 @@ impl Summary {
     }
 }
 
-/// Share of the reservation below which no share is shown.
+/// Share of the reservation, or of a GPU-hour if that is more, below which no share is shown.
 const HARDLY: f64 = 1e-3;
 
 /// GPU-hours if every session held the largest need from the first cell's submission to the session's close.
@@ -356,8 +356,9 @@ impl PolicyResult {
         let used = trace.gpu_hours_used();
         let reserved = reserved_hours(trace);
         let possible = reserved - used;
-        let saving =
-            |hours: f64| (possible > HARDLY * reserved).then(|| round((reserved - hours) / possible));
+        let saving = |hours: f64| {
+            (possible > HARDLY * reserved.max(1.0)).then(|| round((reserved - hours) / possible))
+        };
         let gpu_cells: Vec<&CellResult> = self.cells.iter().filter(|c| c.gpus > 0).collect();
         let share = |n: usize, of: usize| if of == 0 { 1.0 } else { round(n as f64 / of as f64) };
         let again: Vec<bool> = gpu_cells.iter().filter_map(|c| c.reused).collect();
