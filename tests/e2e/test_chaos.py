@@ -195,9 +195,29 @@ def test_pilot_taken_away_and_the_user_is_told(cluster: Cluster, alice: Notebook
     cluster.run("root", *argv)
     got = alice.wait(cell, 60)
     assert got["done"], got
+    assert booked(cluster) == ["PREEMPTED", "PREEMPTED"]
     assert alice.execute("print(x)")["text"] == "41\n"
     until("that pilot is gone", lambda: pilot not in jobs(cluster), 60)
     next_cell_works(cluster, alice)
+
+
+def test_a_lease_whose_step_is_cancelled_is_booked_so(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    step, _ = cluster.steps("alice")[0].split(" ", 1)
+    cluster.run("root", "scancel", step)
+    assert alice.wait(cell, 60)["done"]
+    assert booked(cluster) == ["CANCELLED", "CANCELLED"]
+    next_cell_works(cluster, alice)
+
+
+def booked(cluster: Cluster) -> list[str]:
+    """How alice's last lease and its last cell ended."""
+
+    def rows() -> list[str]:
+        return cluster.run("alice", "hop", "acct", "-n", "-P", "-o", "state").split()
+
+    until("the lease's end is booked", lambda: not {"RUNNING", "LINGERING"} & set(rows()), 30)
+    return rows()[-2:]
 
 
 def jobs(cluster: Cluster) -> list[str]:

@@ -516,8 +516,8 @@ impl Agent {
             };
             pid.store(0, Ordering::Relaxed);
             debug!(%lease, detail, "srun ended");
-            let away = steps::found_no_slurmctld(&detail);
-            let _ = events.send(Event::Input(Input::StepExited { lease, detail, away }));
+            let word = steps::word_of(&detail);
+            let _ = events.send(Event::Input(Input::StepExited { lease, detail, word }));
         });
     }
 

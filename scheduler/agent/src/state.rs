@@ -20,7 +20,7 @@ use hop_words::id::{Epoch, GpuIndex, LeaseId, Term, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, Waits};
+pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, SlurmEnd, SrunWord, Waits};
 use term::Keeping;
 
 #[derive(Debug)]
@@ -107,6 +107,8 @@ struct Ending {
     device_lost: bool,
     rescue: Rescue,
     deadline: Timestamp,
+    /// Until when the end of a lost step is kept back: it may yet turn out who ended the step.
+    word_by: Option<Timestamp>,
     grace: Span,
 }
 
@@ -180,8 +182,8 @@ impl AgentState {
             } => self.holder_up(lease, step, gpus, checkpoint, now, &mut out),
             Input::HolderGone { lease } => self.holder_gone(lease, now, &mut out),
             Input::Confirmed(confirmation) => self.confirmed(confirmation, now, &mut out),
-            Input::StepExited { lease, detail, away } => {
-                self.step_exited(lease, &detail, away, now, &mut out);
+            Input::StepExited { lease, detail, word } => {
+                self.step_exited(lease, &detail, word, now, &mut out);
             }
             Input::RescueExited { lease, detail } => self.rescue_exited(lease, &detail, now, &mut out),
             Input::ExecutorGone { lease } => {
@@ -212,7 +214,11 @@ impl AgentState {
             Phase::Live { .. } => l.holder_due,
             Phase::Starting { deadline, again } => Some(again.unwrap_or(*deadline)),
             Phase::Restarting { deadline } => Some(*deadline),
-            Phase::Ending(ending) => Some(ending.deadline),
+            Phase::Ending(ending) => Some(
+                ending
+                    .word_by
+                    .map_or(ending.deadline, |by| by.min(ending.deadline)),
+            ),
         });
         let farewell = self.idle_since.map(|t| t + self.facts.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);

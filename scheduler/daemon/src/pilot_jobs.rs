@@ -70,6 +70,14 @@ pub(crate) enum Seen {
     Running,
     Suspended,
     Over,
+    /// Over, because its node failed.
+    NodeFailed,
+}
+
+impl Seen {
+    fn is_over(self) -> bool {
+        matches!(self, Self::Over | Self::NodeFailed)
+    }
 }
 
 /// A pilot that the core wants.
@@ -537,7 +545,7 @@ impl PilotJobs {
         let ours = self.find_ours(jobs, pilots, now);
         self.places = ours
             .values()
-            .filter(|j| j.state != Seen::Over)
+            .filter(|j| !j.state.is_over())
             .filter_map(|j| {
                 Some((
                     j.job,
@@ -561,15 +569,17 @@ impl PilotJobs {
         for job in pilots {
             let seen = ours.get(job);
             let gone = match seen {
-                Some(seen) => seen.state == Seen::Over,
+                Some(seen) => seen.state.is_over(),
                 None => self.missed(*job),
             };
             if gone {
                 self.missed.remove(job);
-                acts.push(Act::Tell(Input::PilotLost {
-                    pilot: *job,
-                    cause: EndCause::PilotLost,
-                }));
+                let cause = match seen.map(|seen| seen.state) {
+                    Some(Seen::NodeFailed) => EndCause::NodeLost,
+                    _ => EndCause::PilotLost,
+                };
+                let pilot = *job;
+                acts.push(Act::Tell(Input::PilotLost { pilot, cause }));
                 // Its agent may live, and lend GPUs outside every lease.
                 acts.extend(seen.is_none().then_some(Act::Scancel(*job)));
             }
@@ -633,7 +643,7 @@ impl PilotJobs {
 
     fn look_at(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
-        if seen.state == Seen::Over {
+        if seen.state.is_over() {
             self.ended(seen, pilots);
             return;
         }
@@ -748,7 +758,7 @@ impl PilotJobs {
                 State::Queued(job) => {
                     let seen = ours.get(job);
                     let over = match seen {
-                        Some(seen) => seen.state == Seen::Over,
+                        Some(seen) => seen.state.is_over(),
                         None => {
                             let times = self.missed.entry(*job).or_default();
                             *times += 1;
@@ -1281,6 +1291,15 @@ mod tests {
         let pilots = [JobId(11)].into();
         let acts = silent(pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Suspended)], &pilots, NOW));
         assert_eq!(acts, [lost(11), Act::Scancel(JobId(11))]);
+    }
+
+    #[test]
+    fn a_pilot_whose_node_failed_is_lost_with_the_node() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let pilots = [JobId(11)].into();
+        let acts = pilot_jobs.looked(&[seen(11, 1, "n1", Seen::NodeFailed)], &pilots, NOW);
+        let (pilot, cause) = (JobId(11), EndCause::NodeLost);
+        assert_eq!(acts, [Act::Tell(Input::PilotLost { pilot, cause })]);
     }
 
     #[test]

@@ -376,18 +376,18 @@ impl Scheduler {
         }
     }
 
-    /// Writes the row of a lease that the core doesn't know.
+    /// Writes the rows of a lease that the core doesn't know.
     fn ended_unknown(&mut self, pilot: JobId, ended: &EndedLease) {
         if self.core.lease(ended.order.lease).is_some() {
             return;
         }
         let pilots = self.core.pilots();
         let node = pilots.iter().find(|p| p.pilot == pilot).map(|p| p.node.clone());
-        let row = self
+        let rows = self
             .records
             .rows
             .ended_on_node(&node.unwrap_or_else(|| "".into()), ended);
-        self.records.write(Vec::new(), row.into_iter().collect());
+        self.records.write(Vec::new(), rows);
     }
 
     fn lease_started(&mut self, pilot: JobId, lease: LeaseId, handover: Handover) {
@@ -417,7 +417,7 @@ impl Scheduler {
         let started = self.started;
         let rows: Vec<_> = orphans
             .into_iter()
-            .filter_map(|id| self.records.rows.lost(id, started))
+            .flat_map(|id| self.records.rows.lost(id, started))
             .collect();
         self.records.write(Vec::new(), rows);
     }

@@ -464,7 +464,7 @@ async fn a_row_that_a_crash_left_open_is_closed_once() {
         "no cell ran on it"
     );
     let (rows, started) = reported(false).await;
-    assert_eq!((rows.len(), rows[0].state.as_str()), (1, "NODE_FAIL"));
+    assert_eq!((rows.len(), rows[0].state.as_str()), (1, "FAILED"));
     assert_eq!(rows[0].end, Some(started));
     assert!(rows[0].reason.contains("lost track"), "{}", rows[0].reason);
 }
