@@ -594,10 +594,9 @@ impl Agent {
                 let _ = events.send(Event::Input(Input::Epochs { from, to }));
             }
             Err(error) => {
-                // Without epochs no lease starts: try again, since a full disk may have room later.
-                warn!("epochs can't be reserved: {:#}", anyhow::Error::from(error));
-                std::thread::sleep(Duration::from_secs(1));
-                let _ = events.send(Event::Input(Input::EpochsFailed));
+                let why = chain(&error);
+                warn!("epochs can't be reserved: {why}");
+                let _ = events.send(Event::Input(Input::EpochsFailed { why }));
             }
         });
     }

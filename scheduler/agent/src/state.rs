@@ -35,7 +35,7 @@ pub(crate) struct AgentState {
     terminated: Option<Timestamp>,
     steps_used: u32,
     epochs: std::ops::Range<u64>,
-    reserving: bool,
+    reserving: Reserving,
     /// The greatest epoch reported by the plugin.
     seen_epoch: u64,
     leases: BTreeMap<LeaseId, Lease>,
@@ -130,6 +130,35 @@ enum Rescue {
     Failed,
 }
 
+/// How the next block of epochs stands to the node's disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reserving {
+    No,
+    UnderWay,
+    /// The disk is full or broken. The next try follows at `again`.
+    Failed {
+        again: Timestamp,
+    },
+}
+
+impl Reserving {
+    fn is_due(self, now: Timestamp) -> bool {
+        match self {
+            Self::No => true,
+            Self::UnderWay => false,
+            Self::Failed { again } => again <= now,
+        }
+    }
+
+    /// When the next try is due.
+    fn again(self) -> Option<Timestamp> {
+        match self {
+            Self::Failed { again } => Some(again),
+            Self::No | Self::UnderWay => None,
+        }
+    }
+}
+
 /// How often Slurm is asked for a step anew without having said no.
 const SRUNS: u8 = 2;
 
@@ -146,7 +175,7 @@ impl AgentState {
             terminated: None,
             steps_used: 0,
             epochs: 0..0,
-            reserving: false,
+            reserving: Reserving::No,
             seen_epoch: 0,
             leases: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -170,10 +199,7 @@ impl AgentState {
             Input::TermFailed { term, why } => self.term_failed(term, &why, now, &mut out),
             Input::Order(order) => self.order(order, now, &mut out),
             Input::Epochs { from, to } => self.epochs(from, to, now, &mut out),
-            Input::EpochsFailed => {
-                self.reserving = false;
-                self.start_waiting(now, &mut out);
-            }
+            Input::EpochsFailed { why } => self.epochs_failed(&why, now, &mut out),
             Input::HolderUp {
                 lease,
                 step,
@@ -223,6 +249,7 @@ impl AgentState {
         let farewell = self.idle_since.map(|t| t + self.facts.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);
         let own = self.look_at.into_iter().chain(self.keep_term_at());
+        let own = own.chain(self.reserving.again());
         leases.chain(leaving).chain(farewell).chain(own).min()
     }
 
@@ -372,7 +399,7 @@ impl AgentState {
     }
 
     fn epochs(&mut self, from: u64, to: u64, now: Timestamp, out: &mut Vec<Output>) {
-        self.reserving = false;
+        self.reserving = Reserving::No;
         if from >= self.epochs.end && from > self.seen_epoch {
             // The rest of the last block is skipped: epochs need only grow.
             self.epochs = from..to;
@@ -399,11 +426,26 @@ impl AgentState {
             });
         }
         let left = self.epochs.end - self.epochs.start;
-        if left < EPOCHS_LOW && !self.reserving {
-            self.reserving = true;
+        if left < EPOCHS_LOW && self.reserving.is_due(now) {
+            self.reserving = Reserving::UnderWay;
             out.push(Output::ReserveEpochs {
                 above: self.seen_epoch,
             });
+        }
+    }
+
+    /// Fails the leases that wait for an epoch, for `hopd` to turn to another node with the reason. The disk is tried
+    /// again after a pause.
+    fn epochs_failed(&mut self, why: &str, now: Timestamp, out: &mut Vec<Output>) {
+        self.reserving = Reserving::Failed {
+            again: now + self.facts.waits.disk,
+        };
+        let waits = |l: &Lease| matches!(l.phase, Phase::Waiting { until: None });
+        let waiting = self.leases.iter().filter(|(_, l)| waits(l));
+        let waiting: Vec<LeaseId> = waiting.map(|(id, _)| *id).collect();
+        for id in waiting {
+            let reason = format!("its node can't write down epochs: {why}");
+            self.begin_end(id, EndCause::Failed, reason, Span::ZERO, now, out);
         }
     }
 
@@ -641,7 +683,10 @@ impl AgentState {
                 }
             }
             if matches!(lease.phase, Phase::Waiting { until: None }) {
-                assert!(self.reserving, "a lease waits for epochs that nobody reserves");
+                assert!(
+                    self.reserving != Reserving::No,
+                    "a lease waits for epochs that nobody reserves"
+                );
             }
         }
         if self.terminated.is_some() {
@@ -682,10 +727,7 @@ fn unproven_device(index: GpuIndex) -> Device {
 
 fn blocked_because(taken: &TakenBack) -> String {
     match taken.holders.first() {
-        Some(h) => format!(
-            "process {} of uid {} still holds it by {}: {}",
-            h.pid, h.uid, h.how, h.why
-        ),
+        Some(holder) => holder.to_string(),
         None => "the plugin could not take it back".into(),
     }
 }

@@ -28,7 +28,7 @@ pub(crate) struct Steps {
     /// This program.
     pub(crate) program: PathBuf,
     pub(crate) munge_socket: Option<PathBuf>,
-    /// For what srun says.
+    /// For checkpoints of leases.
     pub(crate) scratch: PathBuf,
     /// Without the plugin there is nobody to give a token to.
     pub(crate) with_token: bool,
@@ -141,7 +141,9 @@ impl Steps {
         } else {
             command.env(TOKEN_VARIABLE, "none");
         }
-        let said = tempfile::tempfile_in(&self.scratch).context("no file for what srun says")?;
+        // In memory: a full disk mustn't keep a lease from starting.
+        let said = rustix::fs::memfd_create("srun", rustix::fs::MemfdFlags::CLOEXEC);
+        let said = File::from(said.context("no file for what srun says")?);
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())

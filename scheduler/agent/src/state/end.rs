@@ -1,8 +1,8 @@
 //! The end of a lease: the holder goes, the plugin takes the devices back, Slurm clears the step away, or each is overdue.
 
 use super::{
-    AgentState, Ending, Isolation, Lease, LeavingStep, Loss, Output, Phase, Rescue, SlurmEnd, SrunWord,
-    blocked_because, failed,
+    AgentState, Ending, Isolation, Lease, LeavingStep, Loss, Output, Phase, Rescue, Reserving, SlurmEnd,
+    SrunWord, blocked_because, failed,
 };
 use hop_api::message::{EndCause, EndedLease, LeaseEnd, Request};
 use hop_handover::token::Look;
@@ -297,6 +297,10 @@ impl AgentState {
                 lease.phase = Phase::Waiting { until: None };
                 again = true;
             }
+        }
+        if self.reserving.again().is_some_and(|at| at <= now) {
+            self.reserving = Reserving::No;
+            again = true;
         }
         if again {
             self.start_waiting(now, out);

@@ -81,7 +81,9 @@ pub(crate) enum Input {
         to: u64,
     },
     /// Reserved epochs could not be put on disk.
-    EpochsFailed,
+    EpochsFailed {
+        why: String,
+    },
     /// A holder has connected; `checkpoint` is an earlier agent's record of its lease.
     HolderUp {
         lease: LeaseId,

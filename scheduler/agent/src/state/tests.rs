@@ -878,8 +878,34 @@ fn a_lease_waits_for_epochs_and_never_runs_without() {
     let mut b = Bench::new();
     b.state.epochs = 356..356;
     b.expect(start(1, 1), &["reserve"]);
-    b.expect(Input::EpochsFailed, &["reserve"]);
     b.expect(Input::Epochs { from: 612, to: 868 }, &["step 1 epoch 612"]);
+}
+
+#[test]
+fn a_lease_fails_at_once_with_the_reason_why_it_has_no_epoch() {
+    let mut b = Bench::new();
+    b.state.epochs = 356..356;
+    b.expect(start(1, 1), &["reserve"]);
+    let full = || Input::EpochsFailed {
+        why: "No space left on device".into(),
+    };
+    let out = b.state.handle(full(), b.now);
+    let reason = out.iter().find_map(|o| match o {
+        Output::Report(Request::LeaseFailed { reason, .. }) => Some(reason.as_str()),
+        _ => None,
+    });
+    assert_eq!(
+        reason,
+        Some("its node can't write down epochs: No space left on device")
+    );
+    // The disk is tried again.
+    b.quiet(start(2, 1));
+    b.tick(999, &[]);
+    b.tick(1_000, &["reserve"]);
+    b.expect(full(), &["forget 2", "failed 2"]);
+    b.tick(2_000, &["reserve"]);
+    b.quiet(Input::Epochs { from: 612, to: 868 });
+    b.expect(start(3, 1), &["step 3 epoch 612"]);
 }
 
 #[test]

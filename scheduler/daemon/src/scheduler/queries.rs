@@ -203,15 +203,13 @@ impl Scheduler {
                     node.reason = format!("nothing is counted: {}", standing.why);
                 }
             }
-            if let Some(reason) = self.drains.reason(&node.node) {
-                let slurm = format!("Slurm drains the node: {reason}");
-                let both = [
-                    slurm.trim_end_matches(": ").to_owned(),
-                    std::mem::take(&mut node.reason),
-                ];
-                let said: Vec<_> = both.into_iter().filter(|text| !text.is_empty()).collect();
-                node.reason = said.join("; ");
-            }
+            let slurm = self.drains.reason(&node.node);
+            let slurm = slurm.map(|reason| format!("Slurm drains the node: {reason}"));
+            let slurm = slurm.map(|said| said.trim_end_matches(": ").to_owned());
+            let known = Some(std::mem::take(&mut node.reason)).filter(|text| !text.is_empty());
+            let said = slurm.into_iter().chain(known);
+            let said: Vec<String> = said.chain(self.failed_starts.told(node.pilot)).collect();
+            node.reason = said.join("; ");
         }
         report
     }

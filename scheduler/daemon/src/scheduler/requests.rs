@@ -253,6 +253,7 @@ impl Scheduler {
                 device_lost,
             } => {
                 warn!(%lease, %pilot, "a lease did not start: {reason}");
+                self.start_failed(pilot, lease, &reason);
                 self.todo.push_back(Input::LeaseFailed {
                     lease,
                     pilot,
@@ -392,6 +393,7 @@ impl Scheduler {
 
     fn lease_started(&mut self, pilot: JobId, lease: LeaseId, handover: Handover) {
         info!(%lease, %pilot, step = handover.step, "a lease has started");
+        self.failed_starts.started(pilot);
         self.records.rows.step(lease, handover.step);
         let devices = handover.devices.iter().map(|d| d.index).collect();
         self.handovers.insert(lease, handover);

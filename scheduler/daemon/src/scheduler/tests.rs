@@ -547,6 +547,30 @@ async fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
     }
 }
 
+#[tokio::test]
+async fn a_pilot_that_starts_no_lease_is_told_in_hop_info() {
+    let mut lending = Lending::new();
+    let reason = |lending: &mut Lending| {
+        let (eve, mut mailbox) = lending.house.connect("eve", Role::Client);
+        match lending.house.ask(eve, &mut mailbox, Request::Info) {
+            Response::Info(info) => info.nodes[0].reason.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let lease = lending.lease();
+    assert_eq!(reason(&mut lending), "");
+    let failed = Request::LeaseFailed {
+        lease,
+        reason: "the plugin refused the handover: no room".into(),
+        device_lost: false,
+    };
+    lending.house.say(lending.agent.0, failed);
+    assert_eq!(
+        reason(&mut lending),
+        "its last lease did not start: the plugin refused the handover: no room"
+    );
+}
+
 /// The plugin was at work when the cell was interrupted: Slurm shows a step, so the row has a start.
 #[tokio::test]
 async fn a_lease_that_was_withdrawn_during_its_handover_was_held() {
