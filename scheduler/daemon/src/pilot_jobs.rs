@@ -166,7 +166,8 @@ pub(crate) struct PilotJobs {
     draining: BTreeSet<JobId>,
     /// Nodes where kernels are.
     homes: BTreeSet<NodeName>,
-    mute: BTreeMap<JobId, Mute>,
+    /// Since when each ticket's job runs without an agent that is up.
+    mute: BTreeMap<JobId, Timestamp>,
     /// Nodes on which the last pilot's agent did not come up.
     failed: BTreeMap<NodeName, Failed>,
     /// Nodes whose pilot Slurm refused or didn't start, and since when.
@@ -405,16 +406,16 @@ impl PilotJobs {
     /// The job's agent has reported, and was refused.
     pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
         self.ours.insert(job, now);
-        self.agents_refused.insert(job, why.clone());
+        self.agents_refused.insert(job, why);
         if self.ticket_with(job).is_some() {
-            self.mute(job, now).refused = Some(why);
+            self.mute.entry(job).or_insert(now);
         }
     }
 
-    fn mute(&mut self, job: JobId, now: Timestamp) -> &mut Mute {
-        self.mute.entry(job).or_insert(Mute {
-            since: now,
-            refused: None,
+    fn mute(&self, job: JobId) -> Option<Mute> {
+        Some(Mute {
+            since: *self.mute.get(&job)?,
+            refused: self.agent_refusal(job).map(str::to_owned),
         })
     }
 
@@ -518,7 +519,7 @@ impl PilotJobs {
                 node: ticket.node.clone(),
                 job,
                 waits: job.and_then(|job| self.waits.get(&job).cloned()),
-                mute: job.and_then(|job| self.mute.get(&job).cloned()),
+                mute: job.and_then(|job| self.mute(job)),
                 rejected: match job {
                     Some(_) => None,
                     None => self.rejected.get(&ticket.target()).cloned(),
@@ -716,12 +717,11 @@ impl PilotJobs {
             }
             return;
         }
-        let Mute { since, refused } = self.mute(job, now).clone();
-        let silent = now.since(since);
+        let silent = now.since(*self.mute.entry(job).or_insert(now));
         if silent < MUTE {
             return;
         }
-        let but = refused.map_or_else(
+        let but = self.agent_refusal(job).map_or_else(
             || "its agent has not reported".to_owned(),
             |why| format!("its agent is refused: {why}"),
         );
