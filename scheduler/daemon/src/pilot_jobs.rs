@@ -144,7 +144,7 @@ pub(crate) enum Failure {
 pub(crate) struct PilotJobs {
     tickets: BTreeMap<u64, Ticket>,
     pauses: BTreeMap<PoolName, Pause>,
-    /// Why sbatch last gave no job, of each pool and partition asked for.
+    /// Why sbatch last gave no job, of each pool and partition asked for. A word against a single node is its ticket's.
     rejected: BTreeMap<Target, String>,
     /// Why the last report of each job's agent was refused.
     agents_refused: BTreeMap<JobId, String>,
@@ -191,6 +191,8 @@ struct Ticket {
     state: State,
     /// Since when its job waits, as seen.
     waits: Option<Timestamp>,
+    /// Slurm's word against the node where it was last asked for.
+    unfit: Option<String>,
     cancelled: bool,
 }
 
@@ -248,6 +250,7 @@ impl PilotJobs {
             ran_on: None,
             state,
             waits: None,
+            unfit: None,
             cancelled: false,
         };
         self.tickets.insert(ticket, entry);
@@ -299,10 +302,12 @@ impl PilotJobs {
         let pool = t.request.pool.clone();
         match &answer {
             Ok(_) => drop(self.rejected.remove(&t.target())),
+            Err(Failure::Unfit(_)) if t.node.is_some() => drop(self.rejected.remove(&t.target())),
             Err(Failure::Uncertain(why) | Failure::No(why) | Failure::Unfit(why)) => {
                 self.rejected.insert(t.target(), one_line(why));
             }
         }
+        t.unfit = None;
         match answer {
             Ok(job) if t.cancelled => {
                 self.tickets.remove(&ticket);
@@ -356,6 +361,7 @@ impl PilotJobs {
             return acts;
         }
         t.state = State::Wanted;
+        t.unfit = Some(one_line(&reason));
         self.tickets.insert(ticket, t);
         if !self.has_better(&pool) {
             self.pause(&pool, now);
@@ -428,18 +434,22 @@ impl PilotJobs {
         self.tickets.get(&ticket).map(|t| &t.request.pool)
     }
 
+    /// Why sbatch last gave no job for the ticket.
+    fn word_against<'a>(&'a self, ticket: &'a Ticket) -> Option<&'a str> {
+        let of_target = || self.rejected.get(&ticket.target());
+        ticket.unfit.as_ref().or_else(of_target).map(String::as_str)
+    }
+
     /// The words with which Slurm has refused the jobs that are still wanted.
-    fn rejections(&self) -> impl Iterator<Item = (&Target, &str)> {
+    fn rejections(&self) -> BTreeMap<Target, &str> {
         let wanted = self.tickets.values().filter(|t| t.is_to_be_submitted());
-        let wanted: BTreeSet<Target> = wanted.map(Ticket::target).collect();
-        let rejected = self.rejected.iter();
-        let rejected = rejected.filter(move |(target, _)| wanted.contains(*target));
-        rejected.map(|(target, why)| (target, why.as_str()))
+        let rejected = wanted.filter_map(|t| Some((t.target(), self.word_against(t)?)));
+        rejected.collect()
     }
 
     /// Why Slurm takes none of the jobs that the pool wants.
     pub(crate) fn rejection(&self, pool: &PoolName) -> Option<&str> {
-        let mut rejections = self.rejections();
+        let mut rejections = self.rejections().into_iter();
         rejections
             .find(|(target, _)| target.0 == *pool)
             .map(|(_, why)| why)
@@ -449,14 +459,12 @@ impl PilotJobs {
     pub(crate) fn rejection_on(&self, node: &NodeName) -> Option<&str> {
         let here = |t: &&Ticket| t.is_to_be_submitted() && t.request.node.as_ref() == Some(node);
         let mut wanted = self.tickets.values().filter(here);
-        wanted
-            .find_map(|t| self.rejected.get(&t.target()))
-            .map(String::as_str)
+        wanted.find_map(|t| self.word_against(t))
     }
 
     /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
-        let rejected = self.rejections().map(|((pool, partition), why)| {
+        let rejected = self.rejections().into_iter().map(|((pool, partition), why)| {
             let partition = partition.as_ref().map(|p| format!(" in partition {p}"));
             let place = partition.unwrap_or_default();
             format!(
@@ -522,7 +530,7 @@ impl PilotJobs {
                 mute: job.and_then(|job| self.mute(job)),
                 rejected: match job {
                     Some(_) => None,
-                    None => self.rejected.get(&ticket.target()).cloned(),
+                    None => self.word_against(ticket).map(str::to_owned),
                 },
             }
         })
@@ -1226,6 +1234,34 @@ mod tests {
         pilot_jobs.submitted(2, Err(Failure::No("no".into())), NOW);
         let said = ["n1", "n2"].map(|node| pilot_jobs.rejection_on(&node.into()));
         assert_eq!(said, [None, Some("no")]);
+    }
+
+    #[test]
+    fn slurms_word_against_a_node_is_told_of_no_other_job() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let on = |node: &str| PilotRequest {
+            node: Some(node.into()),
+            ..request()
+        };
+        let unfit = || Err(Failure::Unfit("no such node".into()));
+        let said = |of: &PilotJobs| {
+            let coming: Vec<_> = of.coming().map(|c| c.rejected).collect();
+            (coming, of.rejection(&pool()).map(str::to_owned))
+        };
+        // The core chose n1, and hears of the refusal.
+        pilot_jobs.want(1, on("n1"), NOW);
+        pilot_jobs.want(2, on("n2"), NOW);
+        pilot_jobs.submitted(1, unfit(), NOW);
+        assert_eq!(said(&pilot_jobs), (vec![None], None));
+        // The third is for any node.
+        pilot_jobs.want(3, request(), NOW);
+        pilot_jobs.submitted(3, unfit(), NOW);
+        let why = Some("no such node".to_owned());
+        assert_eq!(said(&pilot_jobs), (vec![None, why.clone()], why));
+        assert_eq!(pilot_jobs.rejection_on(&"n2".into()), None);
+        pilot_jobs.submit_wanted(later(200));
+        pilot_jobs.submitted(3, Ok(JobId(13)), later(200));
+        assert_eq!(said(&pilot_jobs), (vec![None, None], None));
     }
 
     #[test]
