@@ -429,7 +429,8 @@ impl AgentState {
         if left < EPOCHS_LOW && self.reserving.is_due(now) {
             self.reserving = Reserving::UnderWay;
             out.push(Output::ReserveEpochs {
-                above: self.seen_epoch,
+                // A record that was damaged, and begun anew, is behind this agent's own epochs.
+                above: self.seen_epoch.max(self.epochs.end.saturating_sub(1)),
             });
         }
     }
@@ -453,7 +454,7 @@ impl AgentState {
     fn skip_epochs(&mut self, last: u64) {
         self.seen_epoch = self.seen_epoch.max(last);
         if self.epochs.start <= last {
-            self.epochs.start = self.epochs.end.min(last + 1);
+            self.epochs.start = self.epochs.end.min(last.saturating_add(1));
         }
     }
 

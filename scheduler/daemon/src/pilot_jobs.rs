@@ -10,6 +10,7 @@ use hop_words::id::{GpuType, JobId, NodeName, PoolName};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// squeue shows the first eight letters.
 const NAME: &str = "hop-pool";
@@ -125,8 +126,24 @@ pub(crate) struct Coming {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mute {
     pub since: Timestamp,
-    /// Why `hopd` refused its agent's last report.
-    pub refused: Option<String>,
+    pub down: Option<Down>,
+}
+
+/// Why the agent of a job that runs isn't up, by its last report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Down {
+    /// `hopd` refused the report.
+    Refused(String),
+    CannotStart(String),
+}
+
+impl fmt::Display for Down {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(why) => write!(f, "its agent is refused: {why}"),
+            Self::CannotStart(why) => write!(f, "its agent can't start: {why}"),
+        }
+    }
 }
 
 /// Why sbatch gave no job.
@@ -146,8 +163,8 @@ pub(crate) struct PilotJobs {
     pauses: BTreeMap<PoolName, Pause>,
     /// Why sbatch last gave no job, of each pool and partition asked for. A word against a single node is its ticket's.
     rejected: BTreeMap<Target, String>,
-    /// Why the last report of each job's agent was refused.
-    agents_refused: BTreeMap<JobId, String>,
+    /// Jobs of which the agent has reported, and isn't up.
+    down: BTreeMap<JobId, Down>,
     /// Jobs of ours that nobody knows, and since when.
     orphans: BTreeMap<JobId, Timestamp>,
     missed: BTreeMap<JobId, u8>,
@@ -404,15 +421,15 @@ impl PilotJobs {
     /// An agent is up on the node: the node works.
     pub(crate) fn node_works(&mut self, job: JobId, node: &NodeName) {
         self.mute.remove(&job);
-        self.agents_refused.remove(&job);
+        self.down.remove(&job);
         self.failed.remove(node);
         self.passed_over.remove(node);
     }
 
-    /// The job's agent has reported, and was refused.
-    pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
+    /// The job's agent has reported, and isn't up.
+    pub(crate) fn agent_is_down(&mut self, job: JobId, why: Down, now: Timestamp) {
         self.ours.insert(job, now);
-        self.agents_refused.insert(job, why);
+        self.down.insert(job, why);
         if self.ticket_with(job).is_some() {
             self.mute.entry(job).or_insert(now);
         }
@@ -421,13 +438,13 @@ impl PilotJobs {
     fn mute(&self, job: JobId) -> Option<Mute> {
         Some(Mute {
             since: *self.mute.get(&job)?,
-            refused: self.agent_refusal(job).map(str::to_owned),
+            down: self.down(job).cloned(),
         })
     }
 
-    /// Why the last report of the job's agent was refused.
-    pub(crate) fn agent_refusal(&self, job: JobId) -> Option<&str> {
-        self.agents_refused.get(&job).map(String::as_str)
+    /// Why the job's agent isn't up, if it has said so.
+    pub(crate) fn down(&self, job: JobId) -> Option<&Down> {
+        self.down.get(&job)
     }
 
     pub(crate) fn pool_of_ticket(&self, ticket: u64) -> Option<&PoolName> {
@@ -564,7 +581,9 @@ impl PilotJobs {
             .collect();
         self.draining.retain(|job| ours.contains_key(job));
         self.mute.retain(|job, _| ours.contains_key(job));
-        self.agents_refused.retain(|job, _| ours.contains_key(job));
+        let queued: BTreeSet<JobId> = self.queued().collect();
+        self.down
+            .retain(|job, _| ours.contains_key(job) || queued.contains(job));
         self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
         self.passed_over.retain(|_, at| now.since(*at) < FAILED);
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
@@ -729,10 +748,9 @@ impl PilotJobs {
         if silent < MUTE {
             return;
         }
-        let but = self.agent_refusal(job).map_or_else(
-            || "its agent has not reported".to_owned(),
-            |why| format!("its agent is refused: {why}"),
-        );
+        let but = self
+            .down(job)
+            .map_or_else(|| "its agent has not reported".to_owned(), Down::to_string);
         let reason = format!("Slurm job {job} ran for {:.0} s, and {but}", silent.as_secs_f64());
         acts.push(Act::Scancel(job));
         self.fail(ticket, seen.node.clone(), reason, now, acts);
@@ -774,7 +792,9 @@ impl PilotJobs {
                         }
                     };
                     if over {
-                        let reason = format!("Slurm job {job} ended before its agent was up");
+                        let why = self.down.get(job).map(|why| format!(": {why}"));
+                        let why = why.unwrap_or_default();
+                        let reason = format!("Slurm job {job} ended before its agent was up{why}");
                         // A job that was cancelled before it ran has no node.
                         let node = seen.and_then(|s| s.node.as_ref()).or(t.ran_on.as_ref());
                         failed.push((*ticket, node.cloned(), reason));
@@ -1422,7 +1442,8 @@ mod tests {
         assert_eq!(look(&mut pilot_jobs, 101), []);
         assert_eq!(look(&mut pilot_jobs, 161), [Act::Scancel(JobId(11))]);
         // An agent that is refused is one of ours as well.
-        pilot_jobs.agent_refused(JobId(12), "there is no pool old".into(), later(200));
+        let unknown = Down::Refused("there is no pool old".into());
+        pilot_jobs.agent_is_down(JobId(12), unknown, later(200));
         assert_eq!(look(&mut pilot_jobs, 201), [Act::Scancel(JobId(11))]);
         let acts = look(&mut pilot_jobs, 261);
         assert_eq!(acts, [Act::Scancel(JobId(11)), Act::Scancel(JobId(12))]);
@@ -1480,15 +1501,36 @@ mod tests {
     }
 
     #[test]
+    fn a_pilot_whose_agent_cannot_start_fails_with_the_agents_reason() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let why = Down::CannotStart("epochs.json is of version 2".into());
+        pilot_jobs.agent_is_down(JobId(11), why, later(1));
+        // Slurm may forget the job at once.
+        assert_eq!(pilot_jobs.looked(&[], &BTreeSet::new(), later(2)), []);
+        let over = [seen(11, 1, "n1", Seen::Over)];
+        let (_, _, reason) = failed(pilot_jobs.looked(&over, &BTreeSet::new(), later(3)));
+        let told = "ended before its agent was up: its agent can't start: epochs.json is of version 2";
+        assert!(reason.ends_with(told), "{reason}");
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains(told)),
+            "{problems:?}"
+        );
+    }
+
+    #[test]
     fn a_pilot_whose_agent_is_refused_fails_with_the_reason() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
         pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
-        pilot_jobs.agent_refused(JobId(11), "an older term".into(), later(1));
-        pilot_jobs.agent_refused(JobId(12), "nobody asked for it".into(), later(1));
+        let refused = |why: &str| Down::Refused(why.into());
+        pilot_jobs.agent_is_down(JobId(11), refused("an older term"), later(1));
+        pilot_jobs.agent_is_down(JobId(12), refused("nobody asked for it"), later(1));
         let mute: Vec<_> = pilot_jobs.coming().filter_map(|c| c.mute).collect();
-        let (since, refused) = (later(1), Some("an older term".to_owned()));
-        assert_eq!(mute, [Mute { since, refused }]);
+        let (since, down) = (later(1), Some(refused("an older term")));
+        assert_eq!(mute, [Mute { since, down }]);
         let running = [seen(11, 1, "n1", Seen::Running)];
         assert_eq!(pilot_jobs.looked(&running, &BTreeSet::new(), later(300)), []);
         let (acts, _, reason) = failed(pilot_jobs.looked(&running, &BTreeSet::new(), later(301)));

@@ -853,7 +853,7 @@ fn epochs_are_reserved_before_they_run_out_and_only_grow() {
     b.expect(exited(1), &["end step 1", "forget 1", "failed 1"]);
     b.expect(start(2, 0), &["step 2 epoch 339"]);
     b.expect(exited(2), &["end step 2", "forget 2", "failed 2"]);
-    b.expect(start(3, 0), &["step 3 epoch 340", "reserve"]);
+    b.expect(start(3, 0), &["step 3 epoch 340", "reserve above 355"]);
     b.quiet(Input::Epochs { from: 612, to: 868 });
     b.expect(start(4, 0), &["step 4 epoch 612"]);
 }
@@ -877,7 +877,7 @@ fn where_the_nodes_record_was_lost_epochs_go_on_above_the_plugins() {
 fn a_lease_waits_for_epochs_and_never_runs_without() {
     let mut b = Bench::new();
     b.state.epochs = 356..356;
-    b.expect(start(1, 1), &["reserve"]);
+    b.expect(start(1, 1), &["reserve above 355"]);
     b.expect(Input::Epochs { from: 612, to: 868 }, &["step 1 epoch 612"]);
 }
 
@@ -885,7 +885,7 @@ fn a_lease_waits_for_epochs_and_never_runs_without() {
 fn a_lease_fails_at_once_with_the_reason_why_it_has_no_epoch() {
     let mut b = Bench::new();
     b.state.epochs = 356..356;
-    b.expect(start(1, 1), &["reserve"]);
+    b.expect(start(1, 1), &["reserve above 355"]);
     let full = || Input::EpochsFailed {
         why: "No space left on device".into(),
     };
@@ -901,9 +901,9 @@ fn a_lease_fails_at_once_with_the_reason_why_it_has_no_epoch() {
     // The disk is tried again.
     b.quiet(start(2, 1));
     b.tick(999, &[]);
-    b.tick(1_000, &["reserve"]);
+    b.tick(1_000, &["reserve above 355"]);
     b.expect(full(), &["forget 2", "failed 2"]);
-    b.tick(2_000, &["reserve"]);
+    b.tick(2_000, &["reserve above 355"]);
     b.quiet(Input::Epochs { from: 612, to: 868 });
     b.expect(start(3, 1), &["step 3 epoch 612"]);
 }

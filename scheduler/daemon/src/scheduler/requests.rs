@@ -4,6 +4,7 @@ use super::seats::{Ask, Seat, Waiting};
 use super::{JournalKey, JournalValue, Report, Scheduler};
 use crate::access::{self, Access, Sender};
 use crate::caller::{ConnId, Incoming};
+use crate::pilot_jobs::Down;
 use crate::slurm::Owner;
 use crate::views;
 use hop_api::message::{AgentUp, EndedLease, Handover, NodeStanding, Refusal, Request, Response, ToHopd};
@@ -232,18 +233,23 @@ impl Scheduler {
     // --- agents ---
 
     fn of_agent(&mut self, conn: ConnId, access: &Access, body: Request) -> Result<Answer, Refusal> {
-        if let Request::AgentUp(up) = body {
-            let (pilot, node) = (up.pilot, up.node.clone());
-            return match self.agent_up(conn, *up) {
-                Ok(()) => Ok(DONE),
-                Err(refusal) => {
+        let body = match body {
+            Request::AgentUp(up) => {
+                let (pilot, node) = (up.pilot, up.node.clone());
+                let heard = self.agent_up(conn, *up);
+                if let Err(refusal) = &heard {
                     warn!(%pilot, %node, "an agent is refused: {refusal}");
-                    let now = self.clock.now();
-                    self.pilot_jobs.agent_refused(pilot, refusal.to_string(), now);
-                    Err(refusal)
+                    self.agent_is_down(pilot, Down::Refused(refusal.to_string()));
                 }
-            };
-        }
+                return heard.map(|()| DONE);
+            }
+            Request::AgentFailed { pilot, node, reason } => {
+                warn!(%pilot, %node, "an agent can't start: {reason}");
+                self.agent_is_down(pilot, Down::CannotStart(reason));
+                return Ok(DONE);
+            }
+            body => body,
+        };
         let pilot = access.pilot()?;
         match body {
             Request::LeaseStarted { lease, handover } => self.lease_started(pilot, lease, handover),
@@ -284,6 +290,11 @@ impl Scheduler {
             _ => unreachable!("sorted by its sender"),
         }
         Ok(DONE)
+    }
+
+    fn agent_is_down(&mut self, pilot: JobId, why: Down) {
+        let now = self.clock.now();
+        self.pilot_jobs.agent_is_down(pilot, why, now);
     }
 
     fn node_stands(&mut self, pilot: JobId, standing: NodeStanding) {
