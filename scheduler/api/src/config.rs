@@ -881,6 +881,30 @@ isolation = "devices"
                 "a user's name",
             ),
             (first("operators = [\"\"]"), "operators", "a user's name"),
+            (first("operators = [\"-x\"]"), "operators", "a user's name"),
+            (
+                first("jupyterhub_url = \"https://h\\u0007\""),
+                "jupyterhub_url",
+                "https://HOST",
+            ),
+            (
+                ("/var/lib/gresshopper/hopd", "/".into()),
+                "hopd.state_dir",
+                "not the root",
+            ),
+            (connect("\"999.1.1.1:5\""), "hopd.connect", "HOST:PORT"),
+            (connect("\"-:5\""), "hopd.connect", "HOST:PORT"),
+            (
+                ("mem_mib = 2048", "mem_mib = 1".into()),
+                "seat.mem_mib",
+                "1 is not from 64",
+            ),
+            (pool("mem_mib = 1"), "pool.main.mem_mib", "1 is not from 64"),
+            (
+                pool("gpu_type = \"-x\""),
+                "pool.main.gpu_type",
+                "one name of Slurm's",
+            ),
             (
                 first("operators = [\"eve\", \"eve\"]"),
                 "operators",
@@ -1001,6 +1025,8 @@ isolation = "devices"
     fn settings_without_effect_are_doubted() {
         let doubts = |text: &str| parse(text).unwrap().doubts().join(" ");
         assert_eq!(doubts(WIRING), "");
+        let front = format!("port_range = [17900, 17999]\n{WIRING}");
+        assert!(doubts(&front).contains("hopd's port 17900"));
         let none = WIRING.replace("min_pilots = 4\nmax_pilots = 4", "min_pilots = 0\nmax_pilots = 0");
         assert_eq!(doubts(&none), "Pool main lends nothing: its max_pilots is 0.");
         let both = WIRING.replace("linger_ms = 2000", "linger_ms = 2000\nlinger = {most_s = 9}");

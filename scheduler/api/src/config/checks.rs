@@ -5,7 +5,7 @@ use hop_words::net::PortRange;
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::path::{Component, Path};
 
@@ -13,6 +13,10 @@ use std::path::{Component, Path};
 const MOST_PER_WAIT: f64 = 1e12;
 /// Longest grace that the plugin accepts (`slurm-plugin/handover`).
 const MAX_GRACE_MS: u64 = 30_000;
+/// Least memory of a process or a pilot, in MiB: an agent or an interpreter takes as much.
+const LEAST_MEM_MIB: u64 = 64;
+/// The longest name of a user, an account, a partition or a type.
+const MOST_LETTERS: usize = 255;
 /// Most memory of a process, a pilot or a GPU, in MiB.
 const MOST_MEM_MIB: u64 = 1 << 40;
 /// The longest linger, in milliseconds: ten years.
@@ -101,6 +105,14 @@ impl Config {
         ] {
             path.map_or(Ok(()), |path| check_path(key, path))?;
         }
+        for (key, path) in [
+            ("hopd.state_dir", &self.hopd.state_dir),
+            ("agent.state_dir", &self.agent.state_dir),
+        ] {
+            if path.parent().is_none() {
+                return wrong(key, "a folder of its own is needed, not the root");
+            }
+        }
         if self.agent.state_dir == self.hopd.state_dir {
             return wrong(
                 "agent.state_dir",
@@ -120,6 +132,18 @@ impl Config {
     /// What may be meant, but has no effect or a strange one, in sentences.
     pub fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
+        let listens = self
+            .hopd
+            .listen
+            .rsplit_once(':')
+            .and_then(|(_, port)| port.parse().ok());
+        if let (Some(PortRange(first, last)), Some(port)) = (self.port_range, listens)
+            && (first..=last).contains(&port)
+        {
+            doubts.push(format!(
+                "A front on hopd's host may take hopd's port {port}: it is in port_range."
+            ));
+        }
         for (name, pool) in &self.pool {
             if pool.max_pilots == 0 {
                 doubts.push(format!("Pool {name} lends nothing: its max_pilots is 0."));
@@ -171,7 +195,7 @@ impl Seat {
         check_range("seat.time_limit_min", self.time_limit_min, 0..=MOST_MINUTES)?;
         check_range("seat.replace_before_s", self.replace_before_s, 0..=MOST_BEFORE_S)?;
         check_range("seat.spares", self.spares, 0..=MOST_SPARES)?;
-        check_range("seat.mem_mib", self.mem_mib, 1..=MOST_MEM_MIB)?;
+        check_range("seat.mem_mib", self.mem_mib, LEAST_MEM_MIB..=MOST_MEM_MIB)?;
         check_range("seat.cpus", self.cpus, 1..=u16::MAX)?;
         // The usual kernel must be able to start.
         if let Some(most) = self.most_mem_mib {
@@ -217,8 +241,9 @@ fn check_address<'a>(key: &str, text: &'a str) -> Result<&'a str, Wrong> {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     let of_name = |c: char| c.is_alphanumeric() || "-._".contains(c);
     let is_host = match bare {
-        Some(v6) => v6.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => !host.is_empty() && host.chars().all(of_name),
+        Some(v6) => v6.parse::<Ipv6Addr>().is_ok(),
+        None if host.chars().all(|c| c.is_ascii_digit() || c == '.') => host.parse::<Ipv4Addr>().is_ok(),
+        None => host.chars().all(of_name) && has_letters_of_name(host),
     };
     match port.parse::<u16>() {
         Ok(1..) if is_host => Ok(bare.unwrap_or(host)),
@@ -226,9 +251,14 @@ fn check_address<'a>(key: &str, text: &'a str) -> Result<&'a str, Wrong> {
     }
 }
 
+/// Whether a name begins as no option does, and is neither empty nor endless.
+fn has_letters_of_name(name: &str) -> bool {
+    (1..=MOST_LETTERS).contains(&name.len()) && !name.starts_with('-')
+}
+
 fn check_user(key: &str, name: &str) -> Result<(), Wrong> {
     let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;/*'\"".contains(c);
-    match name.is_empty() || name.contains(foreign) {
+    match name.contains(foreign) || !has_letters_of_name(name) {
         true => wrong(key, &format!("a user's name is needed, not {name:?}")),
         false => Ok(()),
     }
@@ -260,7 +290,9 @@ fn check_url(key: &str, text: &str) -> Result<(), Wrong> {
         .or_else(|| text.strip_prefix("http://"));
     match rest {
         Some(rest)
-            if !rest.starts_with(['/', ':']) && !rest.is_empty() && !text.contains(char::is_whitespace) =>
+            if !rest.starts_with(['/', ':'])
+                && !rest.is_empty()
+                && !text.contains(|c: char| c.is_whitespace() || c.is_control()) =>
         {
             Ok(())
         }
@@ -271,7 +303,7 @@ fn check_url(key: &str, text: &str) -> Result<(), Wrong> {
 /// A name of Slurm's: none of the characters that divide Slurm's lists, and none that a shell or Slurm's tables add.
 fn check_word(key: &str, text: &str) -> Result<(), Wrong> {
     let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;=|*()/\\'\"".contains(c);
-    match text.is_empty() || text.contains(foreign) {
+    match text.contains(foreign) || !has_letters_of_name(text) {
         true => wrong(key, &format!("one name of Slurm's is needed, not {text:?}")),
         false => Ok(()),
     }
@@ -347,7 +379,10 @@ impl Pool {
             check_range("burst.max_pilots", burst.max_pilots, 0..=MOST_PILOTS)?;
         }
         check_once("burst", self.burst.iter().map(|burst| &burst.partition))?;
-        check_range("mem_mib", self.mem_mib, 0..=MOST_MEM_MIB)?;
+        // 0 is Slurm's default.
+        if self.mem_mib != 0 {
+            check_range("mem_mib", self.mem_mib, LEAST_MEM_MIB..=MOST_MEM_MIB)?;
+        }
         check_range("gpu_mem_mib", self.gpu_mem_mib, 0..=MOST_MEM_MIB)?;
         check_range("max_pilots", self.max_pilots, 0..=MOST_PILOTS)?;
         check_range("time_limit_min", self.time_limit_min, 0..=MOST_MINUTES)?;
