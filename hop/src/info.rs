@@ -53,7 +53,12 @@ static FIELDS: [Field<NodeInfo>; 16] = [
     field!("Blocked", 7, "of them that can't be lent", |n| Value::Number(
         n.gpus_blocked.into()
     )),
-    field!("GPUsFree", 8, "of them free", |n| Value::Number(free(n).into())),
+    field!(
+        "GPUsFree",
+        8,
+        "of them free; none of a pilot that takes no new lease (DRAINING) or isn't heard (SILENT)",
+        |n| Value::Number(free(n).into())
+    ),
     field!("GPUTypes", 10, "their types", |n| Value::text(types(n))),
     field!("CPUs", 4, "cores that can be lent", |n| Value::Number(
         n.cpus.into()
@@ -167,11 +172,7 @@ fn in_pieces(name: &str) -> Vec<(String, u64)> {
 /// All nodes in one line.
 fn totals(nodes: &[NodeInfo], waiting: u32) -> String {
     let sum = |of: fn(&NodeInfo) -> u16| nodes.iter().map(|n| u64::from(of(n))).sum::<u64>();
-    let up: u64 = nodes
-        .iter()
-        .filter(|n| n.state == "UP")
-        .map(|n| u64::from(free(n)))
-        .sum();
+    let up = sum(free);
     let all = sum(|n| n.gpus);
     let mut said = format!(
         "{all} GPU{}: {up} free, {} leased, {} lingering",
@@ -190,7 +191,13 @@ fn totals(nodes: &[NodeInfo], waiting: u32) -> String {
     said
 }
 
-fn free(node: &NodeInfo) -> u16 {
+/// GPUs of the pilot that can be lent now.
+pub(crate) fn free(node: &NodeInfo) -> u16 {
+    if node.state == "UP" { idle(node) } else { 0 }
+}
+
+/// GPUs that are neither lent nor blocked.
+pub(crate) fn idle(node: &NodeInfo) -> u16 {
     node.gpus
         .saturating_sub(node.gpus_leased)
         .saturating_sub(node.gpus_lingering)
@@ -215,4 +222,20 @@ fn types(node: &NodeInfo) -> String {
         .filter(|name| !name.is_empty())
         .collect();
     names.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_that_nobody_can_be_lent_are_not_free() {
+        let up = crate::transcripts::info().nodes.swap_remove(0);
+        let idle = idle(&up);
+        assert!(idle > 0 && up.state == "UP");
+        for (state, wanted) in [("UP", idle), ("SILENT", 0), ("DRAINING", 0)] {
+            let state = state.to_owned();
+            assert_eq!(free(&NodeInfo { state, ..up.clone() }), wanted);
+        }
+    }
 }

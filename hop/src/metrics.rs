@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
+use crate::info;
 use hop_api::message::{InfoReport, NodeInfo, QueueQuery, QueueRow, Request, Response};
 use std::fmt::Write as _;
 
@@ -87,13 +88,9 @@ fn gpus(nodes: &[NodeInfo]) -> String {
     let mut text = head("gpus", "GPUs of the pilots, by what they do");
     // A pilot that isn't up has no GPUs yet, and may have neither node nor job to be told by.
     for node in nodes.iter().filter(|node| node.gpus > 0) {
-        let idle = node
-            .gpus
-            .saturating_sub(node.gpus_leased)
-            .saturating_sub(node.gpus_lingering)
-            .saturating_sub(node.gpus_blocked);
-        // Nothing new starts on a draining pilot: its idle GPUs aren't free.
-        let (free, unused) = if node.state == "UP" { (idle, 0) } else { (0, idle) };
+        // Nothing new starts on a draining pilot, or on a silent one.
+        let free = info::free(node);
+        let unused = info::idle(node) - free;
         for (state, count) in [
             ("leased", node.gpus_leased),
             ("lingering", node.gpus_lingering),

@@ -1,7 +1,8 @@
-"""Makes the disk under a seat's log full, or slow.
+"""Makes the disk under a seat's log full, or slow, and the one under the plugin's records full.
 
 The log is a folder of the seat's own. Full: a file system without room lies over the folder, so that no further segment can
-be made. Slow: the kernel lets the seat write a few times a second.
+be made. Slow: the kernel lets the seat write a few times a second. The plugin's records of a node are copied to a file
+system without further room, which lies over their folder.
 """
 
 from __future__ import annotations
@@ -62,6 +63,27 @@ def full(pid: int) -> Iterator[None]:
         if not Path(f"/proc/{pid}").exists():
             # The seat has ended and could not remove it.
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def full_of_records(cluster: Cluster, node: str) -> Iterator[None]:
+    folder = cluster.base / "run/gresshopper" / node
+    crowded = cluster.base / "run" / f"crowded-{node}"
+    crowded.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", str(crowded)], check=True)
+    try:
+        shutil.copytree(folder, crowded, dirs_exist_ok=True)
+        with contextlib.suppress(OSError), (crowded / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        subprocess.run(["mount", "--bind", str(crowded), str(folder)], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+    finally:
+        subprocess.run(["umount", "-l", str(crowded)], check=True)
+        crowded.rmdir()
 
 
 def written(group: Path) -> int:

@@ -4,11 +4,13 @@ and all variables are alive."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Iterator
 
+import disks
 import pytest
 from harness import (
     OPENABLE,
@@ -195,9 +197,48 @@ def test_pilot_taken_away_and_the_user_is_told(cluster: Cluster, alice: Notebook
     cluster.run("root", *argv)
     got = alice.wait(cell, 60)
     assert got["done"], got
+    assert booked(cluster) == ["PREEMPTED", "PREEMPTED"]
     assert alice.execute("print(x)")["text"] == "41\n"
     until("that pilot is gone", lambda: pilot not in jobs(cluster), 60)
     next_cell_works(cluster, alice)
+
+
+def test_a_lease_whose_step_is_cancelled_is_booked_so(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    step, _ = cluster.steps("alice")[0].split(" ", 1)
+    cluster.run("root", "scancel", step)
+    assert alice.wait(cell, 60)["done"]
+    assert booked(cluster) == ["CANCELLED", "CANCELLED"]
+    next_cell_works(cluster, alice)
+
+
+def test_a_node_without_room_for_the_plugins_records_is_told_and_counted(cluster: Cluster, alice: Notebook) -> None:
+    if cluster.variant != "v1":
+        pytest.skip("slurmd has mounts of its own here")
+
+    def reason() -> str:
+        return next(str(row["reason"]) for row in cluster.hop("info")["rows"] if row["node"] == node)
+
+    node = alice.execute("import os; print(os.environ['SLURMD_NODENAME'])")["text"].strip()
+    next_cell_works(cluster, alice)
+    with disks.full_of_records(cluster, node):
+        got = alice.execute("%%gpu 1\nprint(x)", timeout=90)
+        assert got["status"] == "error"
+        for told in (got["reply"]["evalue"], reason()):
+            assert "the node's records: " in told and "No space left on device" in told, told
+        assert re.search(r"its last \d leases did not start: ", reason()), reason()
+    next_cell_works(cluster, alice)
+    assert reason() == ""
+
+
+def booked(cluster: Cluster) -> list[str]:
+    """How alice's last lease and its last cell ended."""
+
+    def rows() -> list[str]:
+        return cluster.run("alice", "hop", "acct", "-n", "-P", "-o", "state").split()
+
+    until("the lease's end is booked", lambda: not {"RUNNING", "LINGERING"} & set(rows()), 30)
+    return rows()[-2:]
 
 
 def jobs(cluster: Cluster) -> list[str]:

@@ -4,6 +4,16 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
+macro_rules! number_in_decimal {
+    ($name:ident) => {
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
 /// A newtype over a number, written in decimal.
 macro_rules! number_id {
     ($(#[$doc:meta])* $name:ident, $repr:ty) => {
@@ -12,11 +22,7 @@ macro_rules! number_id {
         #[serde(transparent)]
         pub struct $name(pub $repr);
 
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
+        number_in_decimal!($name);
 
         impl std::str::FromStr for $name {
             type Err = std::num::ParseIntError;
@@ -112,12 +118,14 @@ number_id!(
     Epoch,
     u64
 );
-number_id!(
-    /// The term of a `hopd`: grows by one with every start of a daemon on a state directory. Agents refuse orders of a
-    /// term below the highest seen.
-    Term,
-    u64
-);
+/// The term of a `hopd`: grows by one with every start of a daemon on a state directory. Agents refuse orders of a
+/// term below the highest seen. Files and messages with a higher number than [`Term::MOST`] are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "u64", try_from = "u64")]
+pub struct Term(pub u64);
+
+number_in_decimal!(Term);
+
 number_id!(
     /// An executor's term of office, counted by the kernel's own log. Only the highest tenure speaks for the kernel.
     /// 0 belongs to a kernel without a log.
@@ -130,6 +138,33 @@ number_id!(
     GpuIndex,
     u16
 );
+
+/// A number that no `hopd` ever reaches by its starts: a damaged file, or a forged one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is no term of a hopd: the highest is {most}", most = Term::MOST.0)]
+pub struct NoTerm(pub u64);
+
+impl Term {
+    /// A start each millisecond for thirty years. Ids are made of a term and a counter, and have to fit into 63 bits.
+    pub const MOST: Self = Self(1_000_000_000_000);
+}
+
+impl From<Term> for u64 {
+    fn from(term: Term) -> Self {
+        term.0
+    }
+}
+
+impl TryFrom<u64> for Term {
+    type Error = NoTerm;
+
+    fn try_from(number: u64) -> Result<Self, NoTerm> {
+        match Self(number) {
+            term if term <= Self::MOST => Ok(term),
+            _ => Err(NoTerm(number)),
+        }
+    }
+}
 
 /// One replica of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -154,5 +189,25 @@ pub struct CellRef {
 impl fmt::Display for CellRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.kernel, self.cell)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_term_beyond_all_starts_is_refused_in_a_sentence() {
+        let most = serde_json::from_str::<Term>("1000000000000").unwrap();
+        assert_eq!(
+            (most, serde_json::to_string(&most).unwrap().as_str()),
+            (Term::MOST, "1000000000000")
+        );
+        let refused = serde_json::from_str::<Term>("18446744073709551615").unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "18446744073709551615 is no term of a hopd: the highest is 1000000000000"
+        );
+        assert!(serde_json::from_str::<Term>("-1").is_err());
     }
 }

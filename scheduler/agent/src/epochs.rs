@@ -4,6 +4,10 @@
 //! rename, fsync of the directory) under a lock. Epochs are reserved in blocks, to spare each lease an fsync. An agent
 //! reserves a fresh block when it starts, and a device comes to a pilot only with the pilot's start: epochs of one
 //! device always grow.
+//!
+//! A damaged file is set aside, and a new one begun, as if there had been none: the plugin keeps each device's last
+//! epoch itself, refuses any that isn't greater, and names the last. See "Terms" in `docs/control-wire.md`. A file of a
+//! newer release isn't damaged, and stays.
 
 use hop_words::id::Term;
 use serde::{Deserialize, Serialize};
@@ -11,12 +15,17 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use tracing::warn;
 
 /// Epochs of one reservation.
 pub(crate) const BLOCK: u64 = 256;
 const FILE: &str = "epochs.json";
+/// The last damaged record.
+const DAMAGED: &str = "epochs.json.damaged";
 const LOCK: &str = "epochs.lock";
 const VERSION: u32 = 1;
+/// No node ever gives out so many epochs: a damaged record.
+const MOST_EPOCHS: u64 = 1 << 60;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,6 +34,20 @@ struct Record {
     term: Term,
     /// The first epoch that nobody has reserved.
     next_epoch: u64,
+}
+
+impl Record {
+    /// What is known of a node without a record.
+    const FIRST: Self = Self {
+        version: VERSION,
+        term: Term(0),
+        next_epoch: 1,
+    };
+}
+
+#[derive(Deserialize)]
+struct VersionOnly {
+    version: u32,
 }
 
 /// Why the record could not be read or written. The agent lends nothing then.
@@ -36,8 +59,16 @@ pub(crate) enum EpochError {
         #[source]
         source: io::Error,
     },
-    #[error("{path} is not a record of this release: {reason}")]
-    Unreadable { path: PathBuf, reason: String },
+    #[error(
+        "{path} is of version {found}, this release knows {VERSION}: install the newer release of the agent again"
+    )]
+    Newer { path: PathBuf, found: u32 },
+    #[error("{path} is damaged: {reason}")]
+    Damaged { path: PathBuf, reason: String },
+    #[error(
+        "no epoch is greater than {last}, the plugin's last: its records of this node's GPUs are damaged"
+    )]
+    UsedUp { last: u64 },
     #[error("{path} belongs to uid {owner} with mode {mode:o}; it must be the agent's own and 700")]
     Exposed { path: PathBuf, owner: u32, mode: u32 },
 }
@@ -77,13 +108,16 @@ impl Epochs {
 
     /// The highest term obeyed by any agent of this node.
     pub(crate) fn term(&self) -> Result<Term, EpochError> {
-        Ok(self.read()?.term)
+        match self.read() {
+            Err(EpochError::Damaged { .. }) => self.raise_term(Term(0)),
+            read => Ok(read?.term),
+        }
     }
 
     /// Puts a term on disk if higher than the stored term; returns the highest.
     pub(crate) fn raise_term(&self, term: Term) -> Result<Term, EpochError> {
         let _lock = self.lock()?;
-        let mut record = self.read()?;
+        let mut record = self.read_or_begin_anew()?;
         if term > record.term {
             record.term = term;
             self.write(record)?;
@@ -94,8 +128,11 @@ impl Epochs {
     /// Reserves the next [`BLOCK`] epochs, all greater than `above`: from the first to one past the last.
     pub(crate) fn reserve(&self, above: u64) -> Result<(u64, u64), EpochError> {
         let _lock = self.lock()?;
-        let mut record = self.read()?;
-        let from = record.next_epoch.max(above + 1);
+        let mut record = self.read_or_begin_anew()?;
+        let from = record.next_epoch.max(above.saturating_add(1));
+        if from > MOST_EPOCHS {
+            return Err(EpochError::UsedUp { last: above });
+        }
         record.next_epoch = from + BLOCK;
         self.write(record)?;
         Ok((from, record.next_epoch))
@@ -118,26 +155,47 @@ impl Epochs {
         Ok(file)
     }
 
+    /// Reads the record under the lock. A damaged one is set aside first.
+    fn read_or_begin_anew(&self) -> Result<Record, EpochError> {
+        match self.read() {
+            Err(EpochError::Damaged { path, reason }) => {
+                let aside = self.dir.join(DAMAGED);
+                std::fs::rename(&path, &aside).map_err(|source| EpochError::Io {
+                    path: path.clone(),
+                    source,
+                })?;
+                warn!(
+                    "{} was damaged ({reason}) and is {} now: epochs go on above the plugin's last, and the term is \
+                     hopd's next",
+                    path.display(),
+                    aside.display()
+                );
+                Ok(Record::FIRST)
+            }
+            read => read,
+        }
+    }
+
     fn read(&self) -> Result<Record, EpochError> {
         let path = self.dir.join(FILE);
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Ok(Record {
-                    version: VERSION,
-                    term: Term(0),
-                    next_epoch: 1,
-                });
-            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Record::FIRST),
             Err(source) => return Err(EpochError::Io { path, source }),
         };
-        let unreadable = |reason: String| EpochError::Unreadable {
+        let damaged = |reason: String| EpochError::Damaged {
             path: path.clone(),
             reason,
         };
-        let record: Record = serde_json::from_slice(&text).map_err(|e| unreadable(e.to_string()))?;
-        if record.version != VERSION {
-            return Err(unreadable(format!("version {}", record.version)));
+        let text = std::str::from_utf8(&text).map_err(|e| damaged(e.to_string()))?;
+        let VersionOnly { version } = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
+        if version > VERSION {
+            let found = version;
+            return Err(EpochError::Newer { path, found });
+        }
+        let record: Record = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
+        if record.next_epoch > MOST_EPOCHS {
+            return Err(damaged(format!("no node comes to epoch {}", record.next_epoch)));
         }
         Ok(record)
     }
@@ -197,17 +255,48 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_or_newer_record_is_refused_and_left_alone() {
+    fn a_newer_record_is_refused_and_left_alone() {
         let (dir, epochs) = epochs();
         let file = dir.path().join("n1").join(FILE);
-        for text in ["", "{", r#"{"version":2,"term":1,"next_epoch":5}"#] {
-            std::fs::write(&file, text).unwrap();
-            assert!(
-                matches!(epochs.reserve(0), Err(EpochError::Unreadable { .. })),
-                "{text}"
-            );
-            assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+        let text = r#"{"version":2,"terms":[1]}"#;
+        std::fs::write(&file, text).unwrap();
+        let error = epochs.reserve(0).unwrap_err();
+        assert!(matches!(error, EpochError::Newer { found: 2, .. }), "{error}");
+        assert!(epochs.term().is_err() && epochs.raise_term(Term(3)).is_err());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    }
+
+    #[test]
+    fn a_damaged_record_is_set_aside_and_epochs_go_on_above_the_plugins() {
+        for text in [
+            "",
+            "{",
+            "\0\0\0\0",
+            r#"{"version":1,"term":1}"#,
+            r#"{"version":1,"term":18446744073709551615,"next_epoch":5}"#,
+            r#"{"version":1,"term":1,"next_epoch":18446744073709551615}"#,
+        ] {
+            let (dir, epochs) = epochs();
+            let file = |name| dir.path().join("n1").join(name);
+            std::fs::write(file(FILE), text).unwrap();
+            assert_eq!(epochs.term().unwrap(), Term(0), "{text}");
+            assert_eq!(std::fs::read_to_string(file(DAMAGED)).unwrap(), text);
+            assert_eq!(epochs.raise_term(Term(4)).unwrap(), Term(4));
+            std::fs::write(file(FILE), text).unwrap();
+            // An agent that runs, and has heard of the plugin's epoch 900.
+            assert_eq!(epochs.reserve(900).unwrap(), (901, 901 + BLOCK));
         }
+    }
+
+    #[test]
+    fn epochs_never_overflow() {
+        let (_dir, epochs) = epochs();
+        let error = epochs.reserve(u64::MAX).unwrap_err().to_string();
+        assert!(
+            error.contains("18446744073709551615, the plugin's last"),
+            "{error}"
+        );
+        assert_eq!(epochs.reserve(0).unwrap().0, 1);
     }
 
     #[test]

@@ -34,6 +34,8 @@ use tracing::{debug, info, warn};
 const GATHER: Duration = Duration::from_millis(1500);
 /// Time after which a dead agent's steps without holders are given up. Longer than a holder's patience.
 const ORPHANS: Duration = Duration::from_secs(12);
+/// How long an agent that can't start tries to tell `hopd`.
+const TELLING: Duration = Duration::from_secs(5);
 /// How long a peer on the socket may take for its line.
 const LINE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -68,8 +70,32 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         .with_context(|| format!("the configuration has no pool {pool_name}"))?
         .clone();
     let pilot = pilot::discover(&pool).await?;
+    let begun = match begin(&config, &pool, pool_name, &pilot) {
+        Ok(begun) => begun,
+        Err(error) => {
+            tell_of_failure(&config, &pilot, chain(&*error)).await;
+            return Err(error);
+        }
+    };
+    let (mut agent, inbox, first) = begun;
+    agent.perform(vec![Output::ReserveEpochs { above: 0 }]);
+    let look = agent.state.first_look();
+    agent.perform(look.into_iter().collect());
+    agent.live(&config, inbox, first, &pilot).await?;
+    let _ = std::fs::remove_file(&agent.steps.socket);
+    let _ = std::fs::remove_file(marker(&agent.steps.scratch, pilot.job));
+    info!("the agent is done");
+    Ok(())
+}
+
+/// The agent with its inbox, and whether it is the pilot's first.
+type Begun = (Agent, mpsc::UnboundedReceiver<Event>, bool);
+
+/// Opens the node's record and the socket.
+fn begin(config: &Config, pool: &Pool, pool_name: PoolName, pilot: &Pilot) -> Result<Begun> {
     let dir = config.agent.state_dir.join(pilot.node.as_str());
     let epochs = Epochs::open(&dir)?;
+    let term = epochs.term()?;
     let first = mark_start(&dir, pilot.job)?;
     let socket = socket_of(&dir, pilot.job);
     let listener = listen(&socket)?;
@@ -77,28 +103,40 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     tokio::spawn(accept(listener, events.clone()));
     tokio::spawn(terminated(events.clone())?);
 
-    let state = AgentState::new(pilot_facts(&config, &pool, pool_name, &pilot, epochs.term()?));
+    let state = AgentState::new(pilot_facts(config, pool, pool_name, pilot, term));
     info!(node = %pilot.node, pilot = %pilot.job, gpus = pilot.gpus.len(), again = !first, "the agent starts");
     if pool.isolation == PoolIsolation::None {
         warn!("isolation is \"none\": nothing keeps a GPU from processes without a lease");
     }
     let steps = Steps {
         pilot: pilot.job,
-        socket: socket.clone(),
+        socket,
         program: std::env::current_exe()?,
         munge_socket: config.munge_socket.clone(),
-        scratch: dir.clone(),
+        scratch: dir,
         with_token: pool.isolation == PoolIsolation::Devices,
     };
-    let mut agent = Agent::new(state, epochs, steps, pool.grace(), events);
-    agent.perform(vec![Output::ReserveEpochs { above: 0 }]);
-    let look = agent.state.first_look();
-    agent.perform(look.into_iter().collect());
-    agent.live(&config, inbox, first, &pilot).await?;
-    let _ = std::fs::remove_file(&socket);
-    let _ = std::fs::remove_file(marker(&dir, pilot.job));
-    info!("the agent is done");
-    Ok(())
+    let agent = Agent::new(state, epochs, steps, pool.grace(), events);
+    Ok((agent, inbox, first))
+}
+
+/// Tells `hopd` why no agent comes up in this pilot, if `hopd` answers soon: the log is on the node alone.
+async fn tell_of_failure(config: &Config, pilot: &Pilot, reason: String) {
+    let tell = async {
+        let (client, mut items) = client::start(client::Options::from_config(config, Role::Agent)?);
+        while !matches!(items.next().await, Some(Item::Connected(_)) | None) {}
+        let failed = Request::AgentFailed {
+            pilot: pilot.job,
+            node: pilot.node.clone(),
+            reason,
+        };
+        client.request(failed).await
+    };
+    match tokio::time::timeout(TELLING, tell).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => warn!("hopd could not be told: {}", chain(&error)),
+        Err(_) => warn!("hopd could not be told: it does not answer"),
+    }
 }
 
 fn pilot_facts(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term: Term) -> PilotFacts {
@@ -516,8 +554,8 @@ impl Agent {
             };
             pid.store(0, Ordering::Relaxed);
             debug!(%lease, detail, "srun ended");
-            let away = steps::found_no_slurmctld(&detail);
-            let _ = events.send(Event::Input(Input::StepExited { lease, detail, away }));
+            let word = steps::word_of(&detail);
+            let _ = events.send(Event::Input(Input::StepExited { lease, detail, word }));
         });
     }
 
@@ -594,10 +632,9 @@ impl Agent {
                 let _ = events.send(Event::Input(Input::Epochs { from, to }));
             }
             Err(error) => {
-                // Without epochs no lease starts: try again, since a full disk may have room later.
-                warn!("epochs can't be reserved: {:#}", anyhow::Error::from(error));
-                std::thread::sleep(Duration::from_secs(1));
-                let _ = events.send(Event::Input(Input::EpochsFailed));
+                let why = chain(&error);
+                warn!("epochs can't be reserved: {why}");
+                let _ = events.send(Event::Input(Input::EpochsFailed { why }));
             }
         });
     }
@@ -762,8 +799,8 @@ mod tests {
             panic!("it could be written")
         };
         assert_eq!((term, epochs.term().unwrap()), (Term(6), Term(6)));
-        // A record that can't be read.
-        std::fs::write(here.join("epochs.json"), "{").unwrap();
+        // A newer release's record.
+        std::fs::write(here.join("epochs.json"), r#"{"version":2}"#).unwrap();
         agent.item(connected(7)).await.unwrap();
         agent.item(release(7)).await.unwrap();
         assert_eq!(agent.state.term(), Term(7));

@@ -20,7 +20,7 @@ use hop_words::id::{Epoch, GpuIndex, LeaseId, Term, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, Waits};
+pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, SlurmEnd, SrunWord, Waits};
 use term::Keeping;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) struct AgentState {
     terminated: Option<Timestamp>,
     steps_used: u32,
     epochs: std::ops::Range<u64>,
-    reserving: bool,
+    reserving: Reserving,
     /// The greatest epoch reported by the plugin.
     seen_epoch: u64,
     leases: BTreeMap<LeaseId, Lease>,
@@ -107,6 +107,8 @@ struct Ending {
     device_lost: bool,
     rescue: Rescue,
     deadline: Timestamp,
+    /// Until when the end of a lost step is kept back: it may yet turn out who ended the step.
+    word_by: Option<Timestamp>,
     grace: Span,
 }
 
@@ -128,6 +130,35 @@ enum Rescue {
     Failed,
 }
 
+/// How the next block of epochs stands to the node's disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reserving {
+    No,
+    UnderWay,
+    /// The disk is full or broken. The next try follows at `again`.
+    Failed {
+        again: Timestamp,
+    },
+}
+
+impl Reserving {
+    fn is_due(self, now: Timestamp) -> bool {
+        match self {
+            Self::No => true,
+            Self::UnderWay => false,
+            Self::Failed { again } => again <= now,
+        }
+    }
+
+    /// When the next try is due.
+    fn again(self) -> Option<Timestamp> {
+        match self {
+            Self::Failed { again } => Some(again),
+            Self::No | Self::UnderWay => None,
+        }
+    }
+}
+
 /// How often Slurm is asked for a step anew without having said no.
 const SRUNS: u8 = 2;
 
@@ -144,7 +175,7 @@ impl AgentState {
             terminated: None,
             steps_used: 0,
             epochs: 0..0,
-            reserving: false,
+            reserving: Reserving::No,
             seen_epoch: 0,
             leases: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -168,10 +199,7 @@ impl AgentState {
             Input::TermFailed { term, why } => self.term_failed(term, &why, now, &mut out),
             Input::Order(order) => self.order(order, now, &mut out),
             Input::Epochs { from, to } => self.epochs(from, to, now, &mut out),
-            Input::EpochsFailed => {
-                self.reserving = false;
-                self.start_waiting(now, &mut out);
-            }
+            Input::EpochsFailed { why } => self.epochs_failed(&why, now, &mut out),
             Input::HolderUp {
                 lease,
                 step,
@@ -180,8 +208,8 @@ impl AgentState {
             } => self.holder_up(lease, step, gpus, checkpoint, now, &mut out),
             Input::HolderGone { lease } => self.holder_gone(lease, now, &mut out),
             Input::Confirmed(confirmation) => self.confirmed(confirmation, now, &mut out),
-            Input::StepExited { lease, detail, away } => {
-                self.step_exited(lease, &detail, away, now, &mut out);
+            Input::StepExited { lease, detail, word } => {
+                self.step_exited(lease, &detail, word, now, &mut out);
             }
             Input::RescueExited { lease, detail } => self.rescue_exited(lease, &detail, now, &mut out),
             Input::ExecutorGone { lease } => {
@@ -212,11 +240,16 @@ impl AgentState {
             Phase::Live { .. } => l.holder_due,
             Phase::Starting { deadline, again } => Some(again.unwrap_or(*deadline)),
             Phase::Restarting { deadline } => Some(*deadline),
-            Phase::Ending(ending) => Some(ending.deadline),
+            Phase::Ending(ending) => Some(
+                ending
+                    .word_by
+                    .map_or(ending.deadline, |by| by.min(ending.deadline)),
+            ),
         });
         let farewell = self.idle_since.map(|t| t + self.facts.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);
         let own = self.look_at.into_iter().chain(self.keep_term_at());
+        let own = own.chain(self.reserving.again());
         leases.chain(leaving).chain(farewell).chain(own).min()
     }
 
@@ -366,7 +399,7 @@ impl AgentState {
     }
 
     fn epochs(&mut self, from: u64, to: u64, now: Timestamp, out: &mut Vec<Output>) {
-        self.reserving = false;
+        self.reserving = Reserving::No;
         if from >= self.epochs.end && from > self.seen_epoch {
             // The rest of the last block is skipped: epochs need only grow.
             self.epochs = from..to;
@@ -393,11 +426,27 @@ impl AgentState {
             });
         }
         let left = self.epochs.end - self.epochs.start;
-        if left < EPOCHS_LOW && !self.reserving {
-            self.reserving = true;
+        if left < EPOCHS_LOW && self.reserving.is_due(now) {
+            self.reserving = Reserving::UnderWay;
             out.push(Output::ReserveEpochs {
-                above: self.seen_epoch,
+                // A record that was damaged, and begun anew, is behind this agent's own epochs.
+                above: self.seen_epoch.max(self.epochs.end.saturating_sub(1)),
             });
+        }
+    }
+
+    /// Fails the leases that wait for an epoch, for `hopd` to turn to another node with the reason. The disk is tried
+    /// again after a pause.
+    fn epochs_failed(&mut self, why: &str, now: Timestamp, out: &mut Vec<Output>) {
+        self.reserving = Reserving::Failed {
+            again: now + self.facts.waits.disk,
+        };
+        let waits = |l: &Lease| matches!(l.phase, Phase::Waiting { until: None });
+        let waiting = self.leases.iter().filter(|(_, l)| waits(l));
+        let waiting: Vec<LeaseId> = waiting.map(|(id, _)| *id).collect();
+        for id in waiting {
+            let reason = format!("its node can't write down epochs: {why}");
+            self.begin_end(id, EndCause::Failed, reason, Span::ZERO, now, out);
         }
     }
 
@@ -405,7 +454,7 @@ impl AgentState {
     fn skip_epochs(&mut self, last: u64) {
         self.seen_epoch = self.seen_epoch.max(last);
         if self.epochs.start <= last {
-            self.epochs.start = self.epochs.end.min(last + 1);
+            self.epochs.start = self.epochs.end.min(last.saturating_add(1));
         }
     }
 
@@ -635,7 +684,10 @@ impl AgentState {
                 }
             }
             if matches!(lease.phase, Phase::Waiting { until: None }) {
-                assert!(self.reserving, "a lease waits for epochs that nobody reserves");
+                assert!(
+                    self.reserving != Reserving::No,
+                    "a lease waits for epochs that nobody reserves"
+                );
             }
         }
         if self.terminated.is_some() {
@@ -676,10 +728,7 @@ fn unproven_device(index: GpuIndex) -> Device {
 
 fn blocked_because(taken: &TakenBack) -> String {
     match taken.holders.first() {
-        Some(h) => format!(
-            "process {} of uid {} still holds it by {}: {}",
-            h.pid, h.uid, h.how, h.why
-        ),
+        Some(holder) => holder.to_string(),
         None => "the plugin could not take it back".into(),
     }
 }

@@ -3,6 +3,7 @@
 //! Arguments are arrays, never a shell's; the token travels in the environment, in a credential that root
 //! alone can open, and is logged nowhere.
 
+use crate::state::{SlurmEnd, SrunWord};
 use anyhow::{Context, Result};
 use hop_api::message::StartLease;
 use hop_handover::token::{KernelProcess, Lend, Look, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
@@ -27,7 +28,7 @@ pub(crate) struct Steps {
     /// This program.
     pub(crate) program: PathBuf,
     pub(crate) munge_socket: Option<PathBuf>,
-    /// For what srun says.
+    /// For checkpoints of leases.
     pub(crate) scratch: PathBuf,
     /// Without the plugin there is nobody to give a token to.
     pub(crate) with_token: bool,
@@ -140,7 +141,9 @@ impl Steps {
         } else {
             command.env(TOKEN_VARIABLE, "none");
         }
-        let said = tempfile::tempfile_in(&self.scratch).context("no file for what srun says")?;
+        // In memory: a full disk mustn't keep a lease from starting.
+        let said = rustix::fs::memfd_create("srun", rustix::fs::MemfdFlags::CLOEXEC);
+        let said = File::from(said.context("no file for what srun says")?);
         let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -208,11 +211,7 @@ fn describe(status: std::io::Result<ExitStatus>, said: &mut File) -> String {
     let mut text = String::new();
     let _ = said.seek(SeekFrom::Start(0));
     let _ = said.take(4096).read_to_string(&mut text);
-    let last = text
-        .lines()
-        .map(str::trim)
-        .rfind(|l| !l.is_empty())
-        .unwrap_or_default();
+    let last = telling_line(&text);
     let status = match status {
         Ok(status) => status.to_string(),
         Err(e) => system_words(&e),
@@ -224,8 +223,42 @@ fn describe(status: std::io::Result<ExitStatus>, said: &mut File) -> String {
     }
 }
 
+/// The line that tells most of a step's end: slurmstepd's own, else the last.
+fn telling_line(text: &str) -> &str {
+    let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty());
+    let last = lines.clone().next_back();
+    let stepds = lines.rfind(|l| ended_by_slurm(l).is_some());
+    stepds.or(last).unwrap_or_default()
+}
+
+/// What an srun's words tell of its step.
+pub(crate) fn word_of(said: &str) -> SrunWord {
+    match ended_by_slurm(said) {
+        Some(by) => SrunWord::Ended(by),
+        None if found_no_slurmctld(said) => SrunWord::Away,
+        None => SrunWord::None,
+    }
+}
+
+/// Slurm's reason for a step's end, by slurmstepd's words: "*** STEP 7.1 ON n1 CANCELLED AT (time) DUE TO PREEMPTION ***".
+fn ended_by_slurm(said: &str) -> Option<SlurmEnd> {
+    let (_, told) = said.split_once("*** STEP ")?;
+    let (_, told) = told.split_once(" CANCELLED AT ")?;
+    let (told, _) = told.split_once(" ***")?;
+    let Some((_, due_to)) = told.split_once(" DUE TO ") else {
+        return Some(SlurmEnd::Cancelled);
+    };
+    match due_to {
+        "TIME LIMIT" => Some(SlurmEnd::TimeLimit),
+        "PREEMPTION" => Some(SlurmEnd::Preempted),
+        "JOB REQUEUE" => Some(SlurmEnd::Requeued),
+        node if node.starts_with("NODE FAILURE") => Some(SlurmEnd::NodeFailed),
+        _ => None,
+    }
+}
+
 /// Whether an srun ended because there was no slurmctld to ask, by the words of 22.05 to 24.11.
-pub(crate) fn found_no_slurmctld(said: &str) -> bool {
+fn found_no_slurmctld(said: &str) -> bool {
     [
         "Unable to contact slurm controller",
         "Socket timed out on send/recv operation",
@@ -309,6 +342,31 @@ mod tests {
         typed.gpu_type = Some("h100".into());
         let typed = lease_args(&typed, Path::new("/a"), socket);
         assert!(typed.contains(&"--gres=gpu:h100:1".to_owned()) && typed.contains(&"-c1".to_owned()));
+    }
+
+    #[test]
+    fn slurms_reason_for_a_steps_end_is_read_from_sruns_words() {
+        let told = |due: &str| {
+            format!(
+                "slurmstepd: error: *** STEP 12.3 ON n1 CANCELLED AT 2026-11-30T12:00:00{due} ***\n\
+                 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+            )
+        };
+        for (due, by) in [
+            ("", SlurmEnd::Cancelled),
+            (" DUE TO PREEMPTION", SlurmEnd::Preempted),
+            (" DUE TO TIME LIMIT", SlurmEnd::TimeLimit),
+            (" DUE TO JOB REQUEUE", SlurmEnd::Requeued),
+            (
+                " DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS",
+                SlurmEnd::NodeFailed,
+            ),
+        ] {
+            assert_eq!(word_of(telling_line(&told(due))), SrunWord::Ended(by), "{due}");
+        }
+        let away = "srun: error: Unable to contact slurm controller (connect failure)";
+        assert_eq!(word_of(telling_line(&format!("{away}\n\n"))), SrunWord::Away);
+        assert_eq!(word_of("srun: error: n1: task 0: Killed"), SrunWord::None);
     }
 
     #[test]

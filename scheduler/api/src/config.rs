@@ -867,6 +867,191 @@ isolation = "devices"
     }
 
     #[test]
+    fn odd_values_are_named_in_a_sentence() {
+        let hopd = |line: &str| ("[hopd]", format!("[hopd]\n{line}"));
+        let quota = |line: &str| ("[agent]", format!("[quota]\n{line}\n[agent]"));
+        let seat = |line: &str| ("cpus = 1\n", format!("cpus = 1\n{line}\n"));
+        let pool = |line: &str| ("linger_ms = 2000", line.to_owned());
+        let first = |line: &str| ("operators = [\"root\"]", line.to_owned());
+        let connect = |addresses: &str| {
+            (
+                "connect = [\"127.0.0.1:17900\"]",
+                format!("connect = [{addresses}]"),
+            )
+        };
+        for ((from, to), key, reason) in [
+            (
+                ("gresshopper\"\noper", "0\"\noper".into()),
+                "service_user",
+                "not root",
+            ),
+            (
+                ("gresshopper\"\noper", "a,b\"\noper".into()),
+                "service_user",
+                "a user's name",
+            ),
+            (first("operators = [\"\"]"), "operators", "a user's name"),
+            (first("operators = [\"-x\"]"), "operators", "a user's name"),
+            (
+                first("jupyterhub_url = \"https://h\\u0007\""),
+                "jupyterhub_url",
+                "https://HOST",
+            ),
+            (
+                ("/var/lib/gresshopper/hopd", "/".into()),
+                "hopd.state_dir",
+                "not the root",
+            ),
+            (connect("\"999.1.1.1:5\""), "hopd.connect", "HOST:PORT"),
+            (connect("\"-:5\""), "hopd.connect", "HOST:PORT"),
+            (
+                ("mem_mib = 2048", "mem_mib = 1".into()),
+                "seat.mem_mib",
+                "1 is not from 64",
+            ),
+            (pool("mem_mib = 1"), "pool.main.mem_mib", "1 is not from 64"),
+            (
+                pool("gpu_type = \"-x\""),
+                "pool.main.gpu_type",
+                "one name of Slurm's",
+            ),
+            (
+                first("operators = [\"eve\", \"eve\"]"),
+                "operators",
+                "eve is named twice",
+            ),
+            (
+                first("operators = [\"root\"]\njupyter_python = \"python\""),
+                "jupyter_python",
+                "absolute",
+            ),
+            (
+                ("/opt/gresshopper", "/opt/\\u001bx".into()),
+                "prefix",
+                "control character",
+            ),
+            (
+                ("/gresshopper/agent", "/gresshopper/hopd".into()),
+                "agent.state_dir",
+                "of its own",
+            ),
+            (
+                connect("\"0.0.0.0:1\""),
+                "hopd.connect",
+                "nobody can connect to 0.0.0.0:1",
+            ),
+            (connect("\"[::]:1\""), "hopd.connect", "nobody can connect"),
+            (connect("\"::1:17900\""), "hopd.connect", "HOST:PORT"),
+            (connect("\"http://hub:1\""), "hopd.connect", "HOST:PORT"),
+            (connect("\"a:1\", \"a:1\""), "hopd.connect", "a:1 is named twice"),
+            (hopd("grace_s = 0"), "hopd.grace_s", "0 is not from 1 to"),
+            (hopd("grace_s = 4294967295"), "hopd.grace_s", "is not from"),
+            (hopd("poll_s = 4294967295"), "hopd.poll_s", "is not from"),
+            (hopd("refresh_s = 0"), "hopd.refresh_s", "is not from"),
+            (
+                hopd("accounting_days = 4294967295"),
+                "hopd.accounting_days",
+                "is not from",
+            ),
+            (
+                quota("messages_per_s = 4294967295"),
+                "quota.messages_per_s",
+                "is not from",
+            ),
+            (
+                quota("asleep = 9223372036854775807"),
+                "quota.asleep",
+                "is not from",
+            ),
+            (
+                ("[agent]", "[agent]\nstart_timeout_s = 4294967295".into()),
+                "agent.start_timeout_s",
+                "is not from",
+            ),
+            (seat("spares = 4294967295"), "seat.spares", "is not from"),
+            (
+                seat("replace_before_s = 4294967295"),
+                "seat.replace_before_s",
+                "is not from",
+            ),
+            (
+                ("time_limit_min = 0", "time_limit_min = 4294967295".into()),
+                "seat.time_limit_min",
+                "is not from",
+            ),
+            (
+                ("max_pilots = 4", "max_pilots = 4294967295".into()),
+                "pool.main.max_pilots",
+                "is not from",
+            ),
+            (
+                pool("rotate_before_s = 4294967295"),
+                "pool.main.rotate_before_s",
+                "is not from",
+            ),
+            (
+                ("time_limit_min = 1440", "time_limit_min = 4294967295".into()),
+                "pool.main.time_limit_min",
+                "is not",
+            ),
+            (
+                pool("scale = {immediate = nan}"),
+                "pool.main.scale.immediate",
+                "NaN is not from 0 to 1",
+            ),
+            (
+                pool("scale = {spares = 4294967295}"),
+                "pool.main.scale.spares",
+                "is not from",
+            ),
+            (
+                pool(
+                    "scale = {}\nburst = [{partition = \"c\", max_pilots = 1}, {partition = \"c\", max_pilots = 2}]",
+                ),
+                "pool.main.burst",
+                "c is named twice",
+            ),
+        ] {
+            assert!(WIRING.contains(from), "{from}");
+            let message = parse(&WIRING.replacen(from, &to, 1)).expect_err(&to);
+            assert!(
+                message.contains(&format!("{key}: ")) && message.contains(reason),
+                "{to}: {message}"
+            );
+        }
+        for (linger, reason) in [
+            ("nan", "NaN is no number of seconds"),
+            ("-1", "-1 is no number of seconds"),
+            ("inf", "inf is no number of seconds"),
+            ("\"x\"", "a number of seconds is needed"),
+        ] {
+            let (from, to) = pool(&format!("linger = {{least_s = {linger}}}"));
+            let message = parse(&WIRING.replace(from, &to)).unwrap_err();
+            assert!(message.contains(reason), "{message}");
+        }
+    }
+
+    #[test]
+    fn settings_without_effect_are_doubted() {
+        let doubts = |text: &str| parse(text).unwrap().doubts().join(" ");
+        assert_eq!(doubts(WIRING), "");
+        let front = format!("port_range = [17900, 17999]\n{WIRING}");
+        assert!(doubts(&front).contains("hopd's port 17900"));
+        let none = WIRING.replace("min_pilots = 4\nmax_pilots = 4", "min_pilots = 0\nmax_pilots = 0");
+        assert_eq!(doubts(&none), "Pool main lends nothing: its max_pilots is 0.");
+        let both = WIRING.replace("linger_ms = 2000", "linger_ms = 2000\nlinger = {most_s = 9}");
+        assert!(doubts(&both).contains("linger has no effect"));
+        let (start, main) = WIRING.split_once("[pool.main]").unwrap();
+        let two = |one: &str, two: &str| format!("{start}[pool.a]{main}{one}\n[pool.b]{main}{two}\n");
+        assert!(
+            doubts(&two("", ""))
+                .starts_with("Pool b is not lent: its pilots could go to the nodes of pool a.")
+        );
+        assert!(!doubts(&two("", "gpu_type = 'h100'")).is_empty());
+        assert_eq!(doubts(&two("gpu_type = 'a100'", "gpu_type = 'h100'")), "");
+    }
+
+    #[test]
     fn a_kernel_may_ask_for_no_more_than_the_site_allows() {
         let with = |more: &str| parse(&WIRING.replace("cpus = 1\n", &format!("cpus = 1\n{more}"))).unwrap();
         assert_eq!(with("").seat.allows(u64::MAX, u16::MAX), Ok(()), "no bound");

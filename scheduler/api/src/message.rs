@@ -205,6 +205,12 @@ pub enum Request {
     // Agents.
     /// An agent is up. Sent again after every reconnection, with the leases on its node.
     AgentUp(Box<AgentUp>),
+    /// The pilot's agent can't start, and ends: it lends nothing.
+    AgentFailed {
+        pilot: JobId,
+        node: NodeName,
+        reason: String,
+    },
     /// The plugin has confirmed the handover.
     LeaseStarted {
         lease: LeaseId,

@@ -166,6 +166,10 @@ impl Core {
 
     /// Books the end of the cell on this lease. The lease lingers, with no end set.
     pub(crate) fn stop_running(&mut self, id: LeaseId, outcome: Outcome, out: &mut Vec<Output>) {
+        self.book_cell(id, outcome, false, out);
+    }
+
+    fn book_cell(&mut self, id: LeaseId, outcome: Outcome, with_lease: bool, out: &mut Vec<Output>) {
         let now = self.now;
         let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
@@ -207,6 +211,7 @@ impl Core {
             end: now,
             wait: r.since.since(r.submitted),
             outcome,
+            with_lease,
         }));
     }
 
@@ -362,7 +367,7 @@ impl Core {
     ) -> Option<Cell> {
         let now = self.now;
         if matches!(self.work.leases[&id].state, LeaseState::Running(_)) {
-            self.stop_running(id, Outcome::Lost, out);
+            self.book_cell(id, Outcome::Lost, true, out);
         }
         let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
@@ -532,7 +537,7 @@ impl Core {
     ) {
         let was_running = matches!(self.work.leases[&id].state, LeaseState::Running(_));
         if was_running {
-            self.stop_running(id, Outcome::Lost, out);
+            self.book_cell(id, Outcome::Lost, true, out);
             let kernel = self.work.leases[&id].kernel;
             self.revoke(kernel, id, cause, Span::ZERO, out);
         }

@@ -194,6 +194,8 @@ pub enum Record {
         end: Timestamp,
         wait: Span,
         outcome: Outcome,
+        /// The lease is ended with the cell on it: why the cell was lost is the cause of the lease's end.
+        with_lease: bool,
     },
     /// A cell left the queue without a lease. Its row in the accounting needs a lease's number.
     CellWithdrawn {

@@ -458,10 +458,13 @@ fn a_lost_pilot_loses_its_leases_and_says_so_once() {
         cause: EndCause::NodeLost,
     });
     assert_eq!(kinds(&out), ["served", "revoked", "closed"]);
-    let Output::Record(Record::CellServed { outcome, .. }) = &out[0] else {
+    let Output::Record(Record::CellServed {
+        outcome, with_lease, ..
+    }) = &out[0]
+    else {
         panic!()
     };
-    assert_eq!(*outcome, Outcome::Lost);
+    assert_eq!((*outcome, *with_lease), (Outcome::Lost, true));
     let (_, out) = w.submit(&k, Need::gpus(1));
     let [Output::SubmitPilot { node, .. }, Output::Queued { reason, .. }] = &out[..] else {
         panic!("{out:?}")

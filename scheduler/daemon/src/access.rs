@@ -58,6 +58,7 @@ impl Sender {
             | Request::KernelEnded { .. }
             | Request::HibernateRefused { .. } => Self::Replica,
             Request::AgentUp(_)
+            | Request::AgentFailed { .. }
             | Request::LeaseStarted { .. }
             | Request::LeaseFailed { .. }
             | Request::SlotBlocked { .. }

@@ -1,12 +1,13 @@
 //! The accounting rows of leases that go on, made from the core's records.
 //!
 //! Pure. Every ordered lease gets exactly one row, rewritten as the lease goes on and for the last time when it is
-//! closed. Every cell on the lease gets a row below it. A lease known only to its node, because a crash took the
+//! closed. Every cell on the lease gets a row below it. The row of a cell lost with its lease says how the lease ended,
+//! and has no end before that. A lease known only to its node, because a crash took the
 //! order's row, gets its row from the node's report.
 
 use hop_api::message::{AcctRow, EndCause, EndedLease, Handover, LeaseEnd, Outcome, StartLease};
 use hop_core::Record;
-use hop_words::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
+use hop_words::id::{AccountName, GpuIndex, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp, spell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -16,6 +17,8 @@ pub(crate) struct AccountingRows {
     open: HashMap<LeaseId, AcctRow>,
     /// Leases that lost their running cell.
     cut_short: HashSet<LeaseId>,
+    /// Rows of cells that were lost with their lease, until the lease's end.
+    lost_cells: HashMap<LeaseId, AcctRow>,
     /// Leases whose cell was parked for others.
     parked: HashSet<LeaseId>,
     /// Users with withdrawn cells, each with the time at which the cells' rows would end if written [`APART`].
@@ -41,13 +44,20 @@ impl AccountingRows {
             .collect();
         let open = rows.into_values().filter(|row| row.end.is_none());
         let mut open: HashMap<LeaseId, AcctRow> = open.map(|row| (row.lease, row)).collect();
+        let (mut cut_short, mut lost_cells) = (HashSet::new(), HashMap::new());
         for cell in cells {
             if let Some(row) = open.get_mut(&cell.lease) {
                 count(row, cell.run);
+                if cell.end.is_none() {
+                    cut_short.insert(cell.lease);
+                    lost_cells.insert(cell.lease, cell);
+                }
             }
         }
         Self {
             open,
+            cut_short,
+            lost_cells,
             quota: quota as u64,
             ..Self::default()
         }
@@ -92,8 +102,8 @@ impl AccountingRows {
         Some(row)
     }
 
-    /// Last row of a lease unknown to the core, by its node's word.
-    pub(crate) fn ended_on_node(&mut self, node: &NodeName, ended: &EndedLease) -> Option<AcctRow> {
+    /// Last rows of a lease unknown to the core, by its node's word.
+    pub(crate) fn ended_on_node(&mut self, node: &NodeName, ended: &EndedLease) -> Vec<AcctRow> {
         self.adopt(node, &ended.order, ended.handover.as_ref());
         let LeaseEnd {
             cause,
@@ -105,9 +115,9 @@ impl AccountingRows {
         self.close_alone(ended.order.lease, *cause, *clean, *at, detail)
     }
 
-    /// The last row of a lease that neither the core nor any node knows.
-    pub(crate) fn lost(&mut self, lease: LeaseId, at: Timestamp) -> Option<AcctRow> {
-        self.close_alone(lease, EndCause::NodeLost, true, at, UNKNOWN_END)
+    /// The last rows of a lease that neither the core nor any node knows.
+    pub(crate) fn lost(&mut self, lease: LeaseId, at: Timestamp) -> Vec<AcctRow> {
+        self.close_alone(lease, EndCause::StepLost, true, at, UNKNOWN_END)
     }
 
     /// Closes a lease by the lease's row and the rows of its cells.
@@ -118,8 +128,10 @@ impl AccountingRows {
         clean: bool,
         at: Timestamp,
         detail: &str,
-    ) -> Option<AcctRow> {
-        let row = self.open.get(&lease)?;
+    ) -> Vec<AcctRow> {
+        let Some(row) = self.open.get(&lease) else {
+            return Vec::new();
+        };
         let held = row.start.map_or(Span::ZERO, |start| at.since(start));
         let run = Span(row.run.0.min(held.0));
         let (wait, cells, at) = (row.wait, row.cells, row.start.map_or(at, |start| start + held));
@@ -146,26 +158,34 @@ impl AccountingRows {
     }
 
     /// The rows to be written for a record.
-    pub(crate) fn enter(&mut self, record: Record) -> Option<AcctRow> {
-        match record {
+    pub(crate) fn enter(&mut self, record: Record) -> Vec<AcctRow> {
+        let row = match record {
             Record::LeaseOpened { .. } => self.opened(record),
-            Record::LeaseStarted { lease, devices, at } => {
-                let row = self.open.get_mut(&lease)?;
-                row.gpus = devices;
-                row.start = Some(at);
-                row.wait = at.since(row.submit);
-                "RUNNING".clone_into(&mut row.state);
-                Some(row.clone())
-            }
+            Record::LeaseStarted { lease, devices, at } => self.started(lease, devices, at),
             Record::CellServed { .. } => self.cell(record),
-            Record::CellWithdrawn { ref user, at, .. } => {
-                let said = self.room(user, at)?;
-                let mut row = withdrawn(record)?;
-                row.reason.push_str(said);
-                Some(row)
-            }
-            Record::LeaseClosed { .. } => self.closed(record),
-        }
+            Record::CellWithdrawn { .. } => self.withdrawn(record),
+            Record::LeaseClosed { .. } => return self.closed(record),
+        };
+        row.into_iter().collect()
+    }
+
+    fn started(&mut self, lease: LeaseId, devices: Vec<GpuIndex>, at: Timestamp) -> Option<AcctRow> {
+        let row = self.open.get_mut(&lease)?;
+        row.gpus = devices;
+        row.start = Some(at);
+        row.wait = at.since(row.submit);
+        "RUNNING".clone_into(&mut row.state);
+        Some(row.clone())
+    }
+
+    fn withdrawn(&mut self, record: Record) -> Option<AcctRow> {
+        let Record::CellWithdrawn { ref user, at, .. } = record else {
+            return None;
+        };
+        let said = self.room(user, at)?;
+        let mut row = withdrawn(record)?;
+        row.reason.push_str(said);
+        Some(row)
     }
 
     fn opened(&mut self, record: Record) -> Option<AcctRow> {
@@ -211,6 +231,7 @@ impl AccountingRows {
             end,
             wait,
             outcome,
+            with_lease,
         } = record
         else {
             return None;
@@ -223,7 +244,8 @@ impl AccountingRows {
             Outcome::Ok => ("COMPLETED", ""),
             Outcome::Error => ("FAILED", "its code raised an exception"),
             Outcome::Aborted => ("CANCELLED", "it was interrupted"),
-            Outcome::Lost => ("NODE_FAIL", "the kernel or the lease was lost while it ran"),
+            Outcome::Lost if with_lease => ("RUNNING", ""),
+            Outcome::Lost => ("FAILED", LOST_ALONE),
             Outcome::Parked => ("PREEMPTED", "it was parked for others"),
         };
         match outcome {
@@ -231,12 +253,13 @@ impl AccountingRows {
             Outcome::Parked => drop(self.parked.insert(lease)),
             Outcome::Ok | Outcome::Error | Outcome::Aborted => {}
         }
-        Some(AcctRow {
+        let is_lost_with_lease = with_lease && outcome == Outcome::Lost;
+        let row = AcctRow {
             cell: Some(cell),
             state: state.into(),
             submit,
             start: Some(start),
-            end: Some(end),
+            end: (!is_lost_with_lease).then_some(end),
             wait,
             held: ran,
             run: ran,
@@ -244,10 +267,14 @@ impl AccountingRows {
             cells: 1,
             reason: reason.into(),
             ..row
-        })
+        };
+        if is_lost_with_lease {
+            self.lost_cells.insert(lease, row.clone());
+        }
+        Some(row)
     }
 
-    fn closed(&mut self, record: Record) -> Option<AcctRow> {
+    fn closed(&mut self, record: Record) -> Vec<AcctRow> {
         let Record::LeaseClosed {
             lease,
             cause,
@@ -262,9 +289,11 @@ impl AccountingRows {
             held_on,
         } = record
         else {
-            return None;
+            return Vec::new();
         };
-        let row = self.open.remove(&lease)?;
+        let Some(row) = self.open.remove(&lease) else {
+            return Vec::new();
+        };
         let detail = match held_on {
             Some((span, why)) => held_to_its_end(&detail, span, &why),
             None => detail,
@@ -277,19 +306,20 @@ impl AccountingRows {
             (true, true) => PARKED.to_owned(),
             (true, false) => cause.sentence().unwrap_or_default().to_owned(),
         };
+        let cut_short = self.cut_short.remove(&lease);
+        let state = match parked {
+            true => "PREEMPTED",
+            false => state_word(cause, cut_short, cells > 0),
+        };
+        let cell = self.lost_cells.remove(&lease);
+        let cell = cell.map(|row| lost_with_lease(row, state, &reason));
         if !clean {
             reason = format!("{reason} (a device stays blocked)")
                 .trim_start()
                 .to_owned();
         }
-        let cut_short = self.cut_short.remove(&lease);
-        Some(AcctRow {
-            state: if parked {
-                "PREEMPTED"
-            } else {
-                state_word(cause, cut_short, cells > 0)
-            }
-            .into(),
+        let row = AcctRow {
+            state: state.into(),
             end: Some(at),
             held,
             run,
@@ -298,7 +328,8 @@ impl AccountingRows {
             cells,
             reason,
             ..row
-        })
+        };
+        cell.into_iter().chain([row]).collect()
     }
 
     /// The remark for the row of a cell withdrawn now. `None` means that the cell has no row, as the last row before says.
@@ -325,6 +356,22 @@ fn held_to_its_end(detail: &str, span: Span, why: &str) -> String {
         "{detail}{between}its kernel held the GPU for {} after its last cell ({why})",
         spell(span)
     )
+}
+
+/// Last row of a cell that was lost with its lease. An ordinary end of the lease was the kernel's own wish.
+fn lost_with_lease(row: AcctRow, state: &str, reason: &str) -> AcctRow {
+    let (state, reason) = match (state, reason) {
+        ("COMPLETED", _) => ("CANCELLED", LET_GO),
+        (state, "") => (state, LET_GO),
+        as_lease => as_lease,
+    };
+    AcctRow {
+        state: state.into(),
+        reason: reason.into(),
+        end: row.start.map(|start| start + row.run),
+        held: row.run,
+        ..row
+    }
 }
 
 /// Counts a cell in the row of its lease.
@@ -415,6 +462,12 @@ impl Asked {
     }
 }
 
+/// The reason in the row of a cell that was lost while its lease goes on.
+const LOST_ALONE: &str = "its kernel's process ended while it ran, or nobody told how it ended";
+
+/// The reason in the row of a cell that ran when its kernel gave up the lease.
+const LET_GO: &str = "its kernel was closed, or let the GPU go, while it ran";
+
 /// Why a lease that never started is over, where nobody says.
 const WITHDRAWN: &str = "it was withdrawn before its cell began";
 
@@ -449,7 +502,6 @@ fn state_word(cause: EndCause, cut_short: bool, served: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_words::id::GpuIndex;
     use hop_words::reason::RefusedBecause;
 
     fn opened() -> Record {
@@ -466,6 +518,29 @@ mod tests {
             cpus: 2,
             submit: Timestamp(100),
             at: Timestamp(110),
+        }
+    }
+
+    /// The only row of a record.
+    fn one(mut rows: Vec<AcctRow>) -> AcctRow {
+        let row = rows.pop().unwrap();
+        assert_eq!(rows, []);
+        row
+    }
+
+    fn closed(cause: EndCause, detail: &str) -> Record {
+        Record::LeaseClosed {
+            lease: LeaseId(7),
+            cause,
+            clean: true,
+            at: Timestamp(300),
+            held: Span(150),
+            run: Span(100),
+            linger: Span::ZERO,
+            wait: Span(50),
+            cells: 1,
+            detail: detail.into(),
+            held_on: None,
         }
     }
 
@@ -494,13 +569,14 @@ mod tests {
             end: Timestamp(250),
             wait: Span(50),
             outcome,
+            with_lease: outcome == Outcome::Lost,
         }
     }
 
     #[test]
     fn a_lease_has_one_row_from_its_order_to_its_end() {
         let mut rows = AccountingRows::default();
-        let row = rows.enter(opened()).unwrap();
+        let row = one(rows.enter(opened()));
         assert_eq!((row.state.as_str(), row.start, row.cpus), ("PENDING", None, 2));
         rows.step(LeaseId(7), 4);
         let started = Record::LeaseStarted {
@@ -508,16 +584,16 @@ mod tests {
             devices: vec![GpuIndex(1)],
             at: Timestamp(150),
         };
-        let row = rows.enter(started).unwrap();
+        let row = one(rows.enter(started));
         assert_eq!((row.state.as_str(), row.step, row.wait), ("RUNNING", 4, Span(50)));
-        let cell = rows.enter(served(Outcome::Error)).unwrap();
+        let cell = one(rows.enter(served(Outcome::Error)));
         assert_eq!(
             (cell.state.as_str(), cell.run, cell.step),
             ("FAILED", Span(100), 4)
         );
         assert_eq!(cell.cell, Some("c1".into()));
         let closed = claimed("", None);
-        let row = rows.enter(closed.clone()).unwrap();
+        let row = one(rows.enter(closed.clone()));
         assert_eq!((row.state.as_str(), row.end), ("COMPLETED", Some(Timestamp(300))));
         assert_eq!(
             (row.held, row.run, row.linger, row.cells),
@@ -525,7 +601,7 @@ mod tests {
         );
         assert_eq!(row.gpus, [GpuIndex(1)]);
         assert!(row.reason.contains("somebody else waited"));
-        assert_eq!(rows.enter(closed), None, "a lease is closed once");
+        assert_eq!(rows.enter(closed), [], "a lease is closed once");
     }
 
     #[test]
@@ -548,7 +624,7 @@ mod tests {
             })
         };
         let at = |n: u64| Timestamp(1_000_000 + n * 1000);
-        let written: Vec<AcctRow> = (0..5000).filter_map(|n| withdraw("mallory", at(n))).collect();
+        let written: Vec<AcctRow> = (0..5000).flat_map(|n| withdraw("mallory", at(n))).collect();
         let fewest = AT_ONCE as usize;
         assert!((fewest..fewest + 4).contains(&written.len()), "{}", written.len());
         let told = |row: &AcctRow| row.reason != "the kernel was closed";
@@ -559,12 +635,9 @@ mod tests {
                 .iter()
                 .all(|row| row.reason.contains("too many"))
         );
-        assert_eq!(withdraw("bob", at(5000)).unwrap().reason, "the kernel was closed");
+        assert_eq!(one(withdraw("bob", at(5000))).reason, "the kernel was closed");
         let rested = at(5000) + Span(APART.0 * AT_ONCE);
-        assert_eq!(
-            withdraw("mallory", rested).unwrap().reason,
-            "the kernel was closed"
-        );
+        assert_eq!(one(withdraw("mallory", rested)).reason, "the kernel was closed");
     }
 
     #[test]
@@ -578,7 +651,7 @@ mod tests {
     fn a_lease_whose_cell_was_parked_is_preempted() {
         let mut rows = AccountingRows::default();
         rows.enter(opened());
-        let cell = rows.enter(served(Outcome::Parked)).unwrap();
+        let cell = one(rows.enter(served(Outcome::Parked)));
         assert_eq!((cell.state.as_str(), cell.run), ("PREEMPTED", Span(100)));
         let closed = Record::LeaseClosed {
             lease: LeaseId(7),
@@ -593,9 +666,62 @@ mod tests {
             detail: String::new(),
             held_on: None,
         };
-        let row = rows.enter(closed).unwrap();
+        let row = one(rows.enter(closed));
         assert_eq!(row.state, "PREEMPTED");
         assert!(row.reason.contains("was parked"), "{}", row.reason);
+    }
+
+    #[test]
+    fn a_cell_lost_with_its_lease_is_told_as_the_lease() {
+        for (cause, state) in [
+            (EndCause::Cancelled, "CANCELLED"),
+            (EndCause::PilotLost, "PREEMPTED"),
+            (EndCause::NodeLost, "NODE_FAIL"),
+            (EndCause::StepLost, "FAILED"),
+            (EndCause::ReplicaLost, "FAILED"),
+        ] {
+            let mut rows = AccountingRows::default();
+            rows.enter(opened());
+            let cell = one(rows.enter(served(Outcome::Lost)));
+            assert_eq!(cell.end, None, "nobody knows yet who ended the lease");
+            let [cell, lease] = &rows.enter(closed(cause, "that is why"))[..] else {
+                panic!("two rows")
+            };
+            assert_eq!(
+                (cell.cell.as_ref(), lease.cell.as_ref()),
+                (Some(&"c1".into()), None)
+            );
+            for row in [cell, lease] {
+                assert_eq!((row.state.as_str(), row.reason.as_str()), (state, "that is why"));
+            }
+            assert_eq!((cell.end, cell.run), (Some(Timestamp(250)), Span(100)));
+        }
+    }
+
+    #[test]
+    fn a_cell_whose_kernel_let_the_lease_go_is_cancelled() {
+        let mut rows = AccountingRows::default();
+        rows.enter(opened());
+        rows.enter(served(Outcome::Lost));
+        let cell = rows.enter(closed(EndCause::Released, "")).remove(0);
+        assert_eq!((cell.state.as_str(), cell.reason.as_str()), ("CANCELLED", LET_GO));
+    }
+
+    #[test]
+    fn a_cell_lost_before_a_restart_has_its_end_with_its_lease() {
+        let mut rows = AccountingRows::default();
+        let lease = one(rows.enter(opened()));
+        let cell = one(rows.enter(served(Outcome::Lost)));
+        let mut rows = AccountingRows::restore([lease, cell], 0);
+        let [cell, lease] = &rows.lost(LeaseId(7), Timestamp(400))[..] else {
+            panic!("two rows")
+        };
+        assert_eq!((cell.state.as_str(), cell.end), ("FAILED", Some(Timestamp(250))));
+        assert_eq!((lease.state.as_str(), lease.cells), ("FAILED", 1));
+        assert_eq!(
+            (cell.reason.as_str(), lease.reason.as_str()),
+            (UNKNOWN_END, UNKNOWN_END)
+        );
     }
 
     #[test]
@@ -604,7 +730,7 @@ mod tests {
             let mut rows = AccountingRows::default();
             rows.enter(opened());
             let held_on = Some((Span::from_secs(60), "process 9 holds it".into()));
-            rows.enter(claimed(detail, held_on)).unwrap().reason
+            one(rows.enter(claimed(detail, held_on))).reason
         };
         let held = "its kernel held the GPU for 60 s after its last cell (process 9 holds it)";
         assert_eq!(held_on(""), held);
@@ -633,7 +759,7 @@ mod tests {
                 detail: "it was withdrawn".into(),
                 held_on: None,
             };
-            let row = rows.enter(closed).unwrap();
+            let row = one(rows.enter(closed));
             assert_eq!(
                 (row.state.as_str(), row.reason.as_str()),
                 (word, "it was withdrawn")
@@ -644,7 +770,7 @@ mod tests {
     #[test]
     fn rows_that_go_on_survive_a_restart_and_a_blocked_device_is_told() {
         let mut rows = AccountingRows::default();
-        let row = rows.enter(opened()).unwrap();
+        let row = one(rows.enter(opened()));
         let mut rows = AccountingRows::restore([row], 0);
         let closed = Record::LeaseClosed {
             lease: LeaseId(7),
@@ -659,7 +785,7 @@ mod tests {
             detail: "pid 9 holds it".into(),
             held_on: None,
         };
-        let row = rows.enter(closed).unwrap();
+        let row = one(rows.enter(closed));
         assert_eq!(row.state, "FAILED");
         assert_eq!(row.reason, "pid 9 holds it (a device stays blocked)");
     }

@@ -83,10 +83,11 @@ fn start(arguments: &Arguments) -> Result<()> {
             [] => println!("the configuration is fine, but lends nothing: it has no [pool.NAME]"),
             _ => println!("the configuration is fine; pools: {}", pools.join(", ")),
         }
-        // The file may be for other hosts.
-        let socket = config.munge_socket.clone();
-        if let Err(error) = (Munge { socket }).encode(b"", rustix::process::geteuid().as_raw()) {
-            eprintln!("hopd: on this host hopd would serve nobody: {error}");
+        for doubt in config.doubts() {
+            eprintln!("hopd: {doubt}");
+        }
+        for missing in missing_here(&config) {
+            eprintln!("hopd: on this host {missing}");
         }
         return Ok(());
     }
@@ -100,6 +101,29 @@ fn start(arguments: &Arguments) -> Result<()> {
         .enable_all()
         .build()?
         .block_on(run(config, file, &state, service_uid))
+}
+
+/// What the configuration names and this host lacks, in clauses. The file may be for other hosts.
+fn missing_here(config: &Config) -> Vec<String> {
+    let mut missing = Vec::new();
+    let user = &config.service_user;
+    if user_id(user.as_str()).is_none() {
+        missing.push(format!("there is no user {user} (service_user)"));
+    }
+    let agent = Some(config.prefix.join("bin/hop-agent"));
+    for (key, path) in [
+        ("prefix", agent),
+        ("jupyter_python", config.jupyter_python.clone()),
+    ] {
+        if let Some(path) = path.filter(|path| !path.exists()) {
+            missing.push(format!("{} is not there ({key})", path.display()));
+        }
+    }
+    let socket = config.munge_socket.clone();
+    if let Err(error) = (Munge { socket }).encode(b"", rustix::process::geteuid().as_raw()) {
+        missing.push(format!("hopd would serve nobody: {error}"));
+    }
+    missing
 }
 
 fn check_account(config: &Config) -> Result<u32> {

@@ -10,6 +10,7 @@ use hop_words::id::{GpuType, JobId, NodeName, PoolName};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 /// squeue shows the first eight letters.
 const NAME: &str = "hop-pool";
@@ -70,6 +71,14 @@ pub(crate) enum Seen {
     Running,
     Suspended,
     Over,
+    /// Over, because its node failed.
+    NodeFailed,
+}
+
+impl Seen {
+    fn is_over(self) -> bool {
+        matches!(self, Self::Over | Self::NodeFailed)
+    }
 }
 
 /// A pilot that the core wants.
@@ -117,8 +126,24 @@ pub(crate) struct Coming {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mute {
     pub since: Timestamp,
-    /// Why `hopd` refused its agent's last report.
-    pub refused: Option<String>,
+    pub down: Option<Down>,
+}
+
+/// Why the agent of a job that runs isn't up, by its last report.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Down {
+    /// `hopd` refused the report.
+    Refused(String),
+    CannotStart(String),
+}
+
+impl fmt::Display for Down {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(why) => write!(f, "its agent is refused: {why}"),
+            Self::CannotStart(why) => write!(f, "its agent can't start: {why}"),
+        }
+    }
 }
 
 /// Why sbatch gave no job.
@@ -136,10 +161,10 @@ pub(crate) enum Failure {
 pub(crate) struct PilotJobs {
     tickets: BTreeMap<u64, Ticket>,
     pauses: BTreeMap<PoolName, Pause>,
-    /// Why sbatch last gave no job, of each pool and partition asked for.
+    /// Why sbatch last gave no job, of each pool and partition asked for. A word against a single node is its ticket's.
     rejected: BTreeMap<Target, String>,
-    /// Why the last report of each job's agent was refused.
-    agents_refused: BTreeMap<JobId, String>,
+    /// Jobs of which the agent has reported, and isn't up.
+    down: BTreeMap<JobId, Down>,
     /// Jobs of ours that nobody knows, and since when.
     orphans: BTreeMap<JobId, Timestamp>,
     missed: BTreeMap<JobId, u8>,
@@ -158,7 +183,8 @@ pub(crate) struct PilotJobs {
     draining: BTreeSet<JobId>,
     /// Nodes where kernels are.
     homes: BTreeSet<NodeName>,
-    mute: BTreeMap<JobId, Mute>,
+    /// Since when each ticket's job runs without an agent that is up.
+    mute: BTreeMap<JobId, Timestamp>,
     /// Nodes on which the last pilot's agent did not come up.
     failed: BTreeMap<NodeName, Failed>,
     /// Nodes whose pilot Slurm refused or didn't start, and since when.
@@ -182,6 +208,8 @@ struct Ticket {
     state: State,
     /// Since when its job waits, as seen.
     waits: Option<Timestamp>,
+    /// Slurm's word against the node where it was last asked for.
+    unfit: Option<String>,
     cancelled: bool,
 }
 
@@ -239,6 +267,7 @@ impl PilotJobs {
             ran_on: None,
             state,
             waits: None,
+            unfit: None,
             cancelled: false,
         };
         self.tickets.insert(ticket, entry);
@@ -290,10 +319,12 @@ impl PilotJobs {
         let pool = t.request.pool.clone();
         match &answer {
             Ok(_) => drop(self.rejected.remove(&t.target())),
+            Err(Failure::Unfit(_)) if t.node.is_some() => drop(self.rejected.remove(&t.target())),
             Err(Failure::Uncertain(why) | Failure::No(why) | Failure::Unfit(why)) => {
                 self.rejected.insert(t.target(), one_line(why));
             }
         }
+        t.unfit = None;
         match answer {
             Ok(job) if t.cancelled => {
                 self.tickets.remove(&ticket);
@@ -347,6 +378,7 @@ impl PilotJobs {
             return acts;
         }
         t.state = State::Wanted;
+        t.unfit = Some(one_line(&reason));
         self.tickets.insert(ticket, t);
         if !self.has_better(&pool) {
             self.pause(&pool, now);
@@ -389,48 +421,52 @@ impl PilotJobs {
     /// An agent is up on the node: the node works.
     pub(crate) fn node_works(&mut self, job: JobId, node: &NodeName) {
         self.mute.remove(&job);
-        self.agents_refused.remove(&job);
+        self.down.remove(&job);
         self.failed.remove(node);
         self.passed_over.remove(node);
     }
 
-    /// The job's agent has reported, and was refused.
-    pub(crate) fn agent_refused(&mut self, job: JobId, why: String, now: Timestamp) {
+    /// The job's agent has reported, and isn't up.
+    pub(crate) fn agent_is_down(&mut self, job: JobId, why: Down, now: Timestamp) {
         self.ours.insert(job, now);
-        self.agents_refused.insert(job, why.clone());
+        self.down.insert(job, why);
         if self.ticket_with(job).is_some() {
-            self.mute(job, now).refused = Some(why);
+            self.mute.entry(job).or_insert(now);
         }
     }
 
-    fn mute(&mut self, job: JobId, now: Timestamp) -> &mut Mute {
-        self.mute.entry(job).or_insert(Mute {
-            since: now,
-            refused: None,
+    fn mute(&self, job: JobId) -> Option<Mute> {
+        Some(Mute {
+            since: *self.mute.get(&job)?,
+            down: self.down(job).cloned(),
         })
     }
 
-    /// Why the last report of the job's agent was refused.
-    pub(crate) fn agent_refusal(&self, job: JobId) -> Option<&str> {
-        self.agents_refused.get(&job).map(String::as_str)
+    /// Why the job's agent isn't up, if it has said so.
+    pub(crate) fn down(&self, job: JobId) -> Option<&Down> {
+        self.down.get(&job)
     }
 
     pub(crate) fn pool_of_ticket(&self, ticket: u64) -> Option<&PoolName> {
         self.tickets.get(&ticket).map(|t| &t.request.pool)
     }
 
+    /// Why sbatch last gave no job for the ticket.
+    fn word_against<'a>(&'a self, ticket: &'a Ticket) -> Option<&'a str> {
+        let of_target = || self.rejected.get(&ticket.target());
+        ticket.unfit.as_ref().or_else(of_target).map(String::as_str)
+    }
+
     /// The words with which Slurm has refused the jobs that are still wanted.
-    fn rejections(&self) -> impl Iterator<Item = (&Target, &str)> {
+    fn rejections(&self) -> BTreeMap<Target, &str> {
         let wanted = self.tickets.values().filter(|t| t.is_to_be_submitted());
-        let wanted: BTreeSet<Target> = wanted.map(Ticket::target).collect();
-        let rejected = self.rejected.iter();
-        let rejected = rejected.filter(move |(target, _)| wanted.contains(*target));
-        rejected.map(|(target, why)| (target, why.as_str()))
+        let rejected = wanted.filter_map(|t| Some((t.target(), self.word_against(t)?)));
+        rejected.collect()
     }
 
     /// Why Slurm takes none of the jobs that the pool wants.
     pub(crate) fn rejection(&self, pool: &PoolName) -> Option<&str> {
-        let mut rejections = self.rejections();
+        let mut rejections = self.rejections().into_iter();
         rejections
             .find(|(target, _)| target.0 == *pool)
             .map(|(_, why)| why)
@@ -440,14 +476,12 @@ impl PilotJobs {
     pub(crate) fn rejection_on(&self, node: &NodeName) -> Option<&str> {
         let here = |t: &&Ticket| t.is_to_be_submitted() && t.request.node.as_ref() == Some(node);
         let mut wanted = self.tickets.values().filter(here);
-        wanted
-            .find_map(|t| self.rejected.get(&t.target()))
-            .map(String::as_str)
+        wanted.find_map(|t| self.word_against(t))
     }
 
     /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
-        let rejected = self.rejections().map(|((pool, partition), why)| {
+        let rejected = self.rejections().into_iter().map(|((pool, partition), why)| {
             let partition = partition.as_ref().map(|p| format!(" in partition {p}"));
             let place = partition.unwrap_or_default();
             format!(
@@ -510,10 +544,10 @@ impl PilotJobs {
                 node: ticket.node.clone(),
                 job,
                 waits: job.and_then(|job| self.waits.get(&job).cloned()),
-                mute: job.and_then(|job| self.mute.get(&job).cloned()),
+                mute: job.and_then(|job| self.mute(job)),
                 rejected: match job {
                     Some(_) => None,
-                    None => self.rejected.get(&ticket.target()).cloned(),
+                    None => self.word_against(ticket).map(str::to_owned),
                 },
             }
         })
@@ -537,7 +571,7 @@ impl PilotJobs {
         let ours = self.find_ours(jobs, pilots, now);
         self.places = ours
             .values()
-            .filter(|j| j.state != Seen::Over)
+            .filter(|j| !j.state.is_over())
             .filter_map(|j| {
                 Some((
                     j.job,
@@ -547,7 +581,9 @@ impl PilotJobs {
             .collect();
         self.draining.retain(|job| ours.contains_key(job));
         self.mute.retain(|job, _| ours.contains_key(job));
-        self.agents_refused.retain(|job, _| ours.contains_key(job));
+        let queued: BTreeSet<JobId> = self.queued().collect();
+        self.down
+            .retain(|job, _| ours.contains_key(job) || queued.contains(job));
         self.failed.retain(|_, failed| now.since(failed.at) < FAILED);
         self.passed_over.retain(|_, at| now.since(*at) < FAILED);
         // An agent may be quicker than the answer of its sbatch: its pilot is up, and comes no more.
@@ -561,15 +597,17 @@ impl PilotJobs {
         for job in pilots {
             let seen = ours.get(job);
             let gone = match seen {
-                Some(seen) => seen.state == Seen::Over,
+                Some(seen) => seen.state.is_over(),
                 None => self.missed(*job),
             };
             if gone {
                 self.missed.remove(job);
-                acts.push(Act::Tell(Input::PilotLost {
-                    pilot: *job,
-                    cause: EndCause::PilotLost,
-                }));
+                let cause = match seen.map(|seen| seen.state) {
+                    Some(Seen::NodeFailed) => EndCause::NodeLost,
+                    _ => EndCause::PilotLost,
+                };
+                let pilot = *job;
+                acts.push(Act::Tell(Input::PilotLost { pilot, cause }));
                 // Its agent may live, and lend GPUs outside every lease.
                 acts.extend(seen.is_none().then_some(Act::Scancel(*job)));
             }
@@ -633,7 +671,7 @@ impl PilotJobs {
 
     fn look_at(&mut self, seen: &SeenJob, pilots: &BTreeSet<JobId>, now: Timestamp, acts: &mut Vec<Act>) {
         let job = seen.job;
-        if seen.state == Seen::Over {
+        if seen.state.is_over() {
             self.ended(seen, pilots);
             return;
         }
@@ -706,15 +744,13 @@ impl PilotJobs {
             }
             return;
         }
-        let Mute { since, refused } = self.mute(job, now).clone();
-        let silent = now.since(since);
+        let silent = now.since(*self.mute.entry(job).or_insert(now));
         if silent < MUTE {
             return;
         }
-        let but = refused.map_or_else(
-            || "its agent has not reported".to_owned(),
-            |why| format!("its agent is refused: {why}"),
-        );
+        let but = self
+            .down(job)
+            .map_or_else(|| "its agent has not reported".to_owned(), Down::to_string);
         let reason = format!("Slurm job {job} ran for {:.0} s, and {but}", silent.as_secs_f64());
         acts.push(Act::Scancel(job));
         self.fail(ticket, seen.node.clone(), reason, now, acts);
@@ -748,7 +784,7 @@ impl PilotJobs {
                 State::Queued(job) => {
                     let seen = ours.get(job);
                     let over = match seen {
-                        Some(seen) => seen.state == Seen::Over,
+                        Some(seen) => seen.state.is_over(),
                         None => {
                             let times = self.missed.entry(*job).or_default();
                             *times += 1;
@@ -756,7 +792,9 @@ impl PilotJobs {
                         }
                     };
                     if over {
-                        let reason = format!("Slurm job {job} ended before its agent was up");
+                        let why = self.down.get(job).map(|why| format!(": {why}"));
+                        let why = why.unwrap_or_default();
+                        let reason = format!("Slurm job {job} ended before its agent was up{why}");
                         // A job that was cancelled before it ran has no node.
                         let node = seen.and_then(|s| s.node.as_ref()).or(t.ran_on.as_ref());
                         failed.push((*ticket, node.cloned(), reason));
@@ -1219,6 +1257,34 @@ mod tests {
     }
 
     #[test]
+    fn slurms_word_against_a_node_is_told_of_no_other_job() {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let on = |node: &str| PilotRequest {
+            node: Some(node.into()),
+            ..request()
+        };
+        let unfit = || Err(Failure::Unfit("no such node".into()));
+        let said = |of: &PilotJobs| {
+            let coming: Vec<_> = of.coming().map(|c| c.rejected).collect();
+            (coming, of.rejection(&pool()).map(str::to_owned))
+        };
+        // The core chose n1, and hears of the refusal.
+        pilot_jobs.want(1, on("n1"), NOW);
+        pilot_jobs.want(2, on("n2"), NOW);
+        pilot_jobs.submitted(1, unfit(), NOW);
+        assert_eq!(said(&pilot_jobs), (vec![None], None));
+        // The third is for any node.
+        pilot_jobs.want(3, request(), NOW);
+        pilot_jobs.submitted(3, unfit(), NOW);
+        let why = Some("no such node".to_owned());
+        assert_eq!(said(&pilot_jobs), (vec![None, why.clone()], why));
+        assert_eq!(pilot_jobs.rejection_on(&"n2".into()), None);
+        pilot_jobs.submit_wanted(later(200));
+        pilot_jobs.submitted(3, Ok(JobId(13)), later(200));
+        assert_eq!(said(&pilot_jobs), (vec![None, None], None));
+    }
+
+    #[test]
     fn an_sbatch_that_timed_out_is_looked_for_by_name() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
@@ -1281,6 +1347,15 @@ mod tests {
         let pilots = [JobId(11)].into();
         let acts = silent(pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Suspended)], &pilots, NOW));
         assert_eq!(acts, [lost(11), Act::Scancel(JobId(11))]);
+    }
+
+    #[test]
+    fn a_pilot_whose_node_failed_is_lost_with_the_node() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let pilots = [JobId(11)].into();
+        let acts = pilot_jobs.looked(&[seen(11, 1, "n1", Seen::NodeFailed)], &pilots, NOW);
+        let (pilot, cause) = (JobId(11), EndCause::NodeLost);
+        assert_eq!(acts, [Act::Tell(Input::PilotLost { pilot, cause })]);
     }
 
     #[test]
@@ -1367,7 +1442,8 @@ mod tests {
         assert_eq!(look(&mut pilot_jobs, 101), []);
         assert_eq!(look(&mut pilot_jobs, 161), [Act::Scancel(JobId(11))]);
         // An agent that is refused is one of ours as well.
-        pilot_jobs.agent_refused(JobId(12), "there is no pool old".into(), later(200));
+        let unknown = Down::Refused("there is no pool old".into());
+        pilot_jobs.agent_is_down(JobId(12), unknown, later(200));
         assert_eq!(look(&mut pilot_jobs, 201), [Act::Scancel(JobId(11))]);
         let acts = look(&mut pilot_jobs, 261);
         assert_eq!(acts, [Act::Scancel(JobId(11)), Act::Scancel(JobId(12))]);
@@ -1425,15 +1501,36 @@ mod tests {
     }
 
     #[test]
+    fn a_pilot_whose_agent_cannot_start_fails_with_the_agents_reason() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let why = Down::CannotStart("epochs.json is of version 2".into());
+        pilot_jobs.agent_is_down(JobId(11), why, later(1));
+        // Slurm may forget the job at once.
+        assert_eq!(pilot_jobs.looked(&[], &BTreeSet::new(), later(2)), []);
+        let over = [seen(11, 1, "n1", Seen::Over)];
+        let (_, _, reason) = failed(pilot_jobs.looked(&over, &BTreeSet::new(), later(3)));
+        let told = "ended before its agent was up: its agent can't start: epochs.json is of version 2";
+        assert!(reason.ends_with(told), "{reason}");
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            matches!(&problems[..], [one] if one.contains(told)),
+            "{problems:?}"
+        );
+    }
+
+    #[test]
     fn a_pilot_whose_agent_is_refused_fails_with_the_reason() {
         let mut pilot_jobs = pilot_jobs(&["n1"]);
         pilot_jobs.want(1, request(), NOW);
         pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
-        pilot_jobs.agent_refused(JobId(11), "an older term".into(), later(1));
-        pilot_jobs.agent_refused(JobId(12), "nobody asked for it".into(), later(1));
+        let refused = |why: &str| Down::Refused(why.into());
+        pilot_jobs.agent_is_down(JobId(11), refused("an older term"), later(1));
+        pilot_jobs.agent_is_down(JobId(12), refused("nobody asked for it"), later(1));
         let mute: Vec<_> = pilot_jobs.coming().filter_map(|c| c.mute).collect();
-        let (since, refused) = (later(1), Some("an older term".to_owned()));
-        assert_eq!(mute, [Mute { since, refused }]);
+        let (since, down) = (later(1), Some(refused("an older term")));
+        assert_eq!(mute, [Mute { since, down }]);
         let running = [seen(11, 1, "n1", Seen::Running)];
         assert_eq!(pilot_jobs.looked(&running, &BTreeSet::new(), later(300)), []);
         let (acts, _, reason) = failed(pilot_jobs.looked(&running, &BTreeSet::new(), later(301)));

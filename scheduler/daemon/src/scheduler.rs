@@ -48,6 +48,7 @@ use records::{Records, RowId};
 use registry::Registry;
 use seats::Seats;
 use slurm_news::SlurmNews;
+use starts::FailedStarts;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -119,6 +120,7 @@ pub(crate) struct Scheduler {
     connections: Connections,
     /// How the pilots' nodes stand.
     standings: HashMap<JobId, NodeStanding>,
+    failed_starts: FailedStarts,
     /// The newest release of blocked GPUs that an operator asked for.
     released: Timestamp,
     registry: Registry,
@@ -192,6 +194,7 @@ impl Scheduler {
             todo: VecDeque::new(),
             connections: Connections::default(),
             standings: HashMap::new(),
+            failed_starts: FailedStarts::default(),
             released: now,
             registry: legacy.registry,
             kept: legacy.kept,

@@ -579,6 +579,7 @@ fn ending(job: &Job) -> Option<Ending> {
 fn seen(job: Job) -> SeenJob {
     let state = match &job.state {
         JobState::Suspended | JobState::Stopped => Seen::Suspended,
+        JobState::NodeFail => Seen::NodeFailed,
         state if state.is_over() => Seen::Over,
         state if state.is_waiting() => Seen::Waiting,
         JobState::Completing => Seen::Over,

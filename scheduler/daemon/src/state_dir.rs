@@ -83,19 +83,24 @@ impl StateDir {
     /// The highest term known without the journal: from the file beside the journal, and from the accounting's leases.
     pub(crate) fn known_term(&self, accounting: &Accounting) -> Result<Term> {
         let path = self.path(TERM);
-        let written = match std::fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse().with_context(|| {
-                format!(
-                    "{} has no number, but {text:?}: write hopd's last term into it, or remove the file if \
-                     {JOURNAL} is there",
-                    path.display()
-                )
-            })?,
+        let mend = || format!("write hopd's last term into it, or remove the file if {JOURNAL} is there");
+        let written: u64 = match std::fs::read_to_string(&path) {
+            Ok(text) => text
+                .trim()
+                .parse()
+                .with_context(|| format!("{} has no number, but {text:?}: {}", path.display(), mend()))?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
             Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
         };
-        let leases = accounting.last_lease()?.0 / IDS_PER_TERM;
-        Ok(Term(leases.max(written)))
+        let written =
+            Term::try_from(written).with_context(|| format!("{} is damaged: {}", path.display(), mend()))?;
+        let lease = accounting.last_lease()?;
+        let leases = Term::try_from(lease.0 / IDS_PER_TERM).with_context(|| {
+            format!(
+                "the accounting has a lease {lease}, which no hopd ever gave: restore a copy of accounting.db"
+            )
+        })?;
+        Ok(leases.max(written))
     }
 
     pub(crate) fn write_term(&self, term: Term) -> Result<()> {
@@ -216,6 +221,16 @@ mod tests {
             let error = start(&state).unwrap_err().to_string();
             assert!(error.contains("has no number"), "{error}");
         }
+        std::fs::write(state.path(TERM), u64::MAX.to_string()).unwrap();
+        let error = format!("{:#}", start(&state).unwrap_err());
+        assert!(error.contains("write hopd's last term into it"), "{error}");
+        assert!(
+            error.contains("18446744073709551615 is no term of a hopd"),
+            "{error}"
+        );
+        std::fs::write(state.path(TERM), Term::MOST.to_string()).unwrap();
+        let error = format!("{:#}", start(&state).unwrap_err());
+        assert!(error.contains("1000000000001 is no term of a hopd"), "{error}");
         std::fs::write(state.path(TERM), "5\n").unwrap();
         assert_eq!(start(&state).unwrap(), Term(6));
     }

@@ -6,7 +6,7 @@
 //! lock), nor share a term (durably raised by each open).
 
 use crate::writer::{Health, SaveError, Sink, Ticket, Writer};
-use hop_words::id::Term;
+use hop_words::id::{NoTerm, Term};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -222,7 +222,12 @@ fn read_file<K: DeserializeOwned, V: DeserializeOwned>(
         });
     }
     let database = open_file(path)?;
-    let term = read_header(&database, path)?.max(known.0) + 1;
+    let term = read_header(&database, path)?.max(known.0).saturating_add(1);
+    let no_term = |error: NoTerm| JournalOpenError::Damaged {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    };
+    let term = Term::try_from(term).map_err(no_term)?.0;
     let entries = read_entries(&database, path)?;
     write_header(&database, term).map_err(|error| open_error(path, error))?;
     Ok((database, term, entries))
@@ -434,6 +439,21 @@ mod tests {
             "{error}"
         );
         assert!(error.to_string().contains("newer release"));
+    }
+
+    #[test]
+    fn a_journal_of_an_impossible_term_is_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        drop(Strings::open(&path).unwrap());
+        write_header(&open_file(&path).unwrap(), u64::MAX).unwrap();
+        let error = Strings::open(&path).unwrap_err().to_string();
+        assert!(
+            error.ends_with(
+                "is damaged: 18446744073709551615 is no term of a hopd: the highest is 1000000000000"
+            ),
+            "{error}"
+        );
     }
 
     #[test]

@@ -261,7 +261,7 @@ impl Node {
         if mounts::placement(&step) == Placement::None {
             return Err(Refusal::Unconstrained);
         }
-        let kernel = self.executor(lend)?;
+        let kernel = self.executor(lend).map_err(|refusal| self.reworded(refusal))?;
         let level = self.level()?;
         // The devices that open in the lease's step and are denied to the kernel's own: Slurm gave exactly these.
         let answers = probe::ask(&self.mounts, &step, &kernel.denied);
@@ -312,6 +312,14 @@ impl Node {
                 at: now(),
             },
         })
+    }
+
+    /// Whether a kernel has no record because none can be written here.
+    fn reworded(&self, refusal: Refusal) -> Refusal {
+        match (&refusal, self.store.check_room()) {
+            (Refusal::UnknownKernel { .. }, Err(e)) => e.into(),
+            _ => refusal,
+        }
     }
 
     /// How the end of a lease will be known.
@@ -750,7 +758,7 @@ impl Node {
         let (released, level) = self.release(record, &devices, word);
         holders.extend(released.holders);
         if let Err(e) = self.conclude(record, &devices, &holders, closed) {
-            holders.push(kernels(record, Hold::Cgroup, chain(&e)));
+            holders.push(kernels(record, Hold::Record, chain(&e)));
         }
         TakenBack {
             devices: record.devices.iter().map(|d| d.index).collect(),
@@ -908,13 +916,8 @@ fn kernel_lock(kernel: StepKey) -> String {
 }
 
 fn why(holders: &[Holder]) -> String {
-    let one = |h: &Holder| {
-        format!(
-            "process {} ({}, uid {}) holds it by {}: {}",
-            h.pid, h.exe, h.uid, h.how, h.why
-        )
-    };
-    holders.iter().map(one).collect::<Vec<_>>().join("; ")
+    let holders: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    holders.join("; ")
 }
 
 #[cfg(test)]
@@ -1012,6 +1015,46 @@ mod tests {
         let theirs = take_back(Word::Operators);
         assert_eq!((theirs.clean, theirs.level), (true, Level::Scanned), "{theirs:?}");
         assert_eq!(counter.open_files(NOBODYS).unwrap(), 0);
+    }
+
+    /// The device's record can't be written: a folder is in its way, as a full disk would be.
+    #[test]
+    fn a_free_device_whose_record_cannot_be_written_has_no_holder() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let (lease, record) = lent(Number { major: 195, minor: 7 }, None);
+        let lease = LeaseRecord {
+            level: Level::Scanned,
+            ..lease
+        };
+        node.store.put(&lease).unwrap();
+        node.store.put(&record).unwrap();
+        let file = dir.path().join("n1/gpus/195-7.json");
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        let taken = node.take_back_by(lease.step, Word::Ours).unwrap().unwrap().0;
+        assert!(!taken.clean);
+        let told = why(&taken.holders);
+        assert!(
+            told.starts_with("the end of its lease can't be recorded: "),
+            "{told}"
+        );
+        assert!(!told.contains("process"), "{told}");
+    }
+
+    #[test]
+    fn a_kernel_without_a_record_is_told_of_the_disk_while_it_is_full() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let unknown = || Refusal::UnknownKernel {
+            job: JobId(1),
+            step: 0,
+        };
+        assert_eq!(node.reworded(unknown()), unknown());
+        std::fs::remove_dir_all(dir.path().join("n1")).unwrap();
+        let told = node.reworded(unknown()).to_string();
+        assert!(told.starts_with("the node's records: "), "{told}");
+        assert_eq!(node.reworded(Refusal::RootKernel), Refusal::RootKernel);
     }
 
     fn gone_v2() -> KernelCgroup {

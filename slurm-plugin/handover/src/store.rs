@@ -234,17 +234,25 @@ impl Store {
     pub fn put<R: Record>(&self, record: &R) -> Result<(), StoreError> {
         let path = self.path::<R>(record.key());
         let new = path.with_extension(format!("new{}", std::process::id()));
-        let mut file = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)
-            .map_err(io_error(&new, "made"))?;
         let text = serde_json::to_vec(&Versioned { v: VERSION, record })
             .expect("a record holds nothing that JSON can't say");
-        file.write_all(&text).map_err(io_error(&new, "written"))?;
-        std::fs::rename(&new, &path).map_err(io_error(&path, "replaced"))
+        let written = write_new(&new, &text);
+        let replaced =
+            written.and_then(|()| std::fs::rename(&new, &path).map_err(io_error(&path, "replaced")));
+        if replaced.is_err() {
+            // A directory without room mustn't fill up with what didn't fit.
+            let _ = std::fs::remove_file(&new);
+        }
+        replaced
+    }
+
+    /// # Errors
+    /// No record can be written here now.
+    pub fn check_room(&self) -> Result<(), StoreError> {
+        let path = self.dir.join(format!("room{}", std::process::id()));
+        let written = write_new(&path, b"{}");
+        let _ = std::fs::remove_file(&path);
+        written
     }
 
     /// # Errors
@@ -257,6 +265,17 @@ impl Store {
     pub fn remove_lock(&self, name: &str) {
         let _ = std::fs::remove_file(self.dir.join("locks").join(name));
     }
+}
+
+fn write_new(path: &Path, text: &[u8]) -> Result<(), StoreError> {
+    let mut file = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error(path, "made"))?;
+    file.write_all(text).map_err(io_error(path, "written"))
 }
 
 fn read<R: Record>(path: &Path) -> Result<Option<R>, StoreError> {
@@ -389,6 +408,21 @@ mod tests {
         assert!(!knows(dir.path(), "n1", JobId(4)) && !knows(dir.path(), "n2", JobId(4)));
         std::fs::write(dir.path().join("n1/leases/44.0.json"), "").unwrap();
         assert!(knows(dir.path(), "n1", JobId(44)) && !knows(dir.path(), "n1", JobId(4)));
+    }
+
+    /// A folder in the way of a record is refused as a full disk is.
+    #[test]
+    fn a_record_that_cannot_be_written_leaves_nothing_behind() {
+        let (dir, store) = store();
+        std::fs::create_dir(dir.path().join("n1/gpus/195-0.json")).unwrap();
+        let error = store.put(&free(0, 4)).unwrap_err();
+        assert!(error.to_string().ends_with("can't be replaced"), "{error}");
+        let left = std::fs::read_dir(dir.path().join("n1/gpus")).unwrap();
+        let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["195-0.json"]);
+        store.check_room().unwrap();
+        std::fs::remove_dir_all(dir.path().join("n1")).unwrap();
+        store.check_room().unwrap_err();
     }
 
     #[test]

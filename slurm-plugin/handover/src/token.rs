@@ -214,6 +214,8 @@ pub enum Hold {
     OpenFile,
     /// Perhaps none: the process can't be looked at, and keeps others from being looked at.
     Unseen,
+    /// None: nobody holds it, and the record of the lease's end can't be written.
+    Record,
 }
 
 impl std::fmt::Display for Hold {
@@ -226,7 +228,25 @@ impl std::fmt::Display for Hold {
             Self::Cgroup => "its cgroup",
             Self::OpenFile => "an open file",
             Self::Unseen => "what can't be seen, if at all",
+            Self::Record => "its record",
         })
+    }
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            pid,
+            uid,
+            exe,
+            how,
+            why,
+        } = self;
+        match (how, exe.as_str()) {
+            (Hold::Record, _) => write!(f, "the end of its lease can't be recorded: {why}"),
+            (_, "") => write!(f, "process {pid} of uid {uid} holds it by {how}: {why}"),
+            _ => write!(f, "process {pid} ({exe}, uid {uid}) holds it by {how}: {why}"),
+        }
     }
 }
 
@@ -262,7 +282,7 @@ pub enum Refusal {
     #[error("the token is {age_s} s old, at most {MAX_AGE_S} s are allowed")]
     TooOld { age_s: u64 },
     #[error(
-        "no kernel is registered as step {step} of job {job}: it is not running, not a kernel's, or Slurm constrains no devices there (ConstrainDevices)"
+        "no kernel is registered as step {step} of job {job}: it is not running, not a kernel's, Slurm constrains no devices there (ConstrainDevices), or its registration failed as it started (slurmd's log says why; a restart of the kernel registers it)"
     )]
     UnknownKernel { job: JobId, step: u32 },
     #[error("the kernel's step belongs to uid {record}, the token says {token}")]

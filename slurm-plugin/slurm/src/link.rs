@@ -206,6 +206,67 @@ impl<T> Cached<T> {
     }
 }
 
+/// A kind of rows that the helper is asked for whole, and that is kept.
+trait Row: Sized {
+    fn ask(since: i64) -> Ask;
+
+    /// The rows of an answer, or the answer if it is another.
+    fn rows(answer: Answer) -> Result<(i64, Vec<Self>), Answer>;
+
+    fn cache(state: &mut State) -> &mut Cached<Self>;
+}
+
+impl Row for Job {
+    fn ask(since: i64) -> Ask {
+        Ask::Jobs { since }
+    }
+
+    fn rows(answer: Answer) -> Result<(i64, Vec<Self>), Answer> {
+        match answer {
+            Answer::Jobs { time, jobs } => Ok((time, jobs)),
+            other => Err(other),
+        }
+    }
+
+    fn cache(state: &mut State) -> &mut Cached<Self> {
+        &mut state.jobs
+    }
+}
+
+impl Row for Node {
+    fn ask(since: i64) -> Ask {
+        Ask::Nodes { since }
+    }
+
+    fn rows(answer: Answer) -> Result<(i64, Vec<Self>), Answer> {
+        match answer {
+            Answer::Nodes { time, nodes } => Ok((time, nodes)),
+            other => Err(other),
+        }
+    }
+
+    fn cache(state: &mut State) -> &mut Cached<Self> {
+        &mut state.nodes
+    }
+}
+
+impl Row for Partition {
+    fn ask(since: i64) -> Ask {
+        Ask::Partitions { since }
+    }
+
+    fn rows(answer: Answer) -> Result<(i64, Vec<Self>), Answer> {
+        match answer {
+            Answer::Partitions { time, partitions } => Ok((time, partitions)),
+            other => Err(other),
+        }
+    }
+
+    fn cache(state: &mut State) -> &mut Cached<Self> {
+        &mut state.partitions
+    }
+}
+
 impl Link {
     pub(crate) fn new(program: PathBuf, runner: Arc<Runner>) -> Self {
         Self {
@@ -223,51 +284,35 @@ impl Link {
     }
 
     pub(crate) async fn jobs(&self) -> Option<Arc<[Job]>> {
-        self.jobs_at(Instant::now()).await
-    }
-
-    async fn jobs_at(&self, now: Instant) -> Option<Arc<[Job]>> {
-        let mut state = self.state.lock().await;
-        let since = state.jobs.since(now);
-        let ask = Ask::Jobs { since };
-        match self.ask(&mut state, &ask).await {
-            Ok(Answer::Jobs { time, jobs }) => state.jobs.put(time, jobs, now),
-            Ok(Answer::Unchanged) if since > 0 => {}
-            other => return self.give_up(&ask, other),
-        }
-        Some(state.jobs.rows.clone())
+        self.cached(Instant::now()).await
     }
 
     pub(crate) async fn nodes(&self) -> Option<Arc<[Node]>> {
-        self.nodes_at(Instant::now()).await
-    }
-
-    async fn nodes_at(&self, now: Instant) -> Option<Arc<[Node]>> {
-        let mut state = self.state.lock().await;
-        let since = state.nodes.since(now);
-        let ask = Ask::Nodes { since };
-        match self.ask(&mut state, &ask).await {
-            Ok(Answer::Nodes { time, nodes }) => state.nodes.put(time, nodes, now),
-            Ok(Answer::Unchanged) if since > 0 => {}
-            other => return self.give_up(&ask, other),
-        }
-        Some(state.nodes.rows.clone())
+        self.cached(Instant::now()).await
     }
 
     pub(crate) async fn partitions(&self) -> Option<Arc<[Partition]>> {
-        self.partitions_at(Instant::now()).await
+        self.cached(Instant::now()).await
     }
 
-    async fn partitions_at(&self, now: Instant) -> Option<Arc<[Partition]>> {
+    /// All rows of one kind: the last answer's, if nothing changed since.
+    async fn cached<T: Row>(&self, now: Instant) -> Option<Arc<[T]>> {
         let mut state = self.state.lock().await;
-        let since = state.partitions.since(now);
-        let ask = Ask::Partitions { since };
-        match self.ask(&mut state, &ask).await {
-            Ok(Answer::Partitions { time, partitions }) => state.partitions.put(time, partitions, now),
-            Ok(Answer::Unchanged) if since > 0 => {}
-            other => return self.give_up(&ask, other),
+        let since = T::cache(&mut state).since(now);
+        let ask = T::ask(since);
+        let rows = match self.ask(&mut state, &ask).await {
+            Ok(Answer::Unchanged) if since > 0 => None,
+            Ok(answer) => match T::rows(answer) {
+                Ok(rows) => Some(rows),
+                Err(other) => return self.give_up(&ask, Ok(other)),
+            },
+            Err(error) => return self.give_up(&ask, Err(error)),
+        };
+        let cache = T::cache(&mut state);
+        if let Some((time, rows)) = rows {
+            cache.put(time, rows, now);
         }
-        Some(state.partitions.rows.clone())
+        Some(cache.rows.clone())
     }
 
     pub(crate) async fn job_gres(&self, job: JobId) -> Option<Vec<JobGres>> {
@@ -512,14 +557,15 @@ mod tests {
         let link = helper(dir.path(), &answers);
         let start = Instant::now();
         let at = |s: u64| start + Duration::from_secs(s);
-        let partitions = async |s: u64| link.partitions_at(at(s)).await.map(|all| all.len());
+        let partitions = async |s: u64| link.cached::<Partition>(at(s)).await.map(|all| all.len());
         assert_eq!(partitions(0).await, Some(0));
         std::fs::write(&changed, "").unwrap();
         assert_eq!(partitions(9).await, Some(0));
         assert_eq!(partitions(10).await, Some(1));
         assert_eq!(partitions(19).await, Some(1));
         for s in [0, 9, 10] {
-            assert!(link.jobs_at(at(s)).await.is_some() && link.nodes_at(at(s)).await.is_some());
+            assert!(link.cached::<Job>(at(s)).await.is_some());
+            assert!(link.cached::<Node>(at(s)).await.is_some());
         }
         let whole = std::fs::read_to_string(&asked).unwrap();
         let times = |word: &str| whole.lines().filter(|said| *said == word).count();

@@ -4,6 +4,7 @@ use crate::ffi::{self, Arguments, Step, spank_t};
 use crate::notify;
 use crate::site::Here;
 use hop_handover::decide::Arrival;
+use hop_handover::node::Node;
 use hop_handover::options;
 use hop_handover::record::{Agent, ProcessId, StepKey};
 use hop_handover::token::{Confirmation, Op, Refusal, Refused, Token};
@@ -106,11 +107,9 @@ fn register(step: Step, arguments: Arguments) -> Result<(), String> {
     let (Some(uid), Some(pid)) = (step.uid(), step.task_pid()) else {
         return Err("Slurm gave no uid or pid".to_owned());
     };
-    Here::find(arguments)?
-        .node
-        .register(key, uid, pid)
-        .map(drop)
-        .map_err(|e| chain(&e))
+    let here = Here::find(arguments)?;
+    let node = here.open_node().map_err(|e| chain(&e))?;
+    node.register(key, uid, pid).map(drop).map_err(|e| chain(&e))
 }
 
 fn unregister(step: Step, arguments: Arguments) -> Result<(), String> {
@@ -133,7 +132,12 @@ fn carry_out(step: Step, arguments: Arguments) -> Result<(), String> {
         .join(format!("agent.{}.sock", key.job));
     let (socket, said) = match open_token(step, &here, key, job_uid) {
         Ok((token, arrival)) => {
-            let said = obey(step, &here, &token, &arrival);
+            // A node without room for records refuses in words: the agent would take silence for a missing plugin.
+            let node = here.open_node().map_err(|e| Refusal::Failed {
+                what: "the node's records".to_owned(),
+                detail: chain(&e),
+            });
+            let said = node.and_then(|node| obey(step, &node, &token, &arrival));
             (
                 token.notify.clone(),
                 said.map_err(|reason| (Some(token.lease), reason)),
@@ -180,7 +184,7 @@ fn open_token(step: Step, here: &Here, key: StepKey, job_uid: u32) -> Result<(To
     Ok((token, arrival))
 }
 
-fn obey(step: Step, here: &Here, token: &Token, arrival: &Arrival) -> Result<Confirmation, Refusal> {
+fn obey(step: Step, node: &Node, token: &Token, arrival: &Arrival) -> Result<Confirmation, Refusal> {
     let gone = || Refusal::Token {
         detail: "the step has no process".to_owned(),
     };
@@ -192,12 +196,10 @@ fn obey(step: Step, here: &Here, token: &Token, arrival: &Arrival) -> Result<Con
                 detail: format!("SLURM_STEP_GPUS is {gpus:?}"),
             })?;
             let stepd = this_process().ok_or_else(gone)?;
-            here.node
-                .lend(token, lend, arrival, &gpus, task, stepd)
+            node.lend(token, lend, arrival, &gpus, task, stepd)
                 .map(Confirmation::HandedOver)
         }
-        Op::TakeBack => here
-            .node
+        Op::TakeBack => node
             .take_back_by_token(token, arrival)
             .map(Confirmation::TakenBack),
         Op::Look(look) => {
@@ -207,7 +209,7 @@ fn obey(step: Step, here: &Here, token: &Token, arrival: &Arrival) -> Result<Con
                     look.again
                 ));
             }
-            here.node.look(token, look, arrival).map(Confirmation::Standing)
+            node.look(token, look, arrival).map(Confirmation::Standing)
         }
     }
 }
@@ -244,11 +246,7 @@ fn tell(agent: &Agent, line: &Confirmation) -> Result<(), String> {
         Confirmation::Refused(refused) => ffi::log_error(&format!("refused: {}", refused.reason)),
         Confirmation::TakenBack(taken) if !taken.clean => {
             for holder in &taken.holders {
-                let (pid, uid, why) = (holder.pid, holder.uid, &holder.why);
-                ffi::log_error(&format!(
-                    "lease {} is over, but process {pid} of uid {uid}: {why}",
-                    taken.lease
-                ));
+                ffi::log_error(&format!("lease {} is over, but {holder}", taken.lease));
             }
         }
         _ => {}

@@ -1,7 +1,7 @@
 //! The plugin's knowledge of its node: plugstack.conf's arguments, slurmd's environment, slurm.conf's AuthInfo.
 
 use crate::ffi::Arguments;
-use hop_handover::node::{Node, Site};
+use hop_handover::node::{Node, NodeError, Site};
 use hop_handover::options::{Options, munge_socket_of};
 use hop_handover::store;
 use hop_words::error::chain;
@@ -9,10 +9,10 @@ use hop_words::id::JobId;
 use nix::unistd::User;
 use std::path::PathBuf;
 
-/// The node with what else a lease's beginning needs.
+/// What a lease's beginning needs, but for the node's records.
 #[derive(Debug)]
 pub(crate) struct Here {
-    pub(crate) node: Node,
+    options: Options,
     pub(crate) name: String,
     pub(crate) service_uid: u32,
     pub(crate) agent_dir: PathBuf,
@@ -32,16 +32,20 @@ impl Here {
         Ok(Self {
             munge_socket: options.munge_socket.clone().or_else(of_slurm),
             agent_dir: options.agent_dir.clone(),
-            node: open(options, name.clone(), service_uid)?,
+            options,
             name,
             service_uid,
         })
     }
 
+    pub(crate) fn open_node(&self) -> Result<Node, NodeError> {
+        open(self.options.clone(), self.name.clone(), self.service_uid)
+    }
+
     /// As much as the records need to be undone: no configuration of Slurm's, no user database.
     pub(crate) fn by_its_records(arguments: Arguments) -> Result<Node, String> {
         let (options, name) = options_and_name(arguments)?;
-        open(options, name, u32::MAX)
+        open(options, name, u32::MAX).map_err(|e| chain(&e))
     }
 
     /// Whether a job has records, by their names: the whole cost of a foreign job's end.
@@ -50,7 +54,7 @@ impl Here {
     }
 }
 
-fn open(options: Options, node: String, service_uid: u32) -> Result<Node, String> {
+fn open(options: Options, node: String, service_uid: u32) -> Result<Node, NodeError> {
     let site = Site {
         run_dir: options.run_dir,
         node,
@@ -59,7 +63,7 @@ fn open(options: Options, node: String, service_uid: u32) -> Result<Node, String
         isolation: options.isolation,
         dry_run: options.dry_run,
     };
-    Node::open(site).map_err(|e| chain(&e))
+    Node::open(site)
 }
 
 fn options_and_name(arguments: Arguments) -> Result<(Options, String), String> {

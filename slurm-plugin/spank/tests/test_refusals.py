@@ -51,6 +51,21 @@ def refused_token(pilot: Pilot, token: Any, code: str, *flags: str) -> None:
     assert told["lease"] == token["lease"]
 
 
+def test_records_that_cannot_be_used_are_told(alice: Kernel, pilot: Pilot) -> None:
+    """As on a full disk: the plugin finds nothing to work with, and the agent hears of it."""
+    folder = pilot.cluster.run_dir / pilot.cluster.node
+    mode = folder.stat().st_mode
+    token = pilot.token(alice)
+    folder.chmod(0o777)
+    try:
+        told = refused(pilot, pilot.step(pilot.mint(token)))
+    finally:
+        folder.chmod(mode)
+    assert (told["lease"], told["reason"]["code"]) == (token["lease"], "failed")
+    assert told["reason"]["what"] == "the node's records", told
+    assert alice.opens() == EPERM
+
+
 def test_a_forged_executor(alice: Kernel, bob: Kernel, pilot: Pilot) -> None:
     who = alice.identity
     cases = [

@@ -37,7 +37,8 @@ class Failures:
         self.texts: list[str] = []
         #: Why the last capture found no room.
         self._no_room = ""
-        #: How the last capture failed, until one doesn't. No cell's own message tells the supervisor of it.
+        #: How the last capture failed, and since which cell captures fail, until one doesn't. No cell's own message tells
+        #: the supervisor of it.
         self.last: Outcome | None = None
         #: How the last audit failed, until one doesn't.
         self.missed: Outcome | None = None
@@ -69,19 +70,21 @@ class Failures:
             self._no_room = str(e)
             self._pace.finds_no_room(time.perf_counter())
 
-    def given_up(self, e: Interrupted) -> Outcome:
+    # `since` is the execution count of the first cell that waits for the capture.
+
+    def given_up(self, e: Interrupted, since: int | None = None) -> Outcome:
         """The outcome of a capture that was given up."""
         self.hold_off(e)
         if isinstance(e, NoRoom):
-            return self._failed(str(e))
+            return self._failed(str(e), since)
         if isinstance(e, Away):
             return Outcome("later", "what is on the GPU can't be read now")
         return Outcome("later", "it took longer than the reply may wait")
 
-    def failed(self, e: BaseException) -> Outcome:
+    def failed(self, e: BaseException, since: int | None = None) -> Outcome:
         """The outcome of a capture that raised this error."""
         self.tell(e)
-        return self._failed(self._in_words(e))
+        return self._failed(self._in_words(e), since)
 
     def audit_failed(self, e: BaseException) -> Outcome:
         """The outcome of an audit that raised this error, or that was given up for lack of room."""
@@ -92,14 +95,14 @@ class Failures:
         self.missed = Outcome("failed", f"{_FOUND_BY_AUDITS} couldn't be saved: {self._in_words(e)}")
         return self.missed
 
-    def crowded(self) -> Outcome:
+    def crowded(self, since: int | None = None) -> Outcome:
         """The outcome of a capture that isn't begun, since the last one found no room."""
-        return self._failed(self._no_room)
+        return self._failed(self._no_room, since)
 
-    def store_hangs(self, e: StoreHangs) -> Outcome:
+    def store_hangs(self, e: StoreHangs, since: int | None = None) -> Outcome:
         """The outcome of a capture that isn't begun, since the store still hangs."""
         self._pace.waits_for_store(time.perf_counter())
-        return self._failed(str(e))
+        return self._failed(str(e), since)
 
     def whole(self) -> Outcome:
         """The outcome of a capture that didn't fail."""
@@ -110,6 +113,6 @@ class Failures:
     def _in_words(self, e: BaseException) -> str:
         return str(e) if isinstance(e, _SAID) else self.texts[-1]
 
-    def _failed(self, why: str) -> Outcome:
-        self.last = Outcome("failed", why)
+    def _failed(self, why: str, since: int | None) -> Outcome:
+        self.last = Outcome("failed", why, since if self.last is None else self.last.since)
         return self.last

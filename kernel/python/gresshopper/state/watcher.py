@@ -254,24 +254,21 @@ class Watcher:
     def work_off(self, patience: limits.Patience | None = None, read: bool = True) -> Outcome:
         """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
         must be read."""
-        known = self.failures.last
-        first = next((ran.count for ran in self._waiting if ran.count), None)
+        is_first = self.failures.last is None
         outcome = self._work_off(patience, read)
-        if outcome.status != "failed":
-            return outcome
-        outcome = outcome._replace(since=known.since if known is not None else first)
-        self.failures.last = outcome
-        if known is None and not self._reply_waits and self._recorder.journal is not None:
+        is_untold = is_first and not self._reply_waits
+        if outcome.status == "failed" and is_untold and self._recorder.journal is not None:
             self._recorder.journal.failed(outcome)
         return outcome
 
     def _work_off(self, patience: limits.Patience | None, read: bool) -> Outcome:
         if not self._waiting:
             return Outcome("whole")
+        since = next((ran.count for ran in self._waiting if ran.count), None)
         if patience is not None and self.pace.is_crowded(time.perf_counter()):
-            return self.failures.crowded()
+            return self.failures.crowded(since)
         if (hung := self._recorder.hung) is not None:
-            return self.failures.store_hangs(hung)
+            return self.failures.store_hangs(hung, since)
         waiting, self._waiting = self._waiting, []
         try:
             with limits.bound(self._session, patience):
@@ -284,10 +281,10 @@ class Watcher:
             return self._work_off(patience, read=False)
         except Interrupted as e:
             self._waiting = waiting + self._waiting
-            return self.failures.given_up(e)
+            return self.failures.given_up(e, since)
         except Exception as e:  # a capture must never fail the user's cell
             self._waiting = waiting + self._waiting
-            return self.failures.failed(e)
+            return self.failures.failed(e, since)
         return self.failures.whole()
 
     def audit(self) -> capture.Delta:

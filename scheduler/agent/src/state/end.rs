@@ -1,11 +1,12 @@
 //! The end of a lease: the holder goes, the plugin takes the devices back, Slurm clears the step away, or each is overdue.
 
 use super::{
-    AgentState, Ending, Isolation, Lease, LeavingStep, Loss, Output, Phase, Rescue, blocked_because, failed,
+    AgentState, Ending, Isolation, Lease, LeavingStep, Loss, Output, Phase, Rescue, Reserving, SlurmEnd,
+    SrunWord, blocked_because, failed,
 };
 use hop_api::message::{EndCause, EndedLease, LeaseEnd, Request};
 use hop_handover::token::Look;
-use hop_words::id::{GpuIndex, LeaseId};
+use hop_words::id::{GpuIndex, JobId, LeaseId};
 use hop_words::time::{Span, Timestamp};
 
 impl AgentState {
@@ -39,7 +40,7 @@ impl AgentState {
         &mut self,
         id: LeaseId,
         detail: &str,
-        away: bool,
+        word: SrunWord,
         now: Timestamp,
         out: &mut Vec<Output>,
     ) {
@@ -50,7 +51,7 @@ impl AgentState {
         lease.srun = false;
         match &mut lease.phase {
             // Not the lease's fault: the lease waits until hopd withdraws it.
-            Phase::Starting { .. } | Phase::Restarting { .. } if away => {
+            Phase::Starting { .. } | Phase::Restarting { .. } if word == SrunWord::Away => {
                 lease.sruns = 0;
                 lease.phase = Phase::Waiting {
                     until: Some(now + self.facts.waits.slurmctld),
@@ -67,6 +68,12 @@ impl AgentState {
             Phase::Ending(ending) => {
                 // After a handover, the death of srun says nothing about the step.
                 ending.step_over |= ending.handover.is_none() || ending.taken.is_some();
+                if let SrunWord::Ended(by) = word {
+                    ending.was_ended(by, self.facts.pilot);
+                }
+                if ending.cause == EndCause::PilotLost {
+                    ending.word_by = None;
+                }
             }
             // The holder's connection is the lease's lifeline, not its srun.
             Phase::Waiting { .. } | Phase::Live { .. } => {}
@@ -132,7 +139,11 @@ impl AgentState {
         let ids: Vec<_> = self.leases.keys().copied().collect();
         for id in ids {
             let detail = format!("the Slurm job {} that held the GPU was ended", self.facts.pilot);
+            // Slurm signals a pilot's steps one after the other: the lease's may have ended first.
+            let srun = self.leases.get(&id).is_some_and(|l| l.srun);
+            self.ending(id, |ending| ending.pilot_was_ended(&detail, srun));
             self.begin_end(id, EndCause::PilotLost, detail, self.facts.grace, now, out);
+            self.finish_if_over(id, now, out);
         }
     }
 
@@ -166,12 +177,15 @@ impl AgentState {
         if lease.holder {
             out.push(Output::EndHolder { lease: id });
         }
+        let is_unclear = cause == EndCause::StepLost || cause == EndCause::PilotLost && lease.srun;
+        let word_by = (is_unclear && handover.is_some()).then_some(now + waits.word);
         lease.phase = Phase::Ending(Ending {
             cause,
             detail,
             deadline: now + grace + waits.take_back,
             handover,
             taken: None,
+            word_by,
             step_over,
             device_lost: false,
             rescue: Rescue::No,
@@ -184,7 +198,8 @@ impl AgentState {
         let owed_by_plugin = self.facts.isolation == Isolation::Plugin;
         let over = match self.leases.get(&id).map(|l| &l.phase) {
             Some(Phase::Ending(e)) => {
-                e.taken.is_some() || e.step_over && (e.handover.is_none() || !owed_by_plugin)
+                let over = e.taken.is_some() || e.step_over && (e.handover.is_none() || !owed_by_plugin);
+                over && e.word_by.is_none()
             }
             _ => false,
         };
@@ -283,11 +298,16 @@ impl AgentState {
                 again = true;
             }
         }
+        if self.reserving.again().is_some_and(|at| at <= now) {
+            self.reserving = Reserving::No;
+            again = true;
+        }
         if again {
             self.start_waiting(now, out);
         }
         let ids: Vec<_> = self.leases.keys().copied().collect();
         for id in ids {
+            self.hear_out(id, now, out);
             let Some(lease) = self.leases.get(&id) else {
                 continue;
             };
@@ -320,6 +340,17 @@ impl AgentState {
                     asked: None,
                 }));
             }
+        }
+    }
+
+    /// Reports a lost lease although nothing has told who ended its step.
+    fn hear_out(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
+        let mut is_over = false;
+        self.ending(id, |ending| {
+            is_over = ending.word_by.take_if(|by| *by <= now).is_some();
+        });
+        if is_over {
+            self.finish_if_over(id, now, out);
         }
     }
 
@@ -400,6 +431,43 @@ impl AgentState {
         let since = *self.idle_since.get_or_insert(now);
         if self.ended.is_empty() || since + self.facts.waits.farewell <= now {
             out.push(Output::Exit);
+        }
+    }
+}
+
+impl Ending {
+    /// Takes in Slurm's reason for the end of the lease's step.
+    fn was_ended(&mut self, by: SlurmEnd, pilot: JobId) {
+        if self.word_by.is_none() {
+            return;
+        }
+        let (cause, did) = match by {
+            SlurmEnd::Cancelled if self.cause == EndCause::PilotLost => return,
+            SlurmEnd::Cancelled => {
+                self.cause = EndCause::Cancelled;
+                "its Slurm step was cancelled".clone_into(&mut self.detail);
+                return;
+            }
+            SlurmEnd::TimeLimit => (EndCause::PilotLost, "reached its time limit"),
+            SlurmEnd::Preempted => (EndCause::PilotLost, "was preempted"),
+            SlurmEnd::Requeued => (EndCause::PilotLost, "was requeued"),
+            SlurmEnd::NodeFailed => (EndCause::NodeLost, "was ended because its node failed"),
+        };
+        self.cause = cause;
+        self.detail = format!("the Slurm job {pilot} that held the GPU {did}");
+    }
+
+    /// Takes in that Slurm ends the pilot, while it isn't clear who ended the step.
+    fn pilot_was_ended(&mut self, detail: &str, srun: bool) {
+        if self.word_by.is_none() {
+            return;
+        }
+        if matches!(self.cause, EndCause::StepLost | EndCause::Cancelled) {
+            self.cause = EndCause::PilotLost;
+            detail.clone_into(&mut self.detail);
+        }
+        if !srun {
+            self.word_by = None;
         }
     }
 }

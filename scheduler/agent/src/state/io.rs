@@ -32,6 +32,9 @@ pub(crate) struct Waits {
     pub(crate) look: Span,
     /// Until the next try to put a term on disk.
     pub(crate) disk: Span,
+    /// From the loss of a lease's step to its report: Slurm's signal to the agent, and srun's last word, tell who ended
+    /// the step.
+    pub(crate) word: Span,
 }
 
 impl Default for Waits {
@@ -48,6 +51,7 @@ impl Default for Waits {
             farewell: Span::from_secs(30),
             look: Span::from_secs(300),
             disk: Span::from_secs(1),
+            word: Span::from_secs(1),
         }
     }
 }
@@ -77,7 +81,9 @@ pub(crate) enum Input {
         to: u64,
     },
     /// Reserved epochs could not be put on disk.
-    EpochsFailed,
+    EpochsFailed {
+        why: String,
+    },
     /// A holder has connected; `checkpoint` is an earlier agent's record of its lease.
     HolderUp {
         lease: LeaseId,
@@ -95,8 +101,7 @@ pub(crate) enum Input {
     StepExited {
         lease: LeaseId,
         detail: String,
-        /// `true` if the step's srun found no slurmctld.
-        away: bool,
+        word: SrunWord,
     },
     /// The srun of a take-back step has ended.
     RescueExited {
@@ -181,6 +186,28 @@ pub(crate) enum Output {
 pub(crate) struct LeaseCheckpoint {
     pub(crate) order: StartLease,
     pub(crate) handover: Handover,
+}
+
+/// What the last line of an srun says of its step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SrunWord {
+    /// Nothing that tells who ended the step.
+    None,
+    /// The srun found no slurmctld.
+    Away,
+    /// Slurm ended the step.
+    Ended(SlurmEnd),
+}
+
+/// Slurm's reason for the end of a step, as its slurmstepd tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlurmEnd {
+    /// The step alone, or its whole job, was cancelled.
+    Cancelled,
+    TimeLimit,
+    Preempted,
+    NodeFailed,
+    Requeued,
 }
 
 /// Who constrains the devices.

@@ -257,7 +257,15 @@ fn exited(lease: u64) -> Input {
     Input::StepExited {
         lease: LeaseId(lease),
         detail: "srun ended".into(),
-        away: false,
+        word: SrunWord::None,
+    }
+}
+
+fn ended_by(lease: u64, by: SlurmEnd) -> Input {
+    Input::StepExited {
+        lease: LeaseId(lease),
+        detail: "*** STEP 9.1 ON n1 CANCELLED AT 12:00 ***".into(),
+        word: SrunWord::Ended(by),
     }
 }
 
@@ -265,7 +273,7 @@ fn no_slurmctld(lease: u64) -> Input {
     Input::StepExited {
         lease: LeaseId(lease),
         detail: "Unable to contact slurm controller".into(),
-        away: true,
+        word: SrunWord::Away,
     }
 }
 
@@ -733,9 +741,85 @@ fn when_slurm_ends_the_pilot_its_leases_end_and_the_agent_leaves_when_hopd_knows
     b.live(1, 0);
     b.expect(Input::Terminated, &["end holder 1"]);
     b.expect(start(2, 1), &["failed 2"]);
-    b.expect(taken(1, 0, true), &["forget 1", "ended 1 PilotLost"]);
-    b.quiet(acknowledged(1));
-    b.expect(exited(1), &["exit"]);
+    b.quiet(taken(1, 0, true));
+    b.expect(exited(1), &["forget 1", "ended 1 PilotLost"]);
+    b.expect(acknowledged(1), &["exit"]);
+}
+
+/// The detail of the lease's end.
+fn told_of(b: &Bench, lease: u64) -> String {
+    b.state.ended[&LeaseId(lease)].end.detail.clone()
+}
+
+#[test]
+fn a_lease_whose_step_somebody_cancels_is_cancelled() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(gone(1));
+    b.quiet(taken(1, 0, true));
+    b.quiet(ended_by(1, SlurmEnd::Cancelled));
+    b.tick(999, &[]);
+    b.tick(1_000, &["forget 1", "ended 1 Cancelled"]);
+    assert_eq!(told_of(&b, 1), "its Slurm step was cancelled");
+}
+
+#[test]
+fn a_lease_whose_pilot_slurm_ends_is_the_pilots_whatever_is_heard_first() {
+    for (by, detail) in [
+        (SlurmEnd::Cancelled, "the Slurm job 9 that held the GPU was ended"),
+        (
+            SlurmEnd::Preempted,
+            "the Slurm job 9 that held the GPU was preempted",
+        ),
+        (
+            SlurmEnd::TimeLimit,
+            "the Slurm job 9 that held the GPU reached its time limit",
+        ),
+    ] {
+        for order in ["agent, srun", "srun, agent", "agent first of all"] {
+            let mut b = Bench::new();
+            b.live(1, 0);
+            if order == "agent first of all" {
+                b.expect(Input::Terminated, &["end holder 1"]);
+            }
+            b.quiet(gone(1));
+            b.quiet(taken(1, 0, true));
+            let over = ["forget 1", "ended 1 PilotLost"];
+            match order {
+                "agent, srun" => {
+                    b.quiet(Input::Terminated);
+                    b.expect(ended_by(1, by), &over);
+                }
+                "srun, agent" => {
+                    let told = b.put(ended_by(1, by));
+                    assert_eq!(
+                        told.is_empty(),
+                        by == SlurmEnd::Cancelled,
+                        "Slurm's word is enough"
+                    );
+                    b.expect(Input::Terminated, if told.is_empty() { &over } else { &[] });
+                }
+                _ => b.expect(ended_by(1, by), &over),
+            }
+            assert_eq!(told_of(&b, 1), detail, "{order}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_step_is_reported_though_nothing_tells_who_ended_it() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(gone(1));
+    b.quiet(taken(1, 0, true));
+    b.quiet(exited(1));
+    b.tick(1_000, &["forget 1", "ended 1 StepLost"]);
+    assert_eq!(told_of(&b, 1), "its Slurm step was ended or died");
+    b.live(2, 1);
+    b.quiet(gone(2));
+    b.quiet(ended_by(2, SlurmEnd::NodeFailed));
+    b.quiet(taken(2, 1, true));
+    b.tick(2_000, &["forget 2", "ended 2 NodeLost"]);
 }
 
 #[test]
@@ -769,7 +853,7 @@ fn epochs_are_reserved_before_they_run_out_and_only_grow() {
     b.expect(exited(1), &["end step 1", "forget 1", "failed 1"]);
     b.expect(start(2, 0), &["step 2 epoch 339"]);
     b.expect(exited(2), &["end step 2", "forget 2", "failed 2"]);
-    b.expect(start(3, 0), &["step 3 epoch 340", "reserve"]);
+    b.expect(start(3, 0), &["step 3 epoch 340", "reserve above 355"]);
     b.quiet(Input::Epochs { from: 612, to: 868 });
     b.expect(start(4, 0), &["step 4 epoch 612"]);
 }
@@ -793,9 +877,35 @@ fn where_the_nodes_record_was_lost_epochs_go_on_above_the_plugins() {
 fn a_lease_waits_for_epochs_and_never_runs_without() {
     let mut b = Bench::new();
     b.state.epochs = 356..356;
-    b.expect(start(1, 1), &["reserve"]);
-    b.expect(Input::EpochsFailed, &["reserve"]);
+    b.expect(start(1, 1), &["reserve above 355"]);
     b.expect(Input::Epochs { from: 612, to: 868 }, &["step 1 epoch 612"]);
+}
+
+#[test]
+fn a_lease_fails_at_once_with_the_reason_why_it_has_no_epoch() {
+    let mut b = Bench::new();
+    b.state.epochs = 356..356;
+    b.expect(start(1, 1), &["reserve above 355"]);
+    let full = || Input::EpochsFailed {
+        why: "No space left on device".into(),
+    };
+    let out = b.state.handle(full(), b.now);
+    let reason = out.iter().find_map(|o| match o {
+        Output::Report(Request::LeaseFailed { reason, .. }) => Some(reason.as_str()),
+        _ => None,
+    });
+    assert_eq!(
+        reason,
+        Some("its node can't write down epochs: No space left on device")
+    );
+    // The disk is tried again.
+    b.quiet(start(2, 1));
+    b.tick(999, &[]);
+    b.tick(1_000, &["reserve above 355"]);
+    b.expect(full(), &["forget 2", "failed 2"]);
+    b.tick(2_000, &["reserve above 355"]);
+    b.quiet(Input::Epochs { from: 612, to: 868 });
+    b.expect(start(3, 1), &["step 3 epoch 612"]);
 }
 
 #[test]

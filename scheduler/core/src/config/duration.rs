@@ -8,7 +8,7 @@ const MOST_S: f64 = 10.0 * 366.0 * 86_400.0;
 
 /// Seconds, written as a whole number if possible.
 #[derive(Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "a number of seconds is needed")]
 enum Seconds {
     Whole(i64),
     Part(f64),

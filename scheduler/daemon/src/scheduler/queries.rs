@@ -193,8 +193,8 @@ impl Scheduler {
         let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
         self.add_absent(&mut report.nodes);
         for node in &mut report.nodes {
-            if let (true, Some(why)) = (node.reason.is_empty(), self.pilot_jobs.agent_refusal(node.pilot)) {
-                node.reason = format!("its agent is refused: {why}");
+            if let (true, Some(why)) = (node.reason.is_empty(), self.pilot_jobs.down(node.pilot)) {
+                node.reason = why.to_string();
             }
             if let Some(standing) = self.standings.get(&node.pilot) {
                 node.isolation.clone_from(&standing.isolation);
@@ -203,15 +203,13 @@ impl Scheduler {
                     node.reason = format!("nothing is counted: {}", standing.why);
                 }
             }
-            if let Some(reason) = self.drains.reason(&node.node) {
-                let slurm = format!("Slurm drains the node: {reason}");
-                let both = [
-                    slurm.trim_end_matches(": ").to_owned(),
-                    std::mem::take(&mut node.reason),
-                ];
-                let said: Vec<_> = both.into_iter().filter(|text| !text.is_empty()).collect();
-                node.reason = said.join("; ");
-            }
+            let slurm = self.drains.reason(&node.node);
+            let slurm = slurm.map(|reason| format!("Slurm drains the node: {reason}"));
+            let slurm = slurm.map(|said| said.trim_end_matches(": ").to_owned());
+            let known = Some(std::mem::take(&mut node.reason)).filter(|text| !text.is_empty());
+            let said = slurm.into_iter().chain(known);
+            let said: Vec<String> = said.chain(self.failed_starts.told(node.pilot)).collect();
+            node.reason = said.join("; ");
         }
         report
     }
@@ -259,8 +257,8 @@ impl Scheduler {
 /// Why a pilot whose job runs is not up; empty while it may just be on its way.
 fn said_of(mute: &Mute, now: Timestamp) -> String {
     let silent = now.since(mute.since);
-    match &mute.refused {
-        Some(why) => format!("its agent is refused: {why}"),
+    match &mute.down {
+        Some(why) => why.to_string(),
         None if silent < ON_ITS_WAY => String::new(),
         None => format!(
             "its job has run for {:.0} s, and its agent has not reported",

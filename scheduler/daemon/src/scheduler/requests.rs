@@ -4,6 +4,7 @@ use super::seats::{Ask, Seat, Waiting};
 use super::{JournalKey, JournalValue, Report, Scheduler};
 use crate::access::{self, Access, Sender};
 use crate::caller::{ConnId, Incoming};
+use crate::pilot_jobs::Down;
 use crate::slurm::Owner;
 use crate::views;
 use hop_api::message::{AgentUp, EndedLease, Handover, NodeStanding, Refusal, Request, Response, ToHopd};
@@ -232,18 +233,23 @@ impl Scheduler {
     // --- agents ---
 
     fn of_agent(&mut self, conn: ConnId, access: &Access, body: Request) -> Result<Answer, Refusal> {
-        if let Request::AgentUp(up) = body {
-            let (pilot, node) = (up.pilot, up.node.clone());
-            return match self.agent_up(conn, *up) {
-                Ok(()) => Ok(DONE),
-                Err(refusal) => {
+        let body = match body {
+            Request::AgentUp(up) => {
+                let (pilot, node) = (up.pilot, up.node.clone());
+                let heard = self.agent_up(conn, *up);
+                if let Err(refusal) = &heard {
                     warn!(%pilot, %node, "an agent is refused: {refusal}");
-                    let now = self.clock.now();
-                    self.pilot_jobs.agent_refused(pilot, refusal.to_string(), now);
-                    Err(refusal)
+                    self.agent_is_down(pilot, Down::Refused(refusal.to_string()));
                 }
-            };
-        }
+                return heard.map(|()| DONE);
+            }
+            Request::AgentFailed { pilot, node, reason } => {
+                warn!(%pilot, %node, "an agent can't start: {reason}");
+                self.agent_is_down(pilot, Down::CannotStart(reason));
+                return Ok(DONE);
+            }
+            body => body,
+        };
         let pilot = access.pilot()?;
         match body {
             Request::LeaseStarted { lease, handover } => self.lease_started(pilot, lease, handover),
@@ -253,6 +259,7 @@ impl Scheduler {
                 device_lost,
             } => {
                 warn!(%lease, %pilot, "a lease did not start: {reason}");
+                self.start_failed(pilot, lease, &reason);
                 self.todo.push_back(Input::LeaseFailed {
                     lease,
                     pilot,
@@ -283,6 +290,11 @@ impl Scheduler {
             _ => unreachable!("sorted by its sender"),
         }
         Ok(DONE)
+    }
+
+    fn agent_is_down(&mut self, pilot: JobId, why: Down) {
+        let now = self.clock.now();
+        self.pilot_jobs.agent_is_down(pilot, why, now);
     }
 
     fn node_stands(&mut self, pilot: JobId, standing: NodeStanding) {
@@ -376,22 +388,23 @@ impl Scheduler {
         }
     }
 
-    /// Writes the row of a lease that the core doesn't know.
+    /// Writes the rows of a lease that the core doesn't know.
     fn ended_unknown(&mut self, pilot: JobId, ended: &EndedLease) {
         if self.core.lease(ended.order.lease).is_some() {
             return;
         }
         let pilots = self.core.pilots();
         let node = pilots.iter().find(|p| p.pilot == pilot).map(|p| p.node.clone());
-        let row = self
+        let rows = self
             .records
             .rows
             .ended_on_node(&node.unwrap_or_else(|| "".into()), ended);
-        self.records.write(Vec::new(), row.into_iter().collect());
+        self.records.write(Vec::new(), rows);
     }
 
     fn lease_started(&mut self, pilot: JobId, lease: LeaseId, handover: Handover) {
         info!(%lease, %pilot, step = handover.step, "a lease has started");
+        self.failed_starts.started(pilot);
         self.records.rows.step(lease, handover.step);
         let devices = handover.devices.iter().map(|d| d.index).collect();
         self.handovers.insert(lease, handover);
@@ -417,7 +430,7 @@ impl Scheduler {
         let started = self.started;
         let rows: Vec<_> = orphans
             .into_iter()
-            .filter_map(|id| self.records.rows.lost(id, started))
+            .flat_map(|id| self.records.rows.lost(id, started))
             .collect();
         self.records.write(Vec::new(), rows);
     }

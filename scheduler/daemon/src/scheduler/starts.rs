@@ -1,4 +1,5 @@
-//! Leases and pilots that Slurm doesn't start: the users of waiting cells read of the delay, and of Slurm's reason.
+//! Leases and pilots that don't start: the users of waiting cells read of the delay, and of Slurm's reason; `hop info`
+//! tells of a pilot that starts no lease.
 
 use super::{Due, Scheduler};
 use crate::pilot_jobs::Failure;
@@ -8,13 +9,54 @@ use hop_words::explain::Item;
 use hop_words::id::{JobId, LeaseId};
 use hop_words::reason::Reason;
 use hop_words::time::{Span, spell};
+use std::collections::BTreeMap;
 
 /// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.
 const SLOW: Span = Span::from_secs(2);
 /// Pause until the delay is told again, with the time passed.
 const AGAIN: Span = Span::from_secs(5);
 
+/// Leases that did not start on each pilot, in a row.
+#[derive(Debug, Default)]
+pub(super) struct FailedStarts {
+    pilots: BTreeMap<JobId, (u32, String)>,
+}
+
+impl FailedStarts {
+    pub(super) fn failed(&mut self, pilot: JobId, why: &str) {
+        let (count, last) = self.pilots.entry(pilot).or_default();
+        *count += 1;
+        why.clone_into(last);
+    }
+
+    pub(super) fn started(&mut self, pilot: JobId) {
+        self.pilots.remove(&pilot);
+    }
+
+    /// Forgets pilots that are gone.
+    pub(super) fn keep(&mut self, is_live: impl Fn(JobId) -> bool) {
+        self.pilots.retain(|pilot, _| is_live(*pilot));
+    }
+
+    /// The pilot's failures since its last lease that started, as a clause.
+    pub(super) fn told(&self, pilot: JobId) -> Option<String> {
+        Some(match self.pilots.get(&pilot)? {
+            (1, why) => format!("its last lease did not start: {why}"),
+            (count, why) => format!("its last {count} leases did not start: {why}"),
+        })
+    }
+}
+
 impl Scheduler {
+    /// The agent reports that a lease did not start. A lease that was given up meanwhile is nobody's failure.
+    pub(super) fn start_failed(&mut self, pilot: JobId, lease: LeaseId, why: &str) {
+        if self.core.lease(lease).is_some_and(|l| l.state == "STARTING") {
+            let live: Vec<JobId> = self.core.pilots().into_iter().map(|p| p.pilot).collect();
+            self.failed_starts.keep(|pilot| live.contains(&pilot));
+            self.failed_starts.failed(pilot, why);
+        }
+    }
+
     /// Why a cell waits, with Slurm's word against the job that the cell waits for.
     pub(super) fn worded(&self, reason: &Reason) -> String {
         match self.rejection(reason) {
@@ -135,5 +177,32 @@ impl Scheduler {
             row.why = why.to_owned();
             row.reason = format!("its lease is being started, but {held_up}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failed_starts_count_until_a_lease_starts() {
+        let mut failed = FailedStarts::default();
+        let pilot = JobId(7);
+        assert_eq!(failed.told(pilot), None);
+        failed.failed(pilot, "no room");
+        assert_eq!(
+            failed.told(pilot).unwrap(),
+            "its last lease did not start: no room"
+        );
+        failed.failed(pilot, "no plugin");
+        failed.failed(JobId(8), "no room");
+        assert_eq!(
+            failed.told(pilot).unwrap(),
+            "its last 2 leases did not start: no plugin"
+        );
+        failed.keep(|known| known == pilot);
+        assert_eq!(failed.told(JobId(8)), None);
+        failed.started(pilot);
+        assert_eq!(failed.told(pilot), None);
     }
 }

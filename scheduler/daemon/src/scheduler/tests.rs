@@ -464,7 +464,7 @@ async fn a_row_that_a_crash_left_open_is_closed_once() {
         "no cell ran on it"
     );
     let (rows, started) = reported(false).await;
-    assert_eq!((rows.len(), rows[0].state.as_str()), (1, "NODE_FAIL"));
+    assert_eq!((rows.len(), rows[0].state.as_str()), (1, "FAILED"));
     assert_eq!(rows[0].end, Some(started));
     assert!(rows[0].reason.contains("lost track"), "{}", rows[0].reason);
 }
@@ -545,6 +545,30 @@ async fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
         assert_eq!((rows.len(), rows[0].state.as_str()), (1, "CANCELLED"), "{rows:?}");
         assert!(rows[0].start.is_none() && rows[0].end.is_some());
     }
+}
+
+#[tokio::test]
+async fn a_pilot_that_starts_no_lease_is_told_in_hop_info() {
+    let mut lending = Lending::new();
+    let reason = |lending: &mut Lending| {
+        let (eve, mut mailbox) = lending.house.connect("eve", Role::Client);
+        match lending.house.ask(eve, &mut mailbox, Request::Info) {
+            Response::Info(info) => info.nodes[0].reason.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let lease = lending.lease();
+    assert_eq!(reason(&mut lending), "");
+    let failed = Request::LeaseFailed {
+        lease,
+        reason: "the plugin refused the handover: no room".into(),
+        device_lost: false,
+    };
+    lending.house.say(lending.agent.0, failed);
+    assert_eq!(
+        reason(&mut lending),
+        "its last lease did not start: the plugin refused the handover: no room"
+    );
 }
 
 /// The plugin was at work when the cell was interrupted: Slurm shows a step, so the row has a start.
