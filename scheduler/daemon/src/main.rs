@@ -107,8 +107,10 @@ fn start(arguments: &Arguments) -> Result<()> {
 fn missing_here(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
     let user = &config.service_user;
-    if user_id(user.as_str()).is_none() {
-        missing.push(format!("there is no user {user} (service_user)"));
+    match user_id(user.as_str()) {
+        Ok(Some(_)) => {}
+        Ok(None) => missing.push(format!("there is no user {user} (service_user)")),
+        Err(error) => missing.push(format!("{user} (service_user) can't be looked up: {error}")),
     }
     let agent = Some(config.prefix.join("bin/hop-agent"));
     for (key, path) in [
