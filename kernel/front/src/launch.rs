@@ -419,7 +419,7 @@ async fn grow_by_one(
         avoid: [taken, failed].concat(),
         ..order.clone()
     };
-    let placed = placement(&order, first, &config).await;
+    let placed = placement(&order, first, false, &config).await;
     let plan = placed.inspect_err(|_| failed.clear())?.seat;
     // Excluding these nodes by Slurm alone would take a reservation.
     if plan.node.as_str().is_empty() || taken.contains(&plan.node) {
@@ -671,7 +671,8 @@ fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
 
 /// The place named by `hopd` for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
 async fn place(order: &Order, first: Incarnation, config: &Config) -> Placement {
-    match placement(order, first, config).await {
+    let replaces = order.origin == Origin::MyReplica;
+    match placement(order, first, replaces, config).await {
         Ok(placement) => placement,
         Err(error) => {
             eprintln!(
@@ -697,8 +698,8 @@ fn anywhere(order: &Order, first: Incarnation, config: &Config) -> Placement {
     Placement { seat, tenure }
 }
 
-/// One more replica's place, by `hopd`.
-async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result<Placement> {
+/// One more replica's place, by `hopd`. `replaces` means that the executor is lost or has left.
+async fn placement(order: &Order, first: Incarnation, replaces: bool, config: &Config) -> Result<Placement> {
     let anywhere = anywhere(order, first, config);
     let launch = &order.file.launch;
     let request = Request::PlaceKernel(PlaceKernel {
@@ -710,6 +711,7 @@ async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result
         mem_mib: anywhere.seat.mem_mib,
         cpus: anywhere.seat.cpus,
         avoid: order.avoid.clone(),
+        replaces,
     });
     Ok(match ask_hopd(config, request).await? {
         Response::Placement(placement) => placement,
