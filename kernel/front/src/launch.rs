@@ -3,7 +3,7 @@
 
 use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
-use crate::opening::{Opening, Origin, Place};
+use crate::opening::{Opening, Origin, Place, next_incarnation};
 use crate::owner::{Said, Start, say};
 use anyhow::{Context, Result, bail};
 use hop_api::client;
@@ -216,15 +216,14 @@ pub fn replicas(start: &Start, dir: &Path) -> (Replicas, bool) {
 /// # Errors
 /// Slurm has no place, the state can't be read or written, or a program is missing.
 pub async fn start(order: &Order) -> Result<Started> {
-    let highest = match &order.states {
+    let stored = match &order.states {
         Some(states) => {
             let kernel = states.kernel.clone();
-            let state = spawn_blocking(move || states::newest(&kernel)).await??;
-            state.map_or(Incarnation(0), |s| s.highest_incarnation())
+            spawn_blocking(move || states::newest(&kernel)).await??
         }
-        None => Incarnation(0),
+        None => None,
     };
-    let first = Incarnation((highest.0 + 1).max(order.file.incarnation.0));
+    let first = next_incarnation(stored.as_ref(), order.file.incarnation);
     let launch = &order.file.launch;
     let config = if launch.local {
         None
