@@ -41,6 +41,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/e2e")]
 from figures import figure, percentile  # noqa: E402
+from groups import AWAKE  # noqa: E402
 from harness import Cluster, Notebook, lost_node, notebook, until  # noqa: E402
 from sleepers import put_to_sleep  # noqa: E402
 
@@ -70,7 +71,7 @@ def spread(
 
 
 def row(cluster: Cluster) -> dict[str, Any]:
-    rows = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
+    rows = cluster.hop("kernels", "-t", AWAKE, user="alice")["rows"]
     found: dict[str, Any] = next(r for r in rows if r["name"] == "bench.ipynb")
     return found
 
@@ -253,7 +254,7 @@ def crowd(cluster: Cluster, n: int, seconds: float = 60) -> None:
         books = [stack.enter_context(replicated(cluster)) for _ in range(n)]
 
         def whole() -> bool:
-            rows = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
+            rows = cluster.hop("kernels", "-t", AWAKE, user="alice")["rows"]
             return len(rows) == n and all(int(r["replicas"]) == 3 for r in rows)
 
         until("all kernels have three replicas", whole, GROWS_WITHIN)

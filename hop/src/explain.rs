@@ -129,7 +129,10 @@ fn starting(args: &Args, context: &mut Context<'_>) -> Result<Vec<Waiting>, Fail
         ..KernelsQuery::default()
     };
     let rows = kernels::rows(query, context)?;
-    let starts = |row: &KernelRow| row.state == KernelState::Starting;
+    let starts = |row: &KernelRow| {
+        use KernelState::{Lost, Replacing, Starting};
+        matches!(row.state, Starting | Lost | Replacing)
+    };
     Ok(rows.into_iter().filter(starts).map(Waiting::of_kernel).collect())
 }
 

@@ -47,8 +47,8 @@ static FIELDS: [Field<Row>; 23] = [
     field!("User", 9, "who", |r| Value::text(&r.kernel.user)),
     field!(
         "State",
-        8,
-        "STARTING, IDLE, WAITING, RUNNING, MOVING, SAVING, ASLEEP",
+        9,
+        "STARTING, IDLE, WAITING, RUNNING, MOVING, SAVING, ASLEEP, SILENT, LOST, REPLACING",
         |r| Value::text(r.kernel.state.name())
     ),
     field!("Time", 9, "how long in this state", |r| Value::Span(r.time)),
@@ -124,7 +124,7 @@ static FIELDS: [Field<Row>; 23] = [
     field!(
         "Reason",
         -20,
-        "why it moves, stays where it is, or is not saved",
+        "why it moves, stays where it is, is not saved, or runs no cell",
         |r| { Value::text(reason(&r.kernel)) }
     ),
 ];
@@ -264,10 +264,12 @@ fn lagging(row: &KernelRow) -> String {
 }
 
 fn reason(row: &KernelRow) -> String {
-    if let Some(moving) = &row.moving {
+    let moves = row.state == KernelState::Moving;
+    if let Some(moving) = row.moving.as_ref().filter(|_| moves) {
         return format!("moves to {}: {}", moving.to, moving.cause);
     }
     let mut said = Vec::new();
+    said.extend(row.lost.as_ref().map(ToString::to_string));
     said.extend(
         row.move_failed
             .as_ref()
@@ -344,6 +346,7 @@ fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_api::message::{LossRow, LossStage, MoveCause, MoveRow};
     use hop_words::id::{Incarnation, JobId};
 
     fn replicas(leader: Option<u32>, behind: &[Option<u64>]) -> KernelRow {
@@ -393,6 +396,32 @@ mod tests {
         for word in ["", " ", "\t"] {
             assert!(matches!(check(word), Err(Failure::Usage(_))), "{word:?}");
         }
+    }
+
+    #[test]
+    fn the_reason_names_the_lost_node_and_no_move_that_is_given_up() {
+        let lost = |stage| LossRow {
+            node: "n1".into(),
+            stage,
+            since: hop_words::time::Timestamp(1),
+        };
+        let moving = MoveRow {
+            to: "n2".into(),
+            cause: MoveCause::Asked,
+            since: hop_words::time::Timestamp(1),
+        };
+        let mut row = crate::transcripts::kernel_rows().remove(0);
+        (row.state, row.lost) = (KernelState::Silent, Some(lost(LossStage::Silent)));
+        assert!(
+            reason(&row).starts_with("its process on n1 does not answer; its move to n3 failed"),
+            "{}",
+            reason(&row)
+        );
+        (row.state, row.moving) = (KernelState::Moving, Some(moving));
+        assert!(reason(&row).starts_with("moves to n2: "), "{}", reason(&row));
+        (row.state, row.lost) = (KernelState::Replacing, Some(lost(LossStage::Replacing)));
+        let gone = "its process on n1 is gone, and another one is being started; ";
+        assert!(reason(&row).starts_with(gone), "{}", reason(&row));
     }
 
     #[test]

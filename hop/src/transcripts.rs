@@ -178,6 +178,7 @@ pub(crate) fn kernel_rows() -> Vec<KernelRow> {
         mem_mib: 4096,
         cpus: 2,
         stayed: Some("a cell runs".into()),
+        lost: None,
     };
     let waiting = KernelRow {
         kernel: OTHER.into(),

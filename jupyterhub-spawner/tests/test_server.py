@@ -107,16 +107,19 @@ def test_what_sleeps_moves_or_can_is_told() -> None:
         row("m", "MOVING", reason="moves to n3"),
         row("k", "IDLE"),
         row("q", "WAITING", "no"),
+        row("g", "LOST", reason="its process on n2 is lost"),
     ]
-    queue = [queued("q", "PENDING", position=1)]
+    queue = [queued("q", "PENDING", position=1), queued("g", "RUNNING")]
     rows = {one["id"]: one for one in kernels([here("k", "k.ipynb")], queue, [], known)}
     assert {name: (one["state"], one["kept"]) for name, one in rows.items()} == {
         "a": ("ASLEEP", True),
         "m": ("MOVING", True),
         "k": ("IDLE", True),
         "q": ("PENDING", False),
+        "g": ("LOST", True),
     }
     assert (rows["m"]["reason"], rows["k"]["node"], rows["q"]["node"]) == ("moves to n3", "n2", None)
+    assert rows["g"]["reason"] == "its process on n2 is lost"
 
 
 def test_memory_and_processor_are_the_kernels_own_and_the_limit_hopds() -> None:

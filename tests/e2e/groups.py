@@ -16,6 +16,9 @@ HOT = THREE | {"GRESSHOPPER_HOT_STANDBY": "1"}
 #: Seconds within which the effects of a cell that was answered are in the store.
 SAVED = 1.0
 
+#: The states of a kernel that doesn't sleep, and isn't on its way there.
+AWAKE = "starting,running,waiting,idle,moving,silent,lost,replacing"
+
 #: A replica's processes on its node: keeper, supervisor, spare interpreters and the kernel.
 REPLICA = r"hop-replica|ipykernel_launcher"
 #: The keeper alone.
@@ -23,7 +26,7 @@ KEEPER = r"^\S+/hop-replica seat"
 
 
 def kernel_row(cluster: Cluster, user: str = "alice") -> dict[str, Any]:
-    (row,) = cluster.hop("kernels", "-t", "starting,running,waiting,idle,moving", user=user)["rows"]
+    (row,) = cluster.hop("kernels", "-t", AWAKE, user=user)["rows"]
     found: dict[str, Any] = row
     return found
 

@@ -130,8 +130,8 @@ class Place:
 
     def row(self, name: str) -> dict[str, Any] | None:
         rows = self.cluster.hop("kernels", user="alice")["rows"]
-        # One that another run closed is known for a while, and starts for ever.
-        states = ("ASLEEP", "STARTING")
+        # One that another run closed is known for a while, and starts or is lost for ever.
+        states = ("ASLEEP", "STARTING", "LOST")
         return next((r for r in rows if r["name"] == f"{name}.ipynb" and r["state"] not in states), None)
 
     def look(self, run: Run, name: str) -> dict[str, Any]:

@@ -30,6 +30,8 @@ class Driver:
         self.notices: dict[str, list[dict[str, Any]]] = {}
         self.replies: dict[str, dict[str, Any]] = {}
         self.answers: dict[str, int] = {}
+        #: The number under which each cell ran.
+        self.numbers: dict[str, int] = {}
         self.idle: set[str] = set()
         self.watched: dict[str, list[dict[str, Any]]] = {}
         self.alive = False
@@ -53,6 +55,7 @@ class Driver:
         self.notices.clear()
         self.replies.clear()
         self.answers.clear()
+        self.numbers.clear()
         self.idle.clear()
         self.watched.clear()
         for channel in ("iopub", "shell"):
@@ -115,6 +118,8 @@ class Driver:
         elif kind == "execute_reply":
             self.replies[parent] = {"content": content, "metadata": message["metadata"]}
             self.answers[parent] = self.answers.get(parent, 0) + 1
+        elif kind == "execute_input":
+            self.numbers[parent] = content["execution_count"]
         elif kind in ("stream", "display_data", "execute_result", "error"):
             self.outputs.setdefault(parent, []).append({"type": kind, **content})
         elif kind == "clear_output":
@@ -141,10 +146,11 @@ class Driver:
             reply = self.replies.get(cell)
             outputs = list(self.outputs.get(cell, []))
             notices = list(self.notices.get(cell, []))
-            idle, answers = cell in self.idle, self.answers.get(cell, 0)
+            idle, answers, number = cell in self.idle, self.answers.get(cell, 0), self.numbers.get(cell)
         return {
             "done": done,
             "answers": answers,
+            "number": number,
             "idle": idle,
             "status": reply["content"]["status"] if reply else None,
             "reply": reply["content"] if reply else None,

@@ -276,7 +276,7 @@ def test_seat_ends_as_the_next_kernel_comes_and_that_one_gets_another(cluster: C
 
 
 def test_a_kernel_whose_front_is_killed_while_it_closes_the_kernel_is_forgotten(cluster: Cluster) -> None:
-    """Else `hop kernels` would list it as STARTING for a day."""
+    """Else `hop kernels` would list it as LOST for a day."""
     book = Notebook(cluster, "bob")
     try:
         book.start()

@@ -69,7 +69,7 @@ def test_kernels_are_listed_and_steered_by_their_users_alone(cluster: Cluster) -
         def grown() -> Any:
             rows = cluster.hop("kernels", user="alice")["rows"]
             # A kernel that another test killed is known for a while.
-            (row,) = [r for r in rows if r["state"] != "STARTING"]
+            (row,) = [r for r in rows if r["state"] not in ("STARTING", "LOST")]
             return row if row["replicas"] == REPLICAS else None
 
         row = until("the kernel has its replicas", grown, 60)

@@ -56,6 +56,28 @@ def test_a_node_is_lost_between_cells_and_the_kernel_goes_on_elsewhere(cluster: 
         assert (got["status"], stdout(got)) == ("ok", "1 41\n"), got
 
 
+def row_of(cluster: Cluster, *states: str) -> dict[str, Any] | None:
+    rows: list[dict[str, Any]] = cluster.hop("kernels", "-t", ",".join(states), user="alice")["rows"]
+    return rows[0] if rows else None
+
+
+def test_hop_kernels_says_that_a_kernels_node_is_lost_and_that_it_is_replaced(
+    cluster: Cluster, alice: Notebook
+) -> None:
+    node = saved_on(alice)
+    # Nobody replaces it before the front goes on.
+    (front,) = cluster.kill(r"hop-front", "alice", signal.SIGSTOP)
+    try:
+        with lost_node(cluster, node):
+            silent = until("it is told", lambda: row_of(cluster, "silent"), 10)
+            assert silent["reason"] == f"its process on {node} does not answer"
+            os.kill(front, signal.SIGCONT)
+            until("it is replaced", lambda: row_of(cluster, "idle"), 60)
+            assert node_of(alice) != node
+    finally:
+        os.kill(front, signal.SIGCONT)
+
+
 def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice: Notebook) -> None:
     saved_on(alice)
     told = lose_in_a_cell(cluster, alice)

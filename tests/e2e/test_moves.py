@@ -70,7 +70,7 @@ def hop(cluster: Cluster, *argv: str, user: str = "alice") -> tuple[int, str]:
 def row(cluster: Cluster, name: str = "a.ipynb") -> dict[str, Any]:
     rows = cluster.hop("kernels", user="alice")["rows"]
     # One that another test closed is known for a while.
-    found: dict[str, Any] = next(r for r in rows if r["name"] == name and r["state"] != "STARTING")
+    found: dict[str, Any] = next(r for r in rows if r["name"] == name and r["state"] not in ("STARTING", "LOST"))
     return found
 
 

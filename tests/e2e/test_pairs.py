@@ -147,6 +147,9 @@ def attack(killer: Killer, pair: tuple[str, str, str], rng: random.Random, numbe
     wrong += [f"cell {n} never began, and ended well" for n, g in got if g["status"] == "ok" and str(n) not in ran]
     wrong += [f"cell {n} ran and is aborted" for n, g in got if g["status"] == "aborted" and str(n) in ran]
     wrong += [f"cell {n} ended with {s}" for (n, _), s in zip(got, said, strict=True) if s not in ENDS]
+    for (n, g), s in zip(got, said, strict=True):
+        if s == "CellLost" and g["number"] not in (None, told := g["reply"]["execution_count"]):
+            wrong.append(f"cell {n} ran as [{g['number']}] and is lost as [{told}]")
     stopped = False
     for (n, _), s in zip(got, said, strict=True):
         if stopped and s != "aborted":

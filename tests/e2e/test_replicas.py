@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from groups import (
+    AWAKE,
     HOT,
     KEEPER,
     SAVED,
@@ -343,7 +344,7 @@ def test_a_cell_goes_to_the_replica_beside_a_free_gpu_without_anybodys_order(
     with notebook(cluster, "bob", env={"GRESSHOPPER_REPLICAS": "1"}) as bob:
         bob.execute("import os; x = 41")
         if node_of(bob) != node:
-            (row,) = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="bob")["rows"]
+            (row,) = cluster.hop("kernels", "-t", AWAKE, user="bob")["rows"]
             cluster.run("bob", "hop", "migrate", row["kernel_id"], "--to", node)
         assert node_of(bob) == node
         held = bob.submit(f"%%gpu 2\n{UNTIL_GO}")["cell"]

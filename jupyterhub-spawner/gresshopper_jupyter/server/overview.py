@@ -42,7 +42,7 @@ class Kernel:
     #: Jupyter's id of a kernel of this server; Jupyter here knows no other kernel.
     jupyter_id: JupyterId | None = None
     path: str | None = None
-    #: ``IDLE``, or the state that ``hop queue`` shows, or ``ASLEEP``, ``SAVING``, ``MOVING`` of ``hop kernels``.
+    #: ``IDLE``, or the state that ``hop queue`` shows, or one of ``hop kernels`` in :data:`_TOLD` or :data:`_GONE`.
     state: str = "IDLE"
     time_s: float | None = None
     node: str | None = None
@@ -70,6 +70,10 @@ _URGENCY = ("RUNNING", "SUSPENDED", "PENDING", "STARTING", "LINGERING")
 
 #: The states of ``hop kernels`` that say more than ``hop queue``.
 _TOLD = ("ASLEEP", "SAVING", "MOVING")
+
+
+#: The states of a kernel without an executor, whatever ``hop queue`` shows of its leases.
+_GONE = ("SILENT", "LOST", "REPLACING")
 
 
 def kernels(
@@ -120,8 +124,8 @@ def _know(kernel: Kernel, row: Row) -> None:
     if row.get("mem"):
         # Each replica has as much.
         kernel.limit_mib = row["mem"] / (row.get("replicas") or 1)
-    if kernel.state == "IDLE":
-        kernel.state = row["state"] if row["state"] in _TOLD else "IDLE"
+    if kernel.state == "IDLE" or row["state"] in _GONE:
+        kernel.state = row["state"] if row["state"] in _TOLD + _GONE else "IDLE"
         kernel.time_s = row["time"]
         kernel.node = row["node"] or None
         kernel.reason = row["reason"] or None

@@ -279,6 +279,12 @@ function stateText(row: KernelRow, trans: TranslationBundle): string {
       return trans.__("is being saved");
     case "MOVING":
       return trans.__("moves");
+    case "SILENT":
+      return trans.__("does not answer");
+    case "LOST":
+      return trans.__("is lost");
+    case "REPLACING":
+      return trans.__("is being replaced");
     default:
       return row.state.toLowerCase();
   }

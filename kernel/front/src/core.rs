@@ -26,7 +26,7 @@ use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
 use self::told::Told;
 pub use self::unseen::Records;
-use self::unseen::Unseen;
+use self::unseen::{Change, Unseen};
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::comm::CommContent;
@@ -105,13 +105,14 @@ pub struct Front {
     replies: HashMap<(Channel, Bytes), Vec<Waiting>>,
     kept: usize,
     dropped: u64,
-    /// Answered cells not known to be in the store, and the execution counts of the last cells.
+    /// Answered cells not known to be in the store.
     ledger: Ledger,
     heard: CellNumber,
     /// The answered cells that the replica doesn't know to be heard.
     unheard: Vec<(CellNumber, CellId)>,
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
+    /// The execution counts of the last answered cells, the oldest first.
     counts: VecDeque<(CellId, i64)>,
     /// The last execution count that clients have read.
     last_count: Option<i64>,
@@ -205,6 +206,14 @@ impl Front {
     /// The last execution count that clients have read.
     pub fn last_count(&self) -> Option<i64> {
         self.last_count
+    }
+
+    /// Clients read this execution count. A front that follows tells it to the replica that is elected then.
+    fn clients_read(&mut self, count: Option<i64>) {
+        if count.is_some() && count != self.last_count {
+            self.last_count = count;
+            self.unseen.note(count.map(Change::Count));
+        }
     }
 
     /// A client sent a request.
@@ -517,7 +526,9 @@ impl Front {
         self.show(message, None, at, wire);
         let mut content = shown;
         content["status"] = "error".into();
-        content["execution_count"] = 0.into();
+        // Notebooks show no number for 0, as if the cell had never run.
+        let count = self.last_count.filter(|_| open.runs).unwrap_or(0);
+        content["execution_count"] = count.into();
         self.final_reply(open, &content, at, wire)
     }
 
@@ -609,7 +620,7 @@ impl Front {
                 }
                 self.heard = CellNumber(number);
                 self.unheard.push((self.heard, cell.clone()));
-                self.last_count = count.or(self.last_count);
+                self.clients_read(count);
                 if let Some(count) = count {
                     self.counts.push_back((cell, count));
                     if self.counts.len() > COUNTS {

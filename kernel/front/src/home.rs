@@ -150,6 +150,10 @@ impl Home {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::claim::Owned;
+    use crate::owner::{Notebook, Start};
+    use hop_protocol::file::FrontFile;
+    use hop_protocol::states::{NOTEBOOK, OWNER};
     use std::sync::mpsc::channel;
 
     #[test]
@@ -183,6 +187,70 @@ mod tests {
             sleep(10 * PAUSE);
             home.tell(|news| news.name = Some("b.ipynb".into()));
             assert_eq!(next(), Ok((None, Some("b.ipynb".into()))));
+        }
+    }
+
+    /// A front's folder and its kernel's, with what is written there.
+    struct Folders {
+        home: tempfile::TempDir,
+        owned: Owned,
+    }
+
+    impl Folders {
+        async fn new() -> Self {
+            let home = tempfile::tempdir().unwrap();
+            let (front, kernel) = (home.path().join("front"), home.path().join("states/k"));
+            std::fs::create_dir(&front).unwrap();
+            let order = serde_json::json!({
+                "version": crate::owner::VERSION, "kernel": "k", "incarnation": 1, "epoch": 1, "key": "key",
+                "launch": {"argv": ["python"], "cwd": null, "local": true},
+            });
+            let mut start: Start = serde_json::from_value(order).unwrap();
+            let (file, _) = announce::announce(&mut start, &front).unwrap();
+            file.write(&front).unwrap();
+            let owned = Owned::take(&kernel).unwrap().unwrap();
+            Self { home, owned }
+        }
+
+        /// Writes the chosen pieces of news.
+        fn write(&self, chosen: [bool; 4]) {
+            let dir = self.home.path().join("front");
+            let delivered = File::create(dir.join("delivered")).unwrap();
+            let notebook = Notebook {
+                path: "b.ipynb".into(),
+                kernelspec: "python3".into(),
+            };
+            let [has_record, has_notebook, has_name, parts] = chosen;
+            Places { dir, delivered }.write(News {
+                delivered: has_record.then(|| vec![7]),
+                notebook: has_notebook.then(|| self.owned.name(&"k".into(), &notebook, None)),
+                name: has_name.then(|| "b.ipynb".into()),
+                parting: parts.then(|| self.owned.parts().unwrap()),
+            });
+        }
+
+        /// The pieces of news found in their places.
+        fn written(&self) -> [bool; 4] {
+            let home = self.home.path();
+            let (front, kernel) = (home.join("front"), home.join("states/k"));
+            let read = |path: PathBuf| String::from_utf8(std::fs::read(path).unwrap_or_default()).unwrap();
+            [
+                read(front.join("delivered")) == "\u{7}",
+                read(kernel.join(NOTEBOOK)).contains("b.ipynb"),
+                FrontFile::read(&front).unwrap().launch.name == "b.ipynb",
+                read(kernel.join(OWNER)) == "parting\n",
+            ]
+        }
+    }
+
+    #[tokio::test]
+    async fn each_piece_of_news_is_written_to_its_place() {
+        let one = |i| std::array::from_fn(|n| n == i);
+        for chosen in [[true; 4], one(0), one(1), one(2), one(3)] {
+            let folders = Folders::new().await;
+            assert_eq!(folders.written(), [false; 4]);
+            folders.write(chosen);
+            assert_eq!(folders.written(), chosen);
         }
     }
 

@@ -3,7 +3,7 @@
 
 use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
-use crate::opening::{Opening, Origin, Place};
+use crate::opening::{Opening, Origin, Place, next_incarnation};
 use crate::owner::{Said, Start, say};
 use anyhow::{Context, Result, bail};
 use hop_api::client;
@@ -216,15 +216,14 @@ pub fn replicas(start: &Start, dir: &Path) -> (Replicas, bool) {
 /// # Errors
 /// Slurm has no place, the state can't be read or written, or a program is missing.
 pub async fn start(order: &Order) -> Result<Started> {
-    let highest = match &order.states {
+    let stored = match &order.states {
         Some(states) => {
             let kernel = states.kernel.clone();
-            let state = spawn_blocking(move || states::newest(&kernel)).await??;
-            state.map_or(Incarnation(0), |s| s.highest_incarnation())
+            spawn_blocking(move || states::newest(&kernel)).await??
         }
-        None => Incarnation(0),
+        None => None,
     };
-    let first = Incarnation((highest.0 + 1).max(order.file.incarnation.0));
+    let first = next_incarnation(stored.as_ref(), order.file.incarnation);
     let launch = &order.file.launch;
     let config = if launch.local {
         None
@@ -419,7 +418,7 @@ async fn grow_by_one(
         avoid: [taken, failed].concat(),
         ..order.clone()
     };
-    let placed = placement(&order, first, &config).await;
+    let placed = placement(&order, first, false, &config).await;
     let plan = placed.inspect_err(|_| failed.clear())?.seat;
     // Excluding these nodes by Slurm alone would take a reservation.
     if plan.node.as_str().is_empty() || taken.contains(&plan.node) {
@@ -671,7 +670,8 @@ fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
 
 /// The place named by `hopd` for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
 async fn place(order: &Order, first: Incarnation, config: &Config) -> Placement {
-    match placement(order, first, config).await {
+    let replaces = order.origin == Origin::MyReplica;
+    match placement(order, first, replaces, config).await {
         Ok(placement) => placement,
         Err(error) => {
             eprintln!(
@@ -697,8 +697,8 @@ fn anywhere(order: &Order, first: Incarnation, config: &Config) -> Placement {
     Placement { seat, tenure }
 }
 
-/// One more replica's place, by `hopd`.
-async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result<Placement> {
+/// One more replica's place, by `hopd`. `replaces` means that the executor is lost or has left.
+async fn placement(order: &Order, first: Incarnation, replaces: bool, config: &Config) -> Result<Placement> {
     let anywhere = anywhere(order, first, config);
     let launch = &order.file.launch;
     let request = Request::PlaceKernel(PlaceKernel {
@@ -710,6 +710,7 @@ async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result
         mem_mib: anywhere.seat.mem_mib,
         cpus: anywhere.seat.cpus,
         avoid: order.avoid.clone(),
+        replaces,
     });
     Ok(match ask_hopd(config, request).await? {
         Response::Placement(placement) => placement,

@@ -118,6 +118,12 @@ pub(crate) fn may_be_elected(tenure: Tenure, last: Tenure) -> bool {
     last > Tenure(0) && tenure >= last && Generation::of(tenure) == Generation::of(last)
 }
 
+/// The lowest number that the next replica may have: above each one in the store, and `least` at least.
+pub(crate) fn next_incarnation(stored: Option<&State>, least: Incarnation) -> Incarnation {
+    let highest = stored.map_or(Incarnation(0), State::highest_incarnation);
+    least.max(Incarnation(highest.0 + 1))
+}
+
 fn in_office(mut state: State, place: &Place, origin: Origin) -> Result<State, NotOpened> {
     let incarnation = place.incarnation;
     let apply = |state: &mut State, entry: &Entry| state.apply(state.applied().next(), entry);
@@ -164,6 +170,9 @@ fn in_office(mut state: State, place: &Place, origin: Origin) -> Result<State, N
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bytes::Bytes;
+    use hop_log::{Payload, Record, RecordNumber, Settled};
+    use hop_words::lease::Outcome;
 
     const TODAY: Timestamp = Timestamp(1_800_000_000_000_000);
     const YEAR: u64 = 31_536_000;
@@ -316,6 +325,105 @@ mod tests {
         let waking = opening(Origin::Before, Replicas::One, alone.tenure(), TODAY);
         let woken = opened(waking, Some(alone.clone()));
         assert_eq!(woken.generation(), alone.generation(), "it had no group");
+    }
+
+    /// A kernel whose front has heard nothing. Cell `gone` had lost its effects, `lost` was lost in its middle, and `last`
+    /// has ended without a saved effect.
+    fn unheard() -> State {
+        let mut state = opened(opening(Origin::Before, Replicas::One, Tenure(0), TODAY), None);
+        let ended = |cell: &str, record| Act::Ended {
+            cell: cell.into(),
+            outcome: Outcome::Ok,
+            reply: Bytes::new(),
+            last_output: 0,
+            record,
+        };
+        let record = Record {
+            number: RecordNumber(1),
+            payload: Payload::Folder,
+        };
+        let settled = Settled {
+            tenure: state.tenure(),
+            part: 0,
+            upto: record.number,
+            length: 10,
+            mac: "mac".into(),
+        };
+        does(&mut state, ended("kept", Some(record)));
+        state
+            .apply(state.applied().next(), &Entry::Settled { settled })
+            .unwrap();
+        does(&mut state, ended("gone", None));
+        let mut state = elects(state, 1);
+        let why = "its node was lost".into();
+        let cell = "lost".into();
+        does(&mut state, Act::Lost { cell, why });
+        does(&mut state, ended("last", None));
+        state.at_rest()
+    }
+
+    fn does(state: &mut State, act: Act) {
+        let entry = Entry::Act {
+            tenure: state.tenure(),
+            sequence: state.sequence().next(),
+            act,
+        };
+        state.apply(state.applied().next(), &entry).unwrap();
+    }
+
+    /// Clients of a front that is gone count their requests from the beginning: an earlier answer is none to them.
+    #[test]
+    fn answers_losses_and_variables_are_kept_for_those_who_wait_for_them() {
+        for replicas in [Replicas::One, Replicas::Three] {
+            for (origin, answers, losses, has_variables) in [
+                (
+                    Origin::MyReplica,
+                    &["kept", "lost"][..],
+                    &["gone", "last"][..],
+                    true,
+                ),
+                (Origin::Before, &[], &["gone", "last"], true),
+                (Origin::Nothing, &[], &[], false),
+            ] {
+                let stored = unheard();
+                let known = stored.tenure();
+                let state = opened(opening(origin, replicas, known, TODAY), Some(stored));
+                let answered: Vec<&str> = state.answers().map(|a| a.cell.as_str()).collect();
+                assert_eq!(answered, answers, "{origin:?} {replicas:?}");
+                let lost = state.losses().flat_map(|l| &l.cells);
+                let lost: Vec<&str> = lost.map(|cell| cell.as_str()).collect();
+                assert_eq!(lost, losses, "{origin:?} {replicas:?}");
+                assert_eq!(state.restore().settled.is_some(), has_variables, "{origin:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_opening_gives_an_incarnation_out_again() {
+        for replicas in [Replicas::One, Replicas::Three] {
+            for origin in [Origin::MyReplica, Origin::Before, Origin::Nothing] {
+                let stored = unheard();
+                let known = stored.tenure();
+                let mut state = opened(opening(origin, replicas, known, TODAY), Some(stored.clone()));
+                let join = Entry::Join {
+                    incarnation: stored.highest_incarnation(),
+                    seat: JobId(2),
+                    node: "n2".into(),
+                    hot: false,
+                };
+                let joined = state.apply(state.applied().next(), &join);
+                assert!(joined.is_err(), "{origin:?} {replicas:?} {joined:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_next_replica_has_a_number_above_all_in_the_store() {
+        let stored = opened(opening(Origin::Before, Replicas::One, Tenure(0), TODAY), None);
+        assert_eq!(stored.highest_incarnation(), Incarnation(1));
+        for (stored, least, next) in [(None, 1, 1), (Some(&stored), 1, 2), (Some(&stored), 7, 7)] {
+            assert_eq!(next_incarnation(stored, Incarnation(least)), Incarnation(next));
+        }
     }
 
     #[test]

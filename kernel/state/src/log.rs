@@ -376,6 +376,7 @@ fn private() -> fs::OpenOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     const KEY: Key = Key([7; 32]);
 
@@ -465,6 +466,45 @@ mod tests {
         make_key(&path).unwrap();
         assert_eq!(fs::read(&path).unwrap(), first, "another process was first");
         assert_eq!(names(&tmp.path().join("gresshopper")), ["key"]);
+    }
+
+    /// A file system of 64 KiB.
+    struct Small(tempfile::TempDir);
+
+    impl Small {
+        /// `None` means that this process may mount nothing.
+        fn mount() -> Option<Self> {
+            let dir = tempfile::tempdir().unwrap();
+            let options = ["-t", "tmpfs", "-o", "size=64k", "small"];
+            let mounted = Command::new("mount").args(options).arg(dir.path()).output();
+            mounted.is_ok_and(|o| o.status.success()).then_some(Self(dir))
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let umounted = Command::new("umount").arg(self.0.path()).status();
+            assert!(umounted.unwrap().success());
+        }
+    }
+
+    #[test]
+    fn a_record_without_room_leaves_the_log_as_it_was() {
+        let Some(disk) = Small::mount() else {
+            eprintln!("SKIPPED: needs root");
+            return;
+        };
+        let folder = disk.0.path();
+        let mut log = Log::create(folder, &KEY).unwrap();
+        log.append(&record(1), b"", Compress::Nothing).unwrap();
+        log.commit(false).unwrap();
+        let length = log.at().length;
+        let too_long = log.append(&record(2), &[0; 100_000], Compress::Nothing);
+        assert!(matches!(too_long, Err(WriteError::Io { .. })), "{too_long:?}");
+        assert_eq!(fs::metadata(folder.join("log")).unwrap().len(), length);
+        log.append(&record(3), &[0; 1000], Compress::Nothing).unwrap();
+        log.commit(true).unwrap();
+        assert_eq!(read(folder), (2, 3.0));
     }
 
     #[test]

@@ -191,3 +191,45 @@ fn lock(dir: &Path) -> Result<File, OpenError> {
         .map_err(|_| OpenError::Locked { path: dir.to_owned() })?;
     Ok(file)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment;
+
+    impl Wal {
+        /// Exchanges the file of the segment that takes new frames.
+        fn exchange(&self, file: Arc<File>) -> Arc<File> {
+            let mut core = self.shared.lock();
+            let last = core.segments.back_mut().unwrap();
+            std::mem::replace(&mut last.file, file)
+        }
+    }
+
+    /// The segment may end with a part of the frame, behind which no other counts.
+    #[test]
+    fn nothing_is_taken_after_a_frame_that_could_not_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let wal = Wal::open(dir.path(), Options::default()).unwrap();
+        let group = wal.group(b"k").unwrap();
+        let other = wal.group(b"other").unwrap();
+        group.append(1, &[Bytes::from_static(b"first")]).unwrap();
+        let read_only = File::open(segment::path(dir.path(), 1)).unwrap();
+        let file = wal.exchange(Arc::new(read_only));
+        let entry = [Bytes::from_static(b"second")];
+        let written = group.append(2, &entry);
+        assert!(matches!(written, Err(AppendError::Write(_))), "{written:?}");
+        wal.exchange(file);
+        for later in [
+            group.append(2, &entry),
+            other.append(1, &entry),
+            other.put(0, Bytes::new()),
+        ] {
+            assert!(matches!(later, Err(AppendError::Write(_))), "{later:?}");
+        }
+        drop((wal, group, other));
+        let wal = Wal::open(dir.path(), Options::default()).unwrap();
+        let group = wal.group(b"k").unwrap();
+        assert_eq!(group.read(|g| g.last()).unwrap(), Some(1));
+    }
+}

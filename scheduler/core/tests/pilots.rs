@@ -27,8 +27,8 @@ fn name_cloud(w: &mut World) {
     }
 }
 
-/// Nodes of two GPUs: one or more of the pool's own, and two that boot.
-fn world(own: u32, right_size: bool) -> World {
+/// A pool with so many pilots of its own, and two that boot.
+fn bursting(own: u32, right_size: bool) -> PoolConfig {
     let mut pool = PoolConfig::fixed("main", 0, 2, 8);
     pool.max_pilots = own;
     pool.migrate = Some(Migrate::default());
@@ -40,7 +40,12 @@ fn world(own: u32, right_size: bool) -> World {
         ..Scale::default()
     });
     pool.burst = cloud();
-    let mut w = World::new(1, Config::default(), pool);
+    pool
+}
+
+/// Nodes of two GPUs: one or more of the pool's own, and two that boot.
+fn world(own: u32, right_size: bool) -> World {
+    let mut w = World::new(1, Config::default(), bursting(own, right_size));
     for n in 0..own {
         w.tell(Input::Node(facts(&format!("n{n}"))));
     }
@@ -484,6 +489,44 @@ fn a_pilot_is_asked_for_with_the_type_that_its_cell_asks_for() {
     let any = w.kernel("any", "bob", &["n0"], 1);
     let (_, out) = w.submit(&any, Need::gpus(1));
     assert_eq!(types_asked(&out, "n0"), [None]);
+}
+
+/// Slurm may not have named the burst partition's nodes yet.
+#[test]
+fn a_burst_pilot_is_asked_for_with_the_type_that_its_cell_asks_for() {
+    for node in [Some("b0"), None] {
+        let mut w = World::new(1, Config::default(), bursting(1, true));
+        let typed = |node: &str| NodeFacts {
+            gpu_type: "b".into(),
+            ..facts(node)
+        };
+        w.tell(Input::Node(typed("n0")));
+        if let Some(node) = node {
+            w.tell(Input::BurstNode {
+                facts: typed(node),
+                partition: "cloud".into(),
+            });
+        }
+        w.tell(Input::PoolOffers(PoolOffers {
+            pool: "main".into(),
+            gpus: vec![("b".into(), 2)],
+            types_known: true,
+            gpu_mem_mib: 0,
+            cpus: 8,
+        }));
+        let kernels = behind_a_long_run(&mut w);
+        for (kernel, gpu_type) in [(1, Some("b")), (2, None)] {
+            let need = gpu_type.map_or_else(|| Need::gpus(1), of_type);
+            let (_, out) = w.submit(&kernels[kernel], need);
+            let asked = |o: &Output| match o {
+                Output::SubmitPilot { node, gpu_type, .. } => Some((node.clone(), gpu_type.clone())),
+                _ => None,
+            };
+            let asked: Vec<_> = out.iter().filter_map(asked).collect();
+            let expected = (node.map(NodeName::from), gpu_type.map(GpuType::from));
+            assert_eq!(asked, [expected], "{out:?}");
+        }
+    }
 }
 
 #[test]

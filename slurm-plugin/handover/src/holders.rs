@@ -593,6 +593,45 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
         assert!(!whole);
     }
 
+    /// An io_uring, with the file registered if there is one. `None` means that this host has no io_uring.
+    pub(crate) fn ring(registered: Option<&File>) -> Option<OwnedFd> {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        const REGISTER_FILES: libc::c_int = 2;
+        /// Bytes of `struct io_uring_params`.
+        const PARAMETERS: usize = 120;
+        let mut parameters = [0_u64; PARAMETERS / 8];
+        // SAFETY: Linux writes to the parameters alone, which outlive the call.
+        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+        let ring = i32::try_from(ring).ok().filter(|ring| *ring >= 0)?;
+        // SAFETY: the descriptor is new, and nobody else's.
+        let ring = unsafe { OwnedFd::from_raw_fd(ring) };
+        if let Some(file) = registered {
+            let files = [file.as_raw_fd()];
+            let (number, fd) = (libc::SYS_io_uring_register, ring.as_raw_fd());
+            // SAFETY: Linux reads one descriptor, which outlives the call.
+            let code = unsafe { libc::syscall(number, fd, REGISTER_FILES, files.as_ptr(), 1) };
+            assert_eq!(code, 0);
+        }
+        Some(ring)
+    }
+
+    #[test]
+    fn a_ring_with_a_registered_device_is_suspected() {
+        let me = std::process::id();
+        let suspected = || holds(FULL, me).contains(&Hold::IoUring);
+        let Some(empty) = ring(None) else {
+            eprintln!("SKIPPED: this host has no io_uring");
+            return;
+        };
+        assert!(!suspected(), "nothing is registered");
+        let full = File::open("/dev/full").unwrap();
+        let holder = ring(Some(&full));
+        drop(full);
+        assert!(suspected());
+        drop((empty, holder));
+        assert!(!suspected());
+    }
+
     #[test]
     fn maps_and_rings_are_read() {
         assert_eq!(

@@ -236,7 +236,7 @@ impl Front {
         let mut content = json!({"status": "aborted"});
         if interrupted {
             // Notebooks show no number for 0, as if the cell had never run.
-            let count = self.counts.back().map_or(1, |(_, count)| (*count).max(1));
+            let count = self.last_count.map_or(1, |count| count.max(1));
             let input = json!({"code": open.code(), "execution_count": count});
             content = failure("KeyboardInterrupt", WHY);
             for (kind, shown) in [("execute_input", &input), ("error", &content)] {

@@ -108,6 +108,7 @@ impl Front {
                 }
                 Change::Closed(id) => self.closes(&id),
                 Change::Audience(count) => self.audience.awaits(count),
+                Change::Count(count) => self.last_count = Some(count),
                 _ => {}
             }
         }
@@ -124,13 +125,16 @@ impl Front {
     /// Changes to be recorded now for the kernel's next front.
     pub fn records(&mut self) -> Option<Records> {
         let (answered, open, audience, tenure) = (&self.answered, &self.open, &self.audience, self.tenure);
+        let count = self.last_count;
         let requests = open.iter().filter_map(|o| o.message.as_ref());
         let size =
             requests.map(Message::size).sum::<usize>() + answered.iter().map(|a| a.size()).sum::<usize>();
         let all = || {
             let answered = answered.iter().filter_map(move |a| a.record(tenure));
             let requests = answered.chain(open.iter().filter_map(move |o| o.record(tenure)));
-            requests.chain([audience.record()])
+            requests
+                .chain([audience.record()])
+                .chain(count.map(Change::Count))
         };
         self.unseen.records(size, all)
     }

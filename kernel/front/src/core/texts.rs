@@ -91,9 +91,9 @@ impl Front {
             return;
         };
         let was_shown = open.text.is_shown();
-        if let Said::Runs(count) = said {
-            self.last_count = count.or(self.last_count);
-            open.runs = true;
+        let mut count = None;
+        if let Said::Runs(number) = said {
+            (count, open.runs) = (number, true);
         }
         open.text = match said {
             Said::Shows(text) => Text {
@@ -105,6 +105,7 @@ impl Front {
         if open.runs || open.text.is_shown() != was_shown {
             self.unseen.note(open.record(self.tenure));
         }
+        self.clients_read(count);
     }
 
     /// Shows why the kernel has no replica at the first open cell that doesn't run, to a client that shows no notices.

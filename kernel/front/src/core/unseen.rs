@@ -122,7 +122,11 @@ impl Unseen {
                 page,
             } => return self.wanted(&notebook, &shown, &page),
             // These concern the front's requests and clients.
-            Change::Open(_) | Change::Answered(_) | Change::Closed(_) | Change::Audience(_) => {}
+            Change::Open(_)
+            | Change::Answered(_)
+            | Change::Closed(_)
+            | Change::Audience(_)
+            | Change::Count(_) => {}
         }
         Vec::new()
     }

@@ -1,7 +1,7 @@
 //! The answer to [`Request::Explain`](super::Request::Explain): typed items, and their sentences for callers that know
 //! none.
 
-use super::{MoveFailure, MoveRow};
+use super::{LossRow, MoveFailure, MoveRow};
 use hop_words::explain::{Item, Parts};
 use hop_words::id::{CellId, JobId, KernelId};
 use hop_words::time::{Span, spell};
@@ -78,6 +78,8 @@ pub enum KernelItem {
         time: Span,
     },
     Asleep,
+    /// The loss of its executor, until a replica reports.
+    Lost(LossRow),
     /// The part of each of its replicas.
     Replicas(Parts),
     Moves(MoveRow),
@@ -116,6 +118,7 @@ impl fmt::Display for KernelItem {
                 spell(*time)
             ),
             Self::Asleep => f.write_str("The kernel sleeps: its state is in its user's home."),
+            Self::Lost(loss) => write!(f, "The kernel runs no cell now: {loss}."),
             Self::Replicas(parts) => parts.fmt(f),
             Self::Moves(MoveRow { to, cause, .. }) => write!(f, "The kernel moves to {to}: {cause}."),
             Self::SeatEnds { job, within } => {
@@ -145,6 +148,7 @@ impl fmt::Display for KernelItem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::LossStage;
     use hop_words::explain::LeasePhase;
     use hop_words::id::{Incarnation, LeaseId};
     use hop_words::lease::ParkAsk;
@@ -205,6 +209,11 @@ mod tests {
             KernelItem::NoCell,
             KernelItem::Starts { time: minute },
             KernelItem::Asleep,
+            KernelItem::Lost(LossRow {
+                node: "n0".into(),
+                stage: LossStage::Lost,
+                since: Timestamp(1),
+            }),
             KernelItem::Replicas(Parts {
                 executor: Incarnation(1),
                 node: "n0".into(),

@@ -8,6 +8,7 @@ use hop_words::need::{Class, Need};
 use hop_words::replica::{MoveCause, ReplicaRow};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Most rows of one answer to [`AcctQuery`]; fewer where they are long.
 pub const ACCT_ROWS: usize = 100_000;
@@ -213,14 +214,23 @@ pub struct KernelRow {
     /// Why the kernel did not hibernate when last asked to.
     #[serde(default)]
     pub stayed: Option<String>,
+    /// The loss of the executor, until a replica reports.
+    #[serde(default)]
+    pub lost: Option<LossRow>,
 }
 
 /// What a kernel does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KernelState {
-    /// No replica is up yet, or all are lost.
+    /// No replica is up yet.
     Starting,
+    /// The executor's connection broke a moment ago.
+    Silent,
+    /// The executor is lost, and no other replica has reported.
+    Lost,
+    /// The executor is gone, and the kernel's front starts another replica.
+    Replacing,
     /// No cell of it waits, or runs on a lease.
     Idle,
     /// A cell waits for its lease.
@@ -236,8 +246,11 @@ pub enum KernelState {
 }
 
 impl KernelState {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Starting,
+        Self::Silent,
+        Self::Lost,
+        Self::Replacing,
         Self::Idle,
         Self::Waiting,
         Self::Running,
@@ -250,12 +263,65 @@ impl KernelState {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Starting => "STARTING",
+            Self::Silent => "SILENT",
+            Self::Lost => "LOST",
+            Self::Replacing => "REPLACING",
             Self::Idle => "IDLE",
             Self::Waiting => "WAITING",
             Self::Running => "RUNNING",
             Self::Moving => "MOVING",
             Self::Hibernating => "SAVING",
             Self::Asleep => "ASLEEP",
+        }
+    }
+}
+
+/// The loss of a kernel's executor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossRow {
+    /// The executor's node.
+    pub node: NodeName,
+    pub stage: LossStage,
+    /// Since when in this stage.
+    pub since: Timestamp,
+}
+
+/// What is known of an executor's loss. A later stage follows an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LossStage {
+    /// Its connection broke a moment ago.
+    Silent,
+    /// It did not come back in time, or Slurm has ended its seat.
+    Lost,
+    /// The kernel's front starts another replica in its place.
+    Replacing,
+}
+
+impl LossStage {
+    /// The kernel's state in this stage.
+    pub const fn state(self) -> KernelState {
+        match self {
+            Self::Silent => KernelState::Silent,
+            Self::Lost => KernelState::Lost,
+            Self::Replacing => KernelState::Replacing,
+        }
+    }
+}
+
+/// A clause for `hop kernels`.
+impl fmt::Display for LossRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let node = &self.node;
+        match self.stage {
+            LossStage::Silent => write!(f, "its process on {node} does not answer"),
+            LossStage::Lost => write!(f, "its process on {node} is lost, and no other one has reported"),
+            LossStage::Replacing => {
+                write!(
+                    f,
+                    "its process on {node} is gone, and another one is being started"
+                )
+            }
         }
     }
 }

@@ -24,6 +24,9 @@ pub struct PlaceKernel {
     pub cpus: u16,
     /// Nodes that just failed this kernel.
     pub avoid: Vec<NodeName>,
+    /// The new replica takes the place of this front's executor, which is lost or has left.
+    #[serde(default)]
+    pub replaces: bool,
 }
 
 /// Answers [`PlaceKernel`].

@@ -1,6 +1,7 @@
-//! Memory of kernels beyond their replicas: hibernated kernels, requests to kernels, and moves. Pure.
+//! Memory of kernels beyond their replicas: hibernated kernels, requests to kernels, moves, and losses of executors.
+//! Pure.
 
-use hop_api::message::{MoveCause, MoveFailure, MoveRow};
+use hop_api::message::{LossRow, LossStage, MoveCause, MoveFailure, MoveRow};
 use hop_words::id::{Incarnation, KernelId, NodeName, PoolName, Tenure, UserName};
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,8 @@ pub(super) struct Kept {
     stayed: HashMap<KernelId, String>,
     moves: HashMap<KernelId, Move>,
     failed: HashMap<KernelId, MoveFailure>,
+    /// Kernels whose executor is silent or lost, until a replica reports.
+    losses: HashMap<KernelId, LossRow>,
 }
 
 impl Kept {
@@ -133,12 +136,31 @@ impl Kept {
         self.failed.get(kernel)
     }
 
+    // --- losses ---
+
+    /// The kernel's executor on the node is lost, as far as this stage says. A stage before the present one is no news.
+    pub(super) fn loses(&mut self, kernel: &KernelId, node: NodeName, stage: LossStage, since: Timestamp) {
+        if self.losses.get(kernel).is_none_or(|known| known.stage < stage) {
+            self.losses.insert(kernel.clone(), LossRow { node, stage, since });
+        }
+    }
+
+    /// A replica of the kernel is there.
+    pub(super) fn reports(&mut self, kernel: &KernelId) {
+        self.losses.remove(kernel);
+    }
+
+    pub(super) fn loss(&self, kernel: &KernelId) -> Option<&LossRow> {
+        self.losses.get(kernel)
+    }
+
     /// Forgets a kernel without processes. A hibernated kernel's entry stays.
     pub(super) fn forget_awake(&mut self, kernel: &KernelId) {
         self.asked.remove(kernel);
         self.stayed.remove(kernel);
         self.moves.remove(kernel);
         self.failed.remove(kernel);
+        self.losses.remove(kernel);
     }
 }
 

@@ -6,8 +6,8 @@ use super::{JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::views;
 use hop_api::message::{
-    Event, Explanation, HibernateTarget, KernelItem, KernelRow, KernelState, KernelsQuery, Refusal,
-    ReplicaRole, ReplicaRow, Request, Response, Told,
+    Event, Explanation, HibernateTarget, KernelItem, KernelRow, KernelState, KernelsQuery, LossStage,
+    Refusal, ReplicaRole, ReplicaRow, Request, Response, Told,
 };
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
 use hop_words::explain::Parts;
@@ -57,14 +57,14 @@ impl Scheduler {
         let saves = self.kept.saves_since(id);
         let executor = self.registry.executor(id);
         let leader = executor.and_then(|(me, r)| r.leader_among(me.incarnation));
-        let (state, since) = match (k.doing, &moving, saves) {
-            (_, _, Some(since)) => (KernelState::Hibernating, since),
-            (_, Some(moving), None) => (KernelState::Moving, moving.since),
-            (Doing::Starting, ..) => (KernelState::Starting, k.since),
-            (Doing::Moving, ..) => (KernelState::Moving, k.since),
-            (Doing::Running, ..) => (KernelState::Running, k.since),
-            (Doing::Waiting, ..) => (KernelState::Waiting, k.since),
-            (Doing::Idle, ..) => (KernelState::Idle, k.since),
+        let lost = self.kept.loss(id).cloned();
+        let (state, since) = match (&lost, saves, &moving) {
+            // The front has given the executor up, and with it the executor's save or move.
+            (Some(loss), ..) if loss.stage == LossStage::Replacing => (KernelState::Replacing, loss.since),
+            (_, Some(since), _) => (KernelState::Hibernating, since),
+            (_, None, Some(moving)) => (KernelState::Moving, moving.since),
+            (Some(loss), None, None) => (loss.stage.state(), loss.since),
+            (None, None, None) => (does(k.doing), k.since),
         };
         KernelRow {
             state,
@@ -98,6 +98,7 @@ impl Scheduler {
             mem_mib: k.mem_mib,
             cpus: k.cpus,
             stayed: self.kept.stayed(id).cloned(),
+            lost,
             name: k.name,
             user: k.user,
             pool: k.pool,
@@ -136,6 +137,7 @@ impl Scheduler {
         if self.kept.asleep(kernel).is_some() {
             items.push(KernelItem::Asleep);
         }
+        items.extend(self.kept.loss(kernel).cloned().map(KernelItem::Lost));
         let executor = self.registry.executor(kernel);
         if let Some((id, executor)) = executor
             && !executor.standbys.is_empty()
@@ -405,6 +407,16 @@ impl Scheduler {
     }
 }
 
+fn does(doing: Doing) -> KernelState {
+    match doing {
+        Doing::Starting => KernelState::Starting,
+        Doing::Moving => KernelState::Moving,
+        Doing::Running => KernelState::Running,
+        Doing::Waiting => KernelState::Waiting,
+        Doing::Idle => KernelState::Idle,
+    }
+}
+
 fn executor_row(r: hop_core::ReplicaView) -> ReplicaRow {
     ReplicaRow {
         incarnation: r.incarnation,
@@ -438,6 +450,7 @@ fn asleep_row(kernel: &KernelId, asleep: &Asleep) -> KernelRow {
         mem_mib: 0,
         cpus: 0,
         stayed: None,
+        lost: None,
     }
 }
 

@@ -6,7 +6,9 @@ use super::{Due, JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::admission::{Applicant, NotAdmitted};
 use crate::caller::{Caller, ConnId};
-use hop_api::message::{Bound, Event, Refusal, ReplicaRow, ReplicaUp, Request, Response, WaitingCell};
+use hop_api::message::{
+    Bound, Event, LossStage, Refusal, ReplicaRow, ReplicaUp, Request, Response, WaitingCell,
+};
 use hop_core::{Input, Standby, Submit};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
 use hop_words::text;
@@ -126,6 +128,7 @@ impl Scheduler {
         self.owned_now(&up.kernel, user);
         self.awake(&up.kernel);
         self.supersede(&id, &up);
+        self.kept.reports(&up.kernel);
         if let Some(old) = self.registry.register(id.clone(), Registered::new(conn, &up)) {
             self.connections.replica_left(old, &id);
         }
@@ -220,12 +223,34 @@ impl Scheduler {
     pub(super) fn replica_away(&mut self, id: &ReplicaId) {
         if self.registry.replica(id).is_some_and(|r| r.conn.is_none()) {
             info!(replica = %id, "a replica did not come back");
+            self.note_loss(id, LossStage::Lost);
             self.forget_replica(id, "its process ended before it had answered");
             self.tell_homes();
             self.todo.push_back(Input::ReplicaLost {
                 kernel: id.kernel.clone(),
                 incarnation: id.incarnation,
             });
+        }
+    }
+
+    /// Notes for `hop kernels` what is known of the loss, if the replica speaks for its kernel.
+    pub(super) fn note_loss(&mut self, id: &ReplicaId, stage: LossStage) {
+        let executor = self.registry.executor(&id.kernel);
+        let executor = executor.filter(|(speaks, _)| *speaks == id);
+        let node = executor.map(|(_, replica)| replica.node.clone());
+        if let Some(node) = node.filter(|_| self.core.owner(&id.kernel).is_some()) {
+            self.kept.loses(&id.kernel, node, stage, self.clock.now());
+        }
+    }
+
+    /// The kernel's front starts another replica in the executor's place. The front may know of the loss before the
+    /// executor's connection here breaks.
+    pub(super) fn is_replaced(&mut self, kernel: &KernelId) {
+        let executor = self.registry.executor(kernel).map(|(_, r)| &r.node);
+        let node = executor.or_else(|| self.kept.loss(kernel).map(|loss| &loss.node));
+        if let Some(node) = node.cloned() {
+            self.kept
+                .loses(kernel, node, LossStage::Replacing, self.clock.now());
         }
     }
 

@@ -7,7 +7,9 @@ use crate::caller::{ConnId, Incoming};
 use crate::pilot_jobs::Down;
 use crate::slurm::Owner;
 use crate::views;
-use hop_api::message::{AgentUp, EndedLease, Handover, NodeStanding, Refusal, Request, Response, ToHopd};
+use hop_api::message::{
+    AgentUp, EndedLease, Handover, LossStage, NodeStanding, Refusal, Request, Response, ToHopd,
+};
 use hop_core::{Input, SeatUp};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, UserName};
 use hop_words::time::Span;
@@ -55,6 +57,7 @@ impl Scheduler {
         }
         for id in open.replicas {
             if self.registry.disconnected(&id, conn) {
+                self.note_loss(&id, LossStage::Silent);
                 self.todo.push_back(Input::ReplicaAway {
                     kernel: id.kernel.clone(),
                     incarnation: id.incarnation,
@@ -473,6 +476,9 @@ impl Scheduler {
         self.may_open_kernel(access, &place.kernel)?;
         let pool = place.pool.clone().unwrap_or_else(|| self.default_pool());
         self.pool_lends(&pool)?;
+        if place.replaces {
+            self.is_replaced(&place.kernel);
+        }
         self.registry.placing(place.kernel.clone(), conn, id);
         let seat = &self.config.seat;
         self.todo.push_back(Input::PlaceKernel(hop_core::PlaceReplica {

@@ -1242,6 +1242,7 @@ fn place(kernel: &str) -> Request {
         mem_mib: 0,
         cpus: 0,
         avoid: vec![],
+        replaces: false,
     })
 }
 
@@ -1553,6 +1554,7 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
             mem_mib,
             cpus: u16::MAX,
             avoid: vec![],
+            replaces: false,
         })
     };
     for mem_mib in [1, 1 << 40, u64::MAX] {

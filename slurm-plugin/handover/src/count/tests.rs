@@ -1,7 +1,7 @@
 //! The count, and what is left of it where Linux leaves a tracepoint's program out: here the programs are taken away.
 
 use super::*;
-use crate::holders::tests::Silent;
+use crate::holders::tests::{Silent, ring};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -243,6 +243,32 @@ fn a_question_counts_no_file_of_another_thread() {
             (0, vec![])
         );
     }
+}
+
+/// No process has a descriptor or a mapping of it.
+#[test]
+fn a_file_that_a_ring_alone_has_counts() {
+    let Some(host) = Host::that_counts() else { return };
+    host.lend(FUSE);
+    let Ok(file) = open() else {
+        eprintln!("SKIPPED: this host has no /dev/fuse");
+        return;
+    };
+    let Some(holder) = ring(Some(&file)) else {
+        eprintln!("SKIPPED: this host has no io_uring");
+        return;
+    };
+    drop(file);
+    churn();
+    assert_eq!(host.open_files(FUSE), 1);
+    assert_eq!(host.counter.files(FUSE).len(), 1);
+    drop(holder);
+    // Linux puts a ring's files away a moment later.
+    let gone = (0..2000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        host.open_files(FUSE) == 0
+    });
+    assert!(gone, "{:?}", host.counter.files(FUSE));
 }
 
 pub(crate) fn is_admitted(counter: &Counter, kernel: Group) -> bool {

@@ -1,6 +1,7 @@
 //! Open requests, over the death of their front.
 
 use super::*;
+use crate::core::Interrupt;
 use hop_protocol::jupyter::Author;
 use serde_json::json;
 
@@ -14,6 +15,8 @@ struct Ear {
     others: usize,
     sent: Vec<String>,
     told: Vec<String>,
+    /// The execution counts of replies.
+    counts: Vec<i64>,
     done: Vec<u64>,
     left: Vec<Mark>,
 }
@@ -29,8 +32,10 @@ impl Wire for Ear {
             return Err(message);
         }
         self.left.extend(mark);
-        let kind = Envelope::parse(&message).unwrap().header().unwrap().msg_type;
-        self.told.push(kind);
+        let envelope = Envelope::parse(&message).unwrap();
+        let content = serde_json::from_slice::<Value>(&envelope.content).unwrap();
+        self.told.push(envelope.header().unwrap().msg_type);
+        self.counts.extend(content["execution_count"].as_i64());
         Ok(())
     }
 
@@ -240,6 +245,48 @@ fn the_next_replica_hears_the_last_number_that_clients_have_read() {
     world.runs(&cell);
     world.elects(2, true);
     assert_eq!(world.front.last_count(), Some(5));
+    for tenure in 3..6 {
+        world.follows();
+        world.elects(tenure, false);
+        assert_eq!(world.front.last_count(), Some(5), "the front before is lost, too");
+    }
+    world.comes(Item::Note(Note::Answered {
+        cell: id(&cell),
+        number: 1,
+        count: Some(6),
+        lost: false,
+    }));
+    world.follows();
+    assert_eq!(world.front.last_count(), Some(6));
+}
+
+#[test]
+fn a_front_without_a_replica_answers_with_the_last_number_that_clients_have_read() {
+    for follows in [false, true] {
+        let mut world = World::new();
+        let cell = world.asks("a");
+        world.begins(&cell);
+        world.runs(&cell);
+        world.replies(&cell);
+        world.asks("waits");
+        if follows {
+            world.follows();
+        }
+        world
+            .front
+            .interrupt(Interrupt::Signal, true, Time(0), &mut world.ear);
+        world.settles();
+        assert_eq!(world.ear.counts, [5], "the waiting cell is interrupted");
+        let cell = world.asks("b");
+        world.begins(&cell);
+        world.runs(&cell);
+        if follows {
+            world.follows();
+        }
+        world.front.die("no memory".into(), Time(0), &mut world.ear);
+        world.front.send_obituaries(&mut world.ear);
+        assert_eq!(world.ear.counts, [5, 5], "the kernel died in the cell");
+    }
 }
 
 #[test]

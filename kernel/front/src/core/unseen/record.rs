@@ -82,6 +82,8 @@ pub(in crate::core) enum Change {
     Closed(CellId),
     /// So many clients are subscribed to outputs.
     Audience(usize),
+    /// The last execution count that clients have read.
+    Count(i64),
 }
 
 /// A part of a cell's answer that its client lacks. The bytes are in hex.
@@ -160,8 +162,11 @@ impl Unseen {
         for line in lines {
             match serde_json::from_slice(line) {
                 Ok(
-                    change
-                    @ (Change::Open(_) | Change::Answered(_) | Change::Closed(_) | Change::Audience(_)),
+                    change @ (Change::Open(_)
+                    | Change::Answered(_)
+                    | Change::Closed(_)
+                    | Change::Audience(_)
+                    | Change::Count(_)),
                 ) => requests.push(change),
                 Ok(change) => drop(self.apply(change)),
                 Err(error) => {

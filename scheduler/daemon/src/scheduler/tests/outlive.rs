@@ -360,7 +360,7 @@ async fn an_executor_that_dies_before_it_has_answered_stays() {
     lived.house.scheduler.replica_away(&id);
     lived.house.scheduler.settle();
     let row = lived.row();
-    assert_eq!(row.state, KernelState::Starting);
+    assert_eq!(row.state, KernelState::Lost);
     assert!(row.stayed.is_some_and(|why| why.contains("ended before")));
 }
 
@@ -575,6 +575,7 @@ async fn a_kernel_is_listed_with_its_seats_memory_and_cores() {
         mem_mib: 4096,
         cpus: 3,
         avoid: vec![],
+        replaces: false,
     };
     lived.house.say(lived.front.0, Request::PlaceKernel(place));
     assert_eq!((lived.row().mem_mib, lived.row().cpus), (4096, 3));
@@ -751,4 +752,117 @@ async fn a_gpu_comes_free_while_a_waiting_kernel_is_away() {
     let answer = lived.replica(reports(captured(1, 1, "n0")));
     assert!(done(&answer), "{answer:?}");
     assert_eq!(moves(&events(&mut lived.replica.1)), 1);
+}
+
+/// What `hop kernels` says of the kernel: its state, and the clause on its executor's loss.
+#[track_caller]
+fn told(lived: &mut Lived) -> (KernelState, Option<String>) {
+    let row = lived.row();
+    let now = lived.house.scheduler.clock.now();
+    if let Some(loss) = &row.lost {
+        assert!(now.since(loss.since) < Span::from_secs(60), "{row:?}");
+    }
+    (row.state, row.lost.map(|loss| loss.to_string()))
+}
+
+fn replaces(replaces: bool) -> Request {
+    let Request::PlaceKernel(place) = place("a") else {
+        unreachable!("made so")
+    };
+    Request::PlaceKernel(hop_api::message::PlaceKernel { replaces, ..place })
+}
+
+/// The executor's connection breaks.
+fn breaks(lived: &mut Lived) {
+    lived.house.scheduler.closed(lived.replica.0);
+    lived.house.scheduler.settle();
+}
+
+fn reports_again(lived: &mut Lived, up: ReplicaUp) {
+    lived.replica = lived.house.connect("ada", Role::Replica);
+    assert!(done(&lived.replica(reports(up))));
+}
+
+const IDLE: (KernelState, Option<String>) = (KernelState::Idle, None);
+
+fn silent() -> (KernelState, Option<String>) {
+    (
+        KernelState::Silent,
+        Some("its process on n0 does not answer".to_owned()),
+    )
+}
+
+fn replacing() -> (KernelState, Option<String>) {
+    let why = "its process on n0 is gone, and another one is being started";
+    (KernelState::Replacing, Some(why.to_owned()))
+}
+
+#[tokio::test]
+async fn a_kernel_without_its_executor_is_listed_so_until_a_replica_reports() {
+    let mut lived = Lived::new();
+    assert_eq!(told(&mut lived), IDLE);
+    breaks(&mut lived);
+    assert_eq!(told(&mut lived), silent());
+    reports_again(&mut lived, captured(1, 1, "n0"));
+    assert_eq!(told(&mut lived), IDLE, "it came back");
+
+    breaks(&mut lived);
+    let id = ReplicaId {
+        kernel: kernel(),
+        incarnation: Incarnation(1),
+    };
+    lived.house.scheduler.replica_away(&id);
+    lived.house.scheduler.settle();
+    let why = "its process on n0 is lost, and no other one has reported";
+    assert_eq!(told(&mut lived), (KernelState::Lost, Some(why.to_owned())));
+    let explain = Request::Explain {
+        kernel: kernel(),
+        cell: None,
+    };
+    match lived.ada(explain) {
+        Response::Explanation(told) => {
+            let sentence = format!("The kernel runs no cell now: {why}.");
+            assert!(told.sentences.contains(&sentence), "{:?}", told.sentences);
+        }
+        other => panic!("{other:?}"),
+    }
+    lived.house.say(lived.front.0, replaces(true));
+    assert_eq!(told(&mut lived), replacing());
+    lived.house.seat(8, "ada", "n1");
+    let Request::ReplicaUp(next) = up("ada", "a", 2, 8, "n1") else {
+        unreachable!("made so")
+    };
+    reports_again(
+        &mut lived,
+        ReplicaUp {
+            tenure: Tenure(2),
+            ..*next
+        },
+    );
+    assert_eq!(told(&mut lived), IDLE);
+}
+
+/// A node without power breaks no connection for a while.
+#[tokio::test]
+async fn a_front_that_replaces_its_executor_tells_of_the_loss() {
+    let mut lived = Lived::new();
+    lived.house.say(lived.front.0, replaces(false));
+    assert_eq!(told(&mut lived), IDLE, "the kernel gets one more replica");
+    let answer = lived.hibernate(false);
+    assert!(matches!(answer, Response::Asked { .. }), "{answer:?}");
+    lived.house.say(lived.front.0, replaces(true));
+    assert_eq!(told(&mut lived), replacing());
+    breaks(&mut lived);
+    assert_eq!(told(&mut lived), replacing(), "no news");
+}
+
+#[tokio::test]
+async fn a_kernel_that_is_closed_after_its_executor_is_lost_is_not_listed() {
+    let mut lived = Lived::new();
+    breaks(&mut lived);
+    lived
+        .house
+        .say(lived.front.0, Request::CloseKernel { kernel: kernel() });
+    assert!(lived.rows().is_empty());
+    assert_eq!(lived.house.scheduler.kept.loss(&kernel()), None);
 }
