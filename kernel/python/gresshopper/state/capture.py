@@ -14,7 +14,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import gc_pause, limits, muting, pickling, process, settings, threads, user_modules, verify
+from . import gc_pause, limits, muting, pickling, process, recursion, settings, threads, user_modules, verify
 from . import names as naming
 from .buffers import Memories
 from .grouping import ATOMS, Grouped, Search
@@ -125,7 +125,13 @@ class Capture:
         `StoreError` if the store can't take it, `Interrupted` at the word of the session's `check`, `NoRoom` for a
         lack of memory. The known state is then as before, and nothing is lost.
         """
-        with gc_pause.Paused(), muting.muted(), limits.roomy(self.session), limits.reading_devices(self.session):
+        with (
+            gc_pause.Paused(),
+            recursion.Bounded(),
+            muting.muted(),
+            limits.roomy(self.session),
+            limits.reading_devices(self.session),
+        ):
             return self._run(found, cell, arm, everything, libraries)
 
     def _run(self, found: naming.Names | None, cell: int, arm: bool, everything: bool, libraries: bool) -> Delta:

@@ -36,6 +36,7 @@ from . import (
     libraries,
     loggers,
     recipes,
+    recursion,
     settings,
     standard,
     switch_interval,
@@ -330,6 +331,7 @@ def know() -> None:
     user_modules.see()
 
 
+@recursion.Bounded()
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
     try:
         found = reader()
@@ -518,7 +520,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _set_python(state: Any) -> None:
-    sys.setrecursionlimit(max(state["recursion"], 200))
+    recursion.set_limit(max(state["recursion"], 200))
     warnings.resetwarnings()
     for action, message, category, module, line in reversed(state["warnings"]):
         warnings.filterwarnings(action, message or "", category, module or "", line)
@@ -546,9 +548,7 @@ _OWN: dict[str, Section] = {
         lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths, again=True
     ),
     "environ": Section(_environ, _set_environ, again=True),
-    "python": Section(
-        lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python, again=True
-    ),
+    "python": Section(lambda: {"recursion": recursion.limit(), "warnings": _filters()}, _set_python, again=True),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True, again=True),
     "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True),
     "interpreter": Section(_interpreter, _set_interpreter, again=True),

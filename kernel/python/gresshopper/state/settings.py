@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import adapters, shipped
+from . import adapters, recursion, shipped
 from .lost import Lost, LostError
 from .session import MAIN, importable, reason
 from .shipped import cloudpickle
@@ -81,6 +81,7 @@ def is_mine(value: Any) -> bool:
     return (value if issubclass(kind, type) else kind).__module__ == MAIN
 
 
+@recursion.Bounded()
 def dump(value: Any, short: bool = False) -> bytes:
     """Content that plain pickle can't write. `short`: refuses more than `SHORT` bytes.
 
