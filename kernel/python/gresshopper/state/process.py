@@ -435,6 +435,15 @@ def drawn() -> set[str]:
     return {name for name, section in _sections(adapters.loaded()).items() if section.draws}
 
 
+def draw_again(sections: dict[str, bytes]) -> None:
+    """Have cells draw the saved random numbers: something beside them drew some since the restore, as an import may."""
+    known = _sections(adapters.loaded())
+    for name in drawn() & sections.keys():
+        if not _is_so(name, known[name], sections[name]):
+            with contextlib.suppress(Exception):  # the restore told it
+                _put(name, known[name], sections[name])
+
+
 def again() -> set[str]:
     """Sections with which cells run again, of the process and of loaded libraries."""
     return {name for name, section in _sections(adapters.loaded()).items() if section.again}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import capture, follow, form, restore
+from . import capture, follow, form, process, restore
 from .deferred import Unread
 from .namespace import Namespace
 from .notices import Notices
@@ -56,6 +56,7 @@ class Standby:
         if self._follower is None:
             return []
         snapshot, self._follower = self._follower.snapshot, None
+        process.draw_again(snapshot.process(self._capture.store, lambda _: None))
         self._capture.reset()
         self._recorder.adopt(snapshot)
         return snapshot.ended()

@@ -822,3 +822,22 @@ def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable
     kernel.run("x = 1")
     assert kernel.ask("flush")["whole"]
     assert len(kernel.of("audited")) == 3, "no widget was called since"
+
+
+def test_random_numbers_are_the_cells_alone(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run("import random; random.seed(7); random.random()")
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    standby.begin(capture="nothing")
+    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    standby.printed("random.random()")  # as code of a module does that is imported late
+    standby.begin(record=len(executor.records()) + 1)
+    cull = "s = get_ipython().kernel.session; s.digest_history = set(map(str, range(100))); s._cull_digest_history()"
+    for kernel in (executor, standby):
+        for _ in range(3):
+            kernel.reply(kernel.client.kernel_info())
+        kernel.client.control_channel.send(kernel.client.session.msg("kernel_info_request"))
+        kernel.client.get_control_msg(timeout=30)
+        assert kernel.printed(cull + "; print(random.random())") == "0.15084917392450192\n"
