@@ -18,6 +18,7 @@ from . import gc_pause, limits, muting, pickling, process, recursion, settings, 
 from . import names as naming
 from .buffers import Memories
 from .grouping import ATOMS, Grouped, Search
+from .session import title
 from .store import Store
 from .units import Unit, Units, adopted, name_of
 from .variables import Look, Variables
@@ -97,7 +98,7 @@ class Capture:
         gpu = sys.modules.get("gresshopper.gpu") if held else None
         if gpu is None or not gpu.is_away():
             return []
-        return [f"{', '.join(unit.names)}: its memory is with the GPU's driver" for unit in held]
+        return [f"{title(unit.members)}: its memory is with the GPU's driver" for unit in held]
 
     def reset(self) -> None:
         """Know of no variable any more."""

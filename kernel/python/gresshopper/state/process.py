@@ -194,6 +194,10 @@ def _hung_in() -> dict[str, str]:
     for name in ("excepthook", "displayhook", "unraisablehook"):
         _by_notebook(found, f"sys.{name}", getattr(sys, name))
     _by_notebook(found, "threading.excepthook", threading.excepthook)
+    for name in ("profile", "trace"):
+        _by_notebook(found, f"sys.set{name}", getattr(sys, f"get{name}")())
+        # Python before 3.10 has no function that gives it.
+        _by_notebook(found, f"threading.set{name}", getattr(threading, f"_{name}_hook", None))
     for i, callback in enumerate(gc.callbacks):
         _by_notebook(found, f"gc.callbacks[{i}]", callback)
     for i, finder in enumerate(sys.meta_path):

@@ -673,6 +673,29 @@ def test_output_that_a_cell_sent_elsewhere(start: Callable[..., Kernel], tmp_pat
     assert fresh.printed("print('d')") == "d\n"
 
 
+def test_a_standbys_output_goes_where_its_executors_goes(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run("import contextlib, io; stack, kept = contextlib.ExitStack(), io.StringIO()")
+    standby.begin(capture="nothing")
+    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    number = len(executor.records())
+    for source in [
+        "o = stack.enter_context(contextlib.redirect_stdout(kept)); print('a')",
+        "stack.close(); print('b')",
+    ]:
+        executor.run(source)
+        for said, text, body in executor.records()[number:]:
+            number += 1
+            standby.ask("apply", {"record": said["record"]}, [text, body])
+        if "enter" in source:
+            assert not standby.printed("print('c')")
+    standby.begin(record=number + 1)
+    assert standby.printed("print('d', kept.getvalue())") == "d a\n\n"
+
+
 def test_what_is_lost_later_is_told_later(start: Callable[..., Kernel], tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     kernel = start()

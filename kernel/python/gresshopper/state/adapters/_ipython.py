@@ -16,7 +16,7 @@ from . import Adapter, Rule, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
 
-_RELOADER = ("enabled", "check_all", "autoload_obj")
+_RELOADER = ("enabled", "check_all", "autoload_obj", "modules", "skip_modules")
 
 
 def ipython() -> dict[str, Any]:
@@ -61,7 +61,7 @@ def ipython() -> dict[str, Any]:
         "trees": [type(t).__qualname__ for t in shell.ast_transformers if type(t).__module__ == MAIN],
         "reloader": None
         if reloader is None
-        else {k: getattr(reloader, k, None) for k in _RELOADER},
+        else {k: getattr(reloader, k) for k in _RELOADER if hasattr(reloader, k)},
     }
 
 
