@@ -21,6 +21,7 @@ from gresshopper import (
     revoked,
     saving,
     started,
+    undrawn,
     unkept,
     usage,
 )
@@ -50,6 +51,7 @@ def load_ipython_extension(ip: Any) -> None:
     ip.events.register("post_run_cell", cells.over)
     revoked.install(ip)
     lending.watch(ip)
+    undrawn.install()
     _keep_state(ip)
     _reply_at_once(ip)
     usage.watch(getattr(ip, "kernel", None))

@@ -4,7 +4,7 @@
 
 - Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
   `event_loop`, `limits`, `interrupts`, `threads`, `incoming` requests, widgets' `callbacks`, `draining` and `muting` of
-  messages, the `gc_pause`, and the `switch_interval`.
+  messages, the `gc_pause`, the `switch_interval`, and the `recursion`.
 - Changes: `capture` makes the deltas. `variables` finds the changed variables, by the `names` in a cell. `units` has
   the known groups, and `grouping` searches for groups. `buffers` has the content of large memory, `marks` those of
   values.

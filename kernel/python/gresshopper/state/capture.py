@@ -14,10 +14,11 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import gc_pause, limits, muting, pickling, process, settings, threads, user_modules, verify
+from . import gc_pause, limits, muting, pickling, process, recursion, settings, threads, user_modules, verify
 from . import names as naming
 from .buffers import Memories
 from .grouping import ATOMS, Grouped, Search
+from .session import title
 from .store import Store
 from .units import Unit, Units, adopted, name_of
 from .variables import Look, Variables
@@ -97,7 +98,7 @@ class Capture:
         gpu = sys.modules.get("gresshopper.gpu") if held else None
         if gpu is None or not gpu.is_away():
             return []
-        return [f"{', '.join(unit.names)}: its memory is with the GPU's driver" for unit in held]
+        return [f"{title(unit.members)}: its memory is with the GPU's driver" for unit in held]
 
     def reset(self) -> None:
         """Know of no variable any more."""
@@ -125,7 +126,13 @@ class Capture:
         `StoreError` if the store can't take it, `Interrupted` at the word of the session's `check`, `NoRoom` for a
         lack of memory. The known state is then as before, and nothing is lost.
         """
-        with gc_pause.Paused(), muting.muted(), limits.roomy(self.session), limits.reading_devices(self.session):
+        with (
+            gc_pause.Paused(),
+            recursion.Bounded(),
+            muting.muted(),
+            limits.roomy(self.session),
+            limits.reading_devices(self.session),
+        ):
             return self._run(found, cell, arm, everything, libraries)
 
     def _run(self, found: naming.Names | None, cell: int, arm: bool, everything: bool, libraries: bool) -> Delta:

@@ -16,7 +16,7 @@ from typing import Any
 
 from . import adapters, effects, gc_pause, names, restore, settings
 from .lost import Lost, Pending, is_read
-from .namespace import DISPLAYED, SHOWN, Namespace
+from .namespace import DISPLAYED, SHOWN, Namespace, outputs_of
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
@@ -197,10 +197,10 @@ class Deferred:
                 if space.get(shown) is stand:
                     found[shown] = values[name]
         self._set(found)
-        displayed = space.get("_oh")
+        displayed = outputs_of(self._shell)
         for name, stand in stands.items():
             number = int(name[1:]) if name[1:].isdigit() else 0
-            if number and isinstance(displayed, dict) and displayed.get(number) is stand:
+            if number and displayed.get(number) is stand:
                 displayed[number] = values[name]  # though its variable was deleted
         if not self._waiting:
             self.drop()

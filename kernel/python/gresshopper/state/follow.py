@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from . import form, gc_pause, process, restore
-from .session import Session
+from .session import Session, title
 from .shipped import cloudpickle
 from .store import Store
 
@@ -100,9 +100,9 @@ class Follower:
         """Refuse what can't be followed."""
         for entry in after:
             if entry.said["dev"]:
-                raise RebuildError(f"{', '.join(entry.names)} is in a GPU's memory")
+                raise RebuildError(f"{title(entry.said['m'])} is in a GPU's memory")
             if entry.said.get("redo"):
-                raise RebuildError(f"{', '.join(entry.names)} is left to its cells")
+                raise RebuildError(f"{title(entry.said['m'])} is left to its cells")
         for entry in before:
             kind = next((kind for kind in entry.said["types"] if _runs(kind)), None)
             kinds = (self._session.classes.get(cid) for cid in entry.said["c"])

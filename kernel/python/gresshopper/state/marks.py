@@ -22,7 +22,7 @@ import types
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
-from . import adapters
+from . import adapters, recursion
 from .session import own_module
 
 #: Most objects to be looked at singly; a larger value is pickled.
@@ -42,6 +42,7 @@ _ATOMS = frozenset({int, float, complex, bool, type(None), type(Ellipsis), type(
 _BY_NAME = (type, types.BuiltinFunctionType, types.ModuleType)
 
 
+@recursion.Bounded()
 def mark(value: Any) -> str:
     """A value's mark; empty if it has none."""
     try:

@@ -20,21 +20,10 @@ from .lost import Pending
 SHOWN = ("_", "__", "___")
 #: Names through which a cell reaches whatever was displayed.
 DISPLAYED = frozenset({"Out", "_oh", *SHOWN})
-#: Names that IPython and Python bind themselves while cells run.
-_IPYTHON = frozenset(
-    {
-        *DISPLAYED,
-        "In",
-        "_ih",
-        "_dh",
-        "_i",
-        "_ii",
-        "_iii",
-        "__builtin__",
-        "__builtins__",
-        "_exit_code",
-    }
-)
+#: Names that Python binds itself in a namespace.
+_PYTHON = frozenset({"__builtin__", "__builtins__"})
+#: Names under which IPython keeps the inputs before a cell, beside `_i1` and its like.
+_INPUTS = frozenset({"_i", "_ii", "_iii"})
 #: Names of the module that a notebook is, and of the kernel's notebook. Another value than at the start is the user's.
 _OF_MODULE = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__session__")
 
@@ -54,15 +43,27 @@ class Namespace:
         return found
 
     def is_hidden(self, name: str, value: Any) -> bool:
-        """Whether a name is IPython's own rather than the user's."""
-        if name in _IPYTHON:
+        """Whether a name holds IPython's own object. The user may give another one to any name."""
+        if name in _PYTHON:
+            return True
+        if name in SHOWN:
             empty = isinstance(value, str) and value == ""
-            return name not in SHOWN or empty or number_of(self.shell, name, value) > 0
+            return empty or number_of(self.shell, name, value) > 0
         if name in self._hidden_at_start:
             was = self._hidden_at_start[name]
             if was is value or (type(value) is types.MethodType and was == value):
                 return True
-        return name.startswith("_i") and name[2:].isdigit()
+        is_input = name in _INPUTS or (name.startswith("_i") and name[2:].isdigit())
+        return is_input and self.shell.user_ns_hidden.get(name) is value
+
+    @property
+    def inputs(self) -> list[str]:
+        """IPython's inputs by their number, as run."""
+        return inputs_of(self.shell)
+
+    @property
+    def _outputs(self) -> dict[Any, Any]:
+        return outputs_of(self.shell)
 
     def as_in_a_cell(self) -> Any:
         """Libraries that are imported here find `get_ipython` among the builtins, as in a cell: pandas takes defaults by it."""
@@ -93,11 +94,10 @@ class Namespace:
         """Variables of the displayed values that a cell with these names may reach through `_` and its like, or through
         `Out`.
         """
-        out = self.variables.get("_oh")
         named = DISPLAYED.intersection(names)
-        if not isinstance(out, dict) or not named:
+        if not named:
             return []
-        numbers = [n for n in out if type(n) is int]
+        numbers = [n for n in self._outputs if type(n) is int]
         # The cell may itself have displayed something, which moves the older values on by one place.
         return [f"_{n}" for n in (numbers if {"Out", "_oh"} & named else numbers[-len(SHOWN) - 1 :])]
 
@@ -106,15 +106,14 @@ class Namespace:
     def put(self, staged: Mapping[str, Any]) -> None:
         """Set variables, and the displayed values among them."""
         self.variables.update(staged)
-        out = self.variables.get("_oh")
-        if isinstance(out, dict):
-            shown = {int(n[1:]): value for n, value in staged.items() if n[:1] == "_" and n[1:].isdigit()}
-            out.update(shown)
-            numbers = list(out) if shown else []
-            if any(type(number) is not int for number in numbers):
-                numbers = []  # the user's own
-            for number in sorted(numbers) if numbers != sorted(numbers) else ():
-                out[number] = out.pop(number)
+        out = self._outputs
+        shown = {int(n[1:]): value for n, value in staged.items() if n[:1] == "_" and n[1:].isdigit()}
+        out.update(shown)
+        numbers = list(out) if shown else []
+        if any(type(number) is not int for number in numbers):
+            numbers = []  # the user's own
+        for number in sorted(numbers) if numbers != sorted(numbers) else ():
+            out[number] = out.pop(number)
 
     def put_read(self, staged: Mapping[str, Any]) -> None:
         """Set variables in place of their placeholders, also where IPython holds one."""
@@ -140,7 +139,7 @@ class Namespace:
         IPython knows by `user_ns_hidden` whether they are, and goes on setting them if not.
         """
         space, hook = self.variables, self.shell.displayhook
-        out = space.get("_oh", {})
+        out = self._outputs
         newest = sorted((n for n in out if type(n) is int), reverse=True)
         for i, name in enumerate(SHOWN):
             number = snapshot.shown.get(name, 0)
@@ -153,28 +152,31 @@ class Namespace:
                 space.pop(name, None)  # the user deleted it
 
     def _history(self, snapshot: restore.Snapshot) -> None:
-        inputs = self.variables.get("_ih")
-        if isinstance(inputs, list) and snapshot.history:
+        inputs = self.inputs
+        if snapshot.history:
             top = max(snapshot.history)
             inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
-            self._inputs(inputs, snapshot.raw)
+            self._inputs(inputs, snapshot)
         if getattr(self.shell, "last_execution_result", None) is None:
             from IPython.core.interactiveshell import ExecutionResult
 
             self.shell.last_execution_result = ExecutionResult(None)  # `%xdel` asks it for its result
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
 
-    def _inputs(self, inputs: list[str], typed: Mapping[int, str]) -> None:
+    def _inputs(self, inputs: list[str], snapshot: restore.Snapshot) -> None:
         """Make `_i` and its like, and lookups of inputs by number, find the inputs as they were typed."""
-        space, manager = self.variables, self.shell.history_manager
-        inputs = [typed.get(n, text) for n, text in enumerate(inputs)]
-        space.update({f"_i{n}": text for n, text in enumerate(inputs) if n})
+        manager = self.shell.history_manager
+        inputs = [snapshot.raw.get(n, text) for n, text in enumerate(inputs)]
+        found = {f"_i{n}": text for n, text in enumerate(inputs) if n}
         newest = [*reversed(inputs[1:]), "", "", "", ""]
         # IPython moves each one on when the next cell begins.
         names = ("_i00", "_i", "_ii", "_iii")
         for name, text in zip(names, newest):
             setattr(manager, name, text)
-        space.update(zip(names[1:], newest[1:]))
+        found.update(zip(names[1:], newest[1:]))
+        users = {name for entry in snapshot.units.values() for name in entry.names}
+        self.variables.update({name: text for name, text in found.items() if name not in users})
+        self.shell.user_ns_hidden.update(found)
         raw = manager.input_hist_raw
         if len(raw) < len(inputs):
             raw[:] = inputs
@@ -188,6 +190,20 @@ def number_of(shell: Any, name: str, value: Any) -> int:
         return 0
     last = itertools.islice(reversed(out), 100)
     return next((n for n in last if isinstance(n, int) and out[n] is value), 0)
+
+
+def inputs_of(shell: Any) -> list[str]:
+    """IPython's inputs by their number, as run. `In` may be the user's own."""
+    history = getattr(shell, "history_manager", None)
+    found = shell.user_ns.get("_ih") if history is None else history.input_hist_parsed
+    return found if isinstance(found, list) else []
+
+
+def outputs_of(shell: Any) -> dict[Any, Any]:
+    """The displayed values by their number. `Out` may be the user's own."""
+    history = getattr(shell, "history_manager", None)
+    found = shell.user_ns.get("_oh") if history is None else history.output_hist
+    return found if isinstance(found, dict) else {}
 
 
 def know_sources(cells: Sequence[Mapping[str, Any]]) -> None:

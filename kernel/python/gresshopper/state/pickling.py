@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
-from . import native, places, recipes, shapes, shipped
+from . import native, places, recipes, recursion, shapes, shipped
 from .kinds import harmless
 from .lost import Lost, parts
 from .muting import DEEP_THREAD
@@ -186,6 +186,7 @@ def _maker(t: type) -> type:
     return next((c for c in t.__mro__[:-1] if c.__module__ == MAIN or importable(c)), t)
 
 
+@recursion.Bounded()
 def dump(session: Session, value: Any, owned: set[str] | None = None, first: int = 0) -> Dump:
     """Write `value`. Classes in `owned` are written by value, the notebook's others by their id. `first`: so many values
     of a list are to be read without the others, if not 0.
@@ -369,9 +370,7 @@ def _attempt(
             held.clear()
         return pickler
 
-    if kind is _Deep:
-        return _deep(run)
-    return run()
+    return _deep(run) if kind is _Deep or recursion.is_high() else run()
 
 
 def _deep(run: Callable[[], Any]) -> Any:

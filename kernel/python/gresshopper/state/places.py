@@ -22,8 +22,6 @@ _TYPES = frozenset({dict, list, set})
 _WITHIN = ("path", "modules", "argv", "meta_path", "path_hooks", "path_importer_cache", "warnoptions")
 #: Containers of the shell, by their names in its history manager.
 _OF_SHELL = ("output_hist", "input_hist_parsed", "input_hist_raw", "dir_hist")
-#: Variables of the namespace that hold such containers.
-_SHELLS = ("_oh", "_ih", "_dh")
 #: Up to so many addresses a look at all is faster than a search.
 _FEW = 100
 
@@ -69,8 +67,8 @@ def direct(values: Any, namespace: dict[str, Any]) -> list[Held]:
 
 def within(ids: Any, namespace: dict[str, Any]) -> list[Held]:
     """Places of the objects that a dump went through. `ids`: the sorted addresses of all that link groups."""
-    held, variables = vars(sys), namespace
-    here = [id(namespace), *[id(held.get(name)) for name in _WITHIN], *[id(variables.get(name)) for name in _SHELLS]]
+    held = vars(sys)
+    here = [id(namespace), *[id(held.get(name)) for name in _WITHIN], *[id(value) for _, value in _of_shell()]]
     if (frozenset(here).isdisjoint(ids)) if len(ids) < _FEW else not any(_has(ids, at) for at in here):
         return []
     return [one for one in _all(namespace, _WITHIN) if _has(ids, id(one.held))]
@@ -106,6 +104,18 @@ def _all(namespace: dict[str, Any], names: Iterable[str]) -> Iterable[Held]:
         if type(value) in _TYPES:
             yield Held(value, recipes.held, (name,))
     yield _of_namespace(namespace)
+    for name, value in _of_shell():
+        place = (recipes.__name__, f"SHELL.history_manager.{name}")
+        yield Held(value, recipes.module_value, place, dynamic=name == "output_hist")
+
+
+def inputs() -> list[str]:
+    """The shell's inputs, as run."""
+    return next((value for name, value in _of_shell() if name == "input_hist_parsed"), [])
+
+
+def _of_shell() -> Iterable[tuple[str, Any]]:
+    """The shell's containers: variables under their names may be the user's own."""
     shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
     if shell is None or not shell.initialized():
         return
@@ -113,5 +123,4 @@ def _all(namespace: dict[str, Any], names: Iterable[str]) -> Iterable[Held]:
     for name in _OF_SHELL:
         value = getattr(history, name, None)
         if type(value) in _TYPES:
-            place = (recipes.__name__, f"SHELL.history_manager.{name}")
-            yield Held(value, recipes.module_value, place, dynamic=name == "output_hist")
+            yield name, value

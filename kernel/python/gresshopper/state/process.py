@@ -36,6 +36,7 @@ from . import (
     libraries,
     loggers,
     recipes,
+    recursion,
     settings,
     standard,
     switch_interval,
@@ -193,6 +194,10 @@ def _hung_in() -> dict[str, str]:
     for name in ("excepthook", "displayhook", "unraisablehook"):
         _by_notebook(found, f"sys.{name}", getattr(sys, name))
     _by_notebook(found, "threading.excepthook", threading.excepthook)
+    for name in ("profile", "trace"):
+        _by_notebook(found, f"sys.set{name}", getattr(sys, f"get{name}")())
+        # Python before 3.10 has no function that gives it.
+        _by_notebook(found, f"threading.set{name}", getattr(threading, f"_{name}_hook", None))
     for i, callback in enumerate(gc.callbacks):
         _by_notebook(found, f"gc.callbacks[{i}]", callback)
     for i, finder in enumerate(sys.meta_path):
@@ -330,6 +335,7 @@ def know() -> None:
     user_modules.see()
 
 
+@recursion.Bounded()
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
     try:
         found = reader()
@@ -433,6 +439,15 @@ def drawn() -> set[str]:
     return {name for name, section in _sections(adapters.loaded()).items() if section.draws}
 
 
+def draw_again(sections: dict[str, bytes]) -> None:
+    """Have cells draw the saved random numbers: something beside them drew some since the restore, as an import may."""
+    known = _sections(adapters.loaded())
+    for name in drawn() & sections.keys():
+        if not _is_so(name, known[name], sections[name]):
+            with contextlib.suppress(Exception):  # the restore told it
+                _put(name, known[name], sections[name])
+
+
 def again() -> set[str]:
     """Sections with which cells run again, of the process and of loaded libraries."""
     return {name for name, section in _sections(adapters.loaded()).items() if section.again}
@@ -518,7 +533,7 @@ def _set_variable(name: str, value: str | None) -> None:
 
 
 def _set_python(state: Any) -> None:
-    sys.setrecursionlimit(max(state["recursion"], 200))
+    recursion.set_limit(max(state["recursion"], 200))
     warnings.resetwarnings()
     for action, message, category, module, line in reversed(state["warnings"]):
         warnings.filterwarnings(action, message or "", category, module or "", line)
@@ -546,9 +561,7 @@ _OWN: dict[str, Section] = {
         lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths, again=True
     ),
     "environ": Section(_environ, _set_environ, again=True),
-    "python": Section(
-        lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python, again=True
-    ),
+    "python": Section(lambda: {"recursion": recursion.limit(), "warnings": _filters()}, _set_python, again=True),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True, again=True),
     "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True),
     "interpreter": Section(_interpreter, _set_interpreter, again=True),

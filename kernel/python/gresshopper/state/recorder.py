@@ -200,7 +200,7 @@ class Recorder:
         cells = [r.head["cell"]["seq"] for r in snapshot.records if r.head["cell"]]
         self.last = self.seq = max([self.seq, *cells])
         self._adopt_units(snapshot)
-        self._writer.continues(len(self._namespace.variables.get("_ih") or [""]), snapshot.beside)
+        self._writer.continues(len(self._namespace.inputs or [""]), snapshot.beside)
         self.notes = self.notes or redo.notes_of(snapshot, self._capture.store)
 
     def adopt_redone(self, snapshot: restore.Snapshot) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from . import capture, form, native
 from . import restore as restoring
-from .namespace import SHOWN, number_of
+from .namespace import SHOWN, inputs_of, number_of
 from .units import Unit
 
 
@@ -175,7 +175,7 @@ class Writer:
             else:
                 units.append({**self._entry(changed, body), **(said or {})})
         space = self._shell.user_ns
-        inputs = space.get("_ih") or [""]
+        inputs = inputs_of(self._shell) or [""]
         raw = self._shell.history_manager.input_hist_raw if hasattr(self._shell, "history_manager") else []
         first = 0 if full else self._inputs
         self._inputs = len(inputs)

@@ -45,6 +45,10 @@ def recover(
             for name in wanted:
                 lost[name] += f"; {e}"
             continue
+        except pickling.Unpicklable as e:  # the same as when it was saved: there is nothing to compare
+            for name in wanted:
+                lost[name] += f"; running its cells again gave what can't be compared: {e}"
+            continue
         set_names(values)
         for name in wanted:
             del lost[name]

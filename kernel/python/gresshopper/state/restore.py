@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple
 
 from . import adapters, form, gc_pause, pickling, process, recipes, settings
 from .lost import Lost, LostError
-from .session import MAIN, reason
+from .session import MAIN, reason, title
 from .store import Store, StoreError
 
 #: Arrays from this many bytes on lie on a private map of the store, read at their first use.
@@ -304,7 +304,7 @@ class Loader:
     def notice_of(self, entry: Entry) -> None:
         """What the capture noted of these variables."""
         for note in entry.said["notes"]:
-            self.notice(f"{', '.join(entry.names)}: {note}")
+            self.notice(f"{title(entry.said['m'])}: {note}")
 
     # --- loading ---
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from . import capture, effects, form, planning, records, redo
 from .namespace import Namespace
 from .recorder import Recorder
+from .session import title
 from .units import Unit
 from .unmovable import Unmovable
 
@@ -222,7 +223,7 @@ class Saver:
         }
 
     def _notes(self) -> dict[str, list[str]]:
-        found = {", ".join(u.names): u.notes for u in self._capture.units.values() if u.notes}
+        found = {title(u.members): u.notes for u in self._capture.units.values() if u.notes}
         more = self._unmovable.unfindable()
         return {**found, **{names: found.get(names, []) + notes for names, notes in more.items()}}
 

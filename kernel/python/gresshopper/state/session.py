@@ -9,7 +9,7 @@ import sys
 import types
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 MAIN = "__main__"
@@ -72,6 +72,13 @@ class Away(Interrupted):
 
 class NotYet(Interrupted):
     """A capture met what is still to be read of a restored state: it has to be read first. Nothing was changed."""
+
+
+def title(members: Iterable[str]) -> str:
+    """A group's variables, or its classes where no variable is in it, in words."""
+    members = list(members)
+    names = [member[2:] for member in members if member.startswith("n:")]
+    return ", ".join(names or [f"the class {member[2:].partition('#')[0]}" for member in members])
 
 
 class Overlap(Exception):

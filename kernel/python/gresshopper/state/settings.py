@@ -19,7 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from . import adapters, shipped
+from . import adapters, recursion, shipped
 from .lost import Lost, LostError
 from .session import MAIN, importable, reason
 from .shipped import cloudpickle
@@ -81,6 +81,7 @@ def is_mine(value: Any) -> bool:
     return (value if issubclass(kind, type) else kind).__module__ == MAIN
 
 
+@recursion.Bounded()
 def dump(value: Any, short: bool = False) -> bytes:
     """Content that plain pickle can't write. `short`: refuses more than `SHORT` bytes.
 
@@ -247,7 +248,7 @@ def assigned() -> dict[str, Any]:
     """Objects that cells gave to libraries: kept if plain, a variable, a function or a class; else only named."""
     kept: dict[tuple[str, str, str], tuple[str, Any]] = {}
     told: list[str] = []
-    for place in sorted(_places):
+    for place in sorted(_places | _elsewhere()):
         module, path, attr = place
         base = base_of(module, path)
         value = held_by(base).get(attr, _places)
@@ -271,14 +272,34 @@ def assigned() -> dict[str, Any]:
     return {"kept": kept, "told": told, "names": sorted(attributes)}
 
 
+def _elsewhere() -> set[tuple[str, str, str]]:
+    """Streams of the process with another in their place, set by no name in a cell: `contextlib.redirect_stdout`."""
+    found = set()
+    for name, own in STREAMS.items():
+        value = getattr(sys, name, own)
+        if value is not own and (type(value) in _REDIRECTED or name_of(value) is not None):
+            found.add(("sys", "", name))
+    return found
+
+
+_REDIRECTED = (io.StringIO, io.TextIOWrapper)
+
+
 def _plain(value: Any) -> bool:
     return type(value) in ATOMS or (type(value) is tuple and all(map(_plain, value)))
+
+
+#: Streams that were set as in a saved state: a later one may lack them.
+_set: set[tuple[str, str, str]] = set()
 
 
 def set_assigned(state: dict[str, Any]) -> list[str]:
     """Set it again; says what couldn't be."""
     missing = list(state["told"])
     attributes.update(state.get("names", ()))
+    for place in _set - state["kept"].keys():
+        setattr(sys, place[2], STREAMS[place[2]])  # the output comes here again
+    _set.intersection_update(state["kept"])
     for place, (how, what) in state["kept"].items():
         module, path, attr = place
         try:
@@ -290,6 +311,8 @@ def set_assigned(state: dict[str, Any]) -> list[str]:
             if getattr(base, attr, _places) is not value:
                 setattr(base, attr, value)
             _places.add(place)
+            if module == "sys" and attr in STREAMS:
+                _set.add(place)
         except Exception:
             missing.append(".".join(filter(None, place)))
     return missing

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from . import capture, follow, form, restore
+import contextlib
+
+from . import capture, follow, form, process, restore
 from .deferred import Unread
 from .namespace import Namespace
 from .notices import Notices
 from .recorder import Recorder
 from .recovery import Recovery, cells_of
+from .store import StoreError
 
 
 class Standby:
@@ -56,9 +59,17 @@ class Standby:
         if self._follower is None:
             return []
         snapshot, self._follower = self._follower.snapshot, None
+        self._draw_again(snapshot)
         self._capture.reset()
         self._recorder.adopt(snapshot)
         return snapshot.ended()
+
+    def _draw_again(self, snapshot: restore.Snapshot) -> None:
+        sections: dict[str, bytes] = {}
+        for name in process.drawn() & snapshot.sections.keys():
+            with contextlib.suppress(StoreError):  # the restore told it
+                sections[name] = restore.stream(snapshot.sections[name], self._capture.store)
+        process.draw_again(sections)
 
     def forget(self) -> None:
         """Follow no more: the variables are gone."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from . import capture, planning, rerun, user_modules
 from .recorder import Recorder
+from .session import title
 
 
 class Unmovable:
@@ -30,7 +31,7 @@ class Unmovable:
                 if any(t.startswith(f"{module}.") for t in unit.types) or any(
                     user_modules.home_of(v) == module for v in held
                 ):
-                    found.setdefault(", ".join(unit.names), []).append(f"the file of the module {module} is gone")
+                    found.setdefault(title(unit.members), []).append(f"the file of the module {module} is gone")
         return found
 
     def _not_rerunnable(self) -> set[str]:
@@ -38,9 +39,7 @@ class Unmovable:
         gone = [unit for unit in self._capture.units.values() if unit.gone]
         if not gone:
             return set()
-        said = {
-            unit.uid: [f"{', '.join(unit.names) or 'a class'}: {p.what}: {p.why}" for p in unit.gone] for unit in gone
-        }
+        said = {unit.uid: [f"{title(unit.members)}: {p.what}: {p.why}" for p in unit.gone] for unit in gone}
         notes = self._recorder.notes
         key = len(notes), id(notes[-1]) if notes else 0, said
         if self._bound[0] != key:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import native, pickling, rules, shapes
+from . import native, pickling, recursion, rules, shapes
 from .session import reason
 from .store import Store
 
@@ -63,6 +63,7 @@ def own_pickling(session: pickling.Session, dump: pickling.Dump, blobs: Sequence
     if child == 0:
         try:
             os.close(reader)
+            recursion.lift()
             os.write(writer, "\n".join(_compare(session, dump, blobs, store)).encode()[:4000])
         finally:
             os._exit(0)

@@ -673,6 +673,29 @@ def test_output_that_a_cell_sent_elsewhere(start: Callable[..., Kernel], tmp_pat
     assert fresh.printed("print('d')") == "d\n"
 
 
+def test_a_standbys_output_goes_where_its_executors_goes(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run("import contextlib, io; stack, kept = contextlib.ExitStack(), io.StringIO()")
+    standby.begin(capture="nothing")
+    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    number = len(executor.records())
+    for source in [
+        "o = stack.enter_context(contextlib.redirect_stdout(kept)); print('a')",
+        "stack.close(); print('b')",
+    ]:
+        executor.run(source)
+        for said, text, body in executor.records()[number:]:
+            number += 1
+            standby.ask("apply", {"record": said["record"]}, [text, body])
+        if "enter" in source:
+            assert not standby.printed("print('c')")
+    standby.begin(record=number + 1)
+    assert standby.printed("print('d', kept.getvalue())") == "d a\n\n"
+
+
 def test_what_is_lost_later_is_told_later(start: Callable[..., Kernel], tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     kernel = start()
@@ -822,3 +845,22 @@ def test_what_a_widgets_callback_changes_is_saved_without_a_cell(start: Callable
     kernel.run("x = 1")
     assert kernel.ask("flush")["whole"]
     assert len(kernel.of("audited")) == 3, "no widget was called since"
+
+
+def test_random_numbers_are_the_cells_alone(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run("import random; random.seed(7); random.random()")
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    standby.begin(capture="nothing")
+    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    standby.printed("random.random()")  # as code of a module does that is imported late
+    standby.begin(record=len(executor.records()) + 1)
+    cull = "s = get_ipython().kernel.session; s.digest_history = set(map(str, range(100))); s._cull_digest_history()"
+    for kernel in (executor, standby):
+        for _ in range(3):
+            kernel.reply(kernel.client.kernel_info())
+        kernel.client.control_channel.send(kernel.client.session.msg("kernel_info_request"))
+        kernel.client.get_control_msg(timeout=30)
+        assert kernel.printed(cull + "; print(random.random())") == "0.15084917392450192\n"

@@ -414,3 +414,54 @@ def test_folders_and_formats_of_figures_are_as_they_were(tmp_path: Path) -> None
     after, said = child.answer(SCRIPT, str(tmp_path), "[]", asked, base=tmp_path)
     assert before[0] == ["application/pdf", "image/svg+xml"] and before[2] is False
     assert before == after, said
+
+
+NAMED = [
+    "'shown'",
+    "kept = Out\nIn = 5.0\nOut = {'a': 7}\nsame = Out\n_dh = ['q']\n_exit_code = 7\n_i2 = 'mine'\n_i9 = 'also mine'",
+    "_ih = 1\n_oh = 2\nimport html.parser\nx = [1]",
+]
+ASKED_NAMED = """
+manager = get_ipython().history_manager
+out = [In, Out, same is Out, _ih, _oh, _dh, _exit_code, _i2, _i9, _i1, _, kept is manager.output_hist, kept, x]
+out += [manager.input_hist_raw[1:4], manager.dir_hist[0] != 'q', html.parser.HTMLParser.__name__]
+"""
+
+
+def test_names_of_ipython_are_the_users_once_they_hold_another_object(tmp_path: Path) -> None:
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(NAMED), ASKED_NAMED, base=tmp_path)
+    assert before[:9] == [5.0, {"a": 7}, True, 1, 2, ["q"], 7, "mine", "also mine"]
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", ASKED_NAMED, base=tmp_path)
+    assert after == before, told
+
+
+RELOADED = [
+    "%load_ext autoreload\n%autoreload 1",
+    "%aimport fractions, -decimal",
+    "import contextlib, io, sys\nstack, buffer = contextlib.ExitStack(), io.StringIO()",
+    "_ = stack.enter_context(contextlib.redirect_stdout(buffer))",
+    "import functools\nclass A:\n    @functools.cache\n    def m(self): return 1\na = A(); _ = a.m()",
+]
+ASKED_RELOADED = """
+reloader = get_ipython().magics_manager.magics['line']['aimport'].__self__._reloader
+was = sys.stdout is buffer
+print('here')
+stack.close()
+out = [sorted(reloader.modules), sorted(reloader.skip_modules), was, buffer.getvalue(), sys.stdout is not buffer]
+"""
+
+
+def test_modules_to_load_again_and_output_elsewhere(tmp_path: Path) -> None:
+    before, _ = child.answer(SCRIPT, str(tmp_path), json.dumps(RELOADED), ASKED_RELOADED, base=tmp_path)
+    assert before == [["fractions"], ["decimal"], True, "here\n", True]
+    after, told = child.answer(SCRIPT, str(tmp_path), "[]", ASKED_RELOADED, base=tmp_path)
+    assert after == before, told
+    assert "Gresshopper: the class A: what an lru_cache held" in told
+
+
+@pytest.mark.parametrize("where", ["sys.setprofile", "sys.settrace", "threading.setprofile", "threading.settrace"])
+def test_a_trace_of_the_notebooks_is_told(where: str, tmp_path: Path) -> None:
+    cells = ["import sys, threading\ndef seen(*what): pass\nmark = 1", f"{where}(seen)"]
+    child.answer(SCRIPT, str(tmp_path), json.dumps(cells), "out = 1", base=tmp_path)
+    _, told = child.answer(SCRIPT, str(tmp_path), "[]", "out = 1", base=tmp_path)
+    assert f"{where}: the notebook set this, run its cell again" in told

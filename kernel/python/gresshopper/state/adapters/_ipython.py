@@ -16,7 +16,7 @@ from . import Adapter, Rule, Section
 
 _TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
 
-_RELOADER = ("enabled", "check_all", "autoload_obj")
+_RELOADER = ("enabled", "check_all", "autoload_obj", "modules", "skip_modules")
 
 
 def ipython() -> dict[str, Any]:
@@ -55,11 +55,13 @@ def ipython() -> dict[str, Any]:
         "handled": [error.__name__ for error in shell.custom_exceptions],
         "pdb": bool(shell.call_pdb),
         "directories": list(shell.dir_stack),
-        "folders": list(shell.user_ns.get("_dh") or ()),
+        "folders": _folders(shell)[:],
         "config": _config(shell),
         "traits": _traits(shell),
         "trees": [type(t).__qualname__ for t in shell.ast_transformers if type(t).__module__ == MAIN],
-        "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
+        "reloader": None
+        if reloader is None
+        else {k: getattr(reloader, k) for k in _RELOADER if hasattr(reloader, k)},
     }
 
 
@@ -78,6 +80,12 @@ _APPLICATIONS = (
 _OF_PROCESS = frozenset({"lazy_magics", "ipython_dir", "logfile", "logappend", "logstart", "hist_file"})
 #: Configurable traits of a class with their defaults, as far as these are written down.
 _defaults: dict[type, dict[str, Any]] = {}
+
+
+def _folders(shell: Any) -> list[str]:
+    """IPython's list of folders. The variable `_dh` may be the user's own."""
+    found: list[str] = getattr(getattr(shell, "history_manager", None), "dir_hist", [])
+    return found
 
 
 def _configurables(shell: Any) -> dict[str, Any]:
@@ -325,9 +333,8 @@ def set_ipython(state: dict[str, Any]) -> None:
     if "traits" in state:
         _set_configured(shell, state)
         shell.dir_stack[:] = state["directories"]
-        folders = shell.user_ns.get("_dh")
-        if isinstance(folders, list):
-            folders[:] = state.get("folders", folders)
+        folders = _folders(shell)
+        folders[:] = state.get("folders", folders)
         if bool(shell.call_pdb) != state["pdb"]:
             shell.call_pdb = state["pdb"]
     text = shell.display_formatter.formatters["text/plain"] if state["text"] else None

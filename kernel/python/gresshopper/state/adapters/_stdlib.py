@@ -175,7 +175,7 @@ def _proxy(writing: Writing, proxy: Any) -> Any:
 def _module(writing: Writing, module: Any) -> Any:
     places.check(module, writing)
     if not of_notebook(module):
-        parts = _named_parts(module, writing.session.namespace.get("In", ()))
+        parts = _named_parts(module, places.inputs())
         return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
     if any(held is vars(module) for held in writing.session.namespace.values()):
         writing.notes.append("what vars() gives of a module isn't its attributes any more")
