@@ -84,8 +84,9 @@ class Capture:
 
     def beside(self) -> list[str]:
         """Threads and tasks that may touch the user's objects at any time."""
-        running = [f"the thread {thread.name}" for thread in threads.of_user(self._threads)]
-        return running + [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
+        running = [f"the thread {thread.name}" for thread in threads.of_user(self._threads, self.namespace)]
+        running += [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
+        return running + [f"the callback {name}" for name in threads.callbacks_of_user()]
 
     def busy(self) -> list[str]:
         """The same, in sentences."""
