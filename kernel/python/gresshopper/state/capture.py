@@ -14,7 +14,20 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import gc_pause, limits, muting, pickling, process, recursion, settings, threads, user_modules, verify
+from . import (
+    gc_pause,
+    hooks,
+    limits,
+    muting,
+    pickling,
+    process,
+    reach,
+    recursion,
+    settings,
+    threads,
+    user_modules,
+    verify,
+)
 from . import names as naming
 from .buffers import Memories
 from .grouping import ATOMS, Grouped, Search
@@ -68,6 +81,12 @@ class Capture:
         #: Units with unread parts: unchanged since their save.
         self.pending: Collection[int] = ()
         self._threads = set(threading.enumerate())
+        #: Whether something ran beside the cells at the last capture: it may have changed anything since, and have ended.
+        self._ran_beside = False
+        #: Whether the process has hooks of the notebook's; None: as yet unknown.
+        self._hooked: bool | None = None
+        #: Variables that code handed to libraries reaches: nothing shows where that is kept.
+        self._handed: set[str] = set()
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
         self._pace = 1.0
         self.cell = 0
@@ -76,17 +95,56 @@ class Capture:
 
     # --- which units to look at ---
 
-    def touched(self, found: naming.Names) -> set[int] | None:
-        """Units within reach of code with these names; None means any."""
-        if found.dynamic or self.beside():
+    def touched(self, found: naming.Names, visible: Look) -> set[int] | None:
+        """Units within reach of code with these names, of hooks, and of objects that couldn't be saved; None means any."""
+        if found.dynamic:
             return None
-        named = [unit for unit in map(self._known.owner, map("n:".__add__, found.names)) if unit is not None]
-        return self._known.close([*named, *(self.units[uid] for uid in self._known.outside)])
+        if self._hooked is None:
+            self._hooked = hooks.are_there()
+        roots = hooks.roots() if self._hooked else hooks.passing()
+        if user_modules.loaded() and any(
+            user_modules.is_from_own(self.namespace[name]) for name in found.names if name in self.namespace
+        ):
+            roots += hooks.of_own_modules()
+        named = self._of_variables({*found.names, *self._handed})
+        chosen = self._known.close(
+            [*named, *(self.units[uid] for uid in {*self._known.outside, *self._known.ending} if uid in self.units)]
+        )
+        return chosen if chosen is None else self._reached(roots, chosen, visible)
+
+    def _reached(self, roots: list[Any], chosen: set[int] | None, visible: Look) -> set[int] | None:
+        """These units, and those within reach of these objects and of the units' parts that couldn't be saved."""
+        looked: set[int] = set()
+        held: dict[int, str] = {}
+        while chosen is not None:
+            gone = [uid for uid in chosen if uid not in looked and uid in self.units and self.units[uid].gone]
+            gone = [] if roots else gone
+            if not gone and not roots:
+                break
+            looked.update(gone)
+            held = held or {at: name for name, at in zip(visible.names, visible.ids) if name in visible.shown}
+            within = reach.reached(roots, held, self._values(gone))
+            if not within.whole:
+                return None
+            more = {unit.uid for unit in self._of_variables(within.names)}
+            more |= self._known.holders(within.places, chosen)
+            roots, chosen = [], self._known.close(self.units[uid] for uid in chosen | more if uid in self.units)
+        return chosen
+
+    def _values(self, uids: Iterable[int]) -> list[Any]:
+        """What the variables of these units hold now."""
+        there = (name for uid in uids for name in self.units[uid].names if name in self.namespace)
+        return [self.namespace[name] for name in there]
+
+    def _of_variables(self, found: Iterable[str]) -> list[Unit]:
+        """The units of variables with these names."""
+        return [unit for unit in map(self._known.owner, map("n:".__add__, found)) if unit is not None]
 
     def beside(self) -> list[str]:
         """Threads and tasks that may touch the user's objects at any time."""
-        running = [f"the thread {thread.name}" for thread in threads.of_user(self._threads)]
-        return running + [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
+        running = [f"the thread {thread.name}" for thread in threads.of_user(self._threads, self.namespace)]
+        running += [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
+        return running + [f"the callback {name}" for name in threads.callbacks_of_user()]
 
     def busy(self) -> list[str]:
         """The same, in sentences."""
@@ -107,6 +165,7 @@ class Capture:
         self._known.reset()
         self._variables.reset()
         self._process, self.pending = {}, ()
+        self._hooked, self._handed = None, set()
 
     # --- a capture ---
 
@@ -141,7 +200,10 @@ class Capture:
         visible = self._variables.look()
         if found is not None and found.stored:
             settings.see(found.stored)
-        chosen = None if found is None else self.touched(found)
+        if found is not None:
+            self._handed |= hooks.handed(found, visible.shown)
+        beside = bool(self.beside())
+        chosen = None if found is None or beside or self._ran_beside else self.touched(found, visible)
         # A group in pieces is noticed in think time; until then the pieces are written as one group.
         work = Search(self.session, self._known, visible, split=arm)
         for name in visible.changed:
@@ -173,6 +235,7 @@ class Capture:
         if expected >= _LEARNT:
             self._pace = max(1.0, (self._pace + (time.perf_counter() - begun) / expected) / 2)
         self._variables.keep(visible)
+        self._ran_beside = beside
         if everything:
             self._process = {}
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
@@ -207,6 +270,8 @@ class Capture:
         now.update(self._libraries)
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now
+        if not hooks.SECTIONS.isdisjoint(changed):
+            self._hooked = None
         return changed
 
     def _adopt(self, final: Grouped, arm: bool, everything: bool) -> tuple[list[Changed], list[int]]:
@@ -264,7 +329,7 @@ class Capture:
             self._known.install(adopted(said))
             self._next = max(self._next, said["u"] + 1)
         self._variables.keep(self._variables.look())
-        self._process = dict(process)
+        self._process, self._hooked = dict(process), None
 
     def resettle(self, names: Iterable[str]) -> None:
         """Notes that these variables now hold their units' content, read only now."""

@@ -12,6 +12,7 @@ import copy
 import itertools
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import adapters, settings
@@ -136,11 +137,26 @@ def look(scope: dict[str, Any]) -> dict[str, Any]:
                 _, _, scan = _scanned(_classes, id(kind), kind.__module__, members_of(kind), scope)
                 if scan is not None:
                     found.add(name, attr, scan)
+    _seen_last[:] = found.patched, [(place, attr) for place, attr, _ in found.entries]
     return {
         "patched": sorted(found.patched),
         "lent functions": found.lent,
         "library tables": _described(found.entries),
     }
+
+
+#: The places of the last look with something of the notebook's: of functions, and of tables.
+_seen_last: list[Any] = [[], []]
+
+
+def of_notebook() -> Iterator[Any]:
+    """What stands now at the places where the last look has found something of the notebook's."""
+    patched, tables = _seen_last
+    yield from map(_found, patched)
+    for place, attr in tables:
+        table = settings.held_by(settings.base_of(*place)).get(attr)
+        if issubclass(type(table), _TABLES):
+            yield from itertools.chain.from_iterable(_entries(table))
 
 
 def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: dict[str, Any]) -> _Seen:

@@ -41,6 +41,12 @@ class Names(NamedTuple):
     stored: frozenset[str] = frozenset()
     #: Words of its strings: a library may take them for variables (`df.query("x > @least")`, SQL on a data frame).
     words: frozenset[str] = frozenset()
+    #: Names in its functions and classes, which may run at another time than the code itself.
+    inner: frozenset[str] = frozenset()
+
+
+#: Code that runs where it stands.
+_INLINE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
 
 
 def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -56,8 +62,11 @@ def names_of_code(code: types.CodeType) -> Names:
     """Names that a code object may load, store or delete (attribute names among them, without harm)."""
     names: set[str] = set()
     words: set[str] = set()
+    inner: set[str] = set()
     for part in code_objects(code):
         names.update(part.co_names)
+        if part is not code and part.co_name not in _INLINE:
+            inner.update(part.co_names)
         if not _SET_OPS.isdisjoint(part.co_code[::2]):
             names.add(SETS)
         for const in part.co_consts:
@@ -68,7 +77,7 @@ def names_of_code(code: types.CodeType) -> Names:
     if not SHELL.isdisjoint(names):
         dynamic = dynamic or not DYNAMIC_MAGICS.isdisjoint(words) or not DYNAMIC.isdisjoint(words)
         names |= words
-    return Names(names, dynamic, _stored(code), frozenset(words))
+    return Names(names, dynamic, _stored(code), frozenset(words), frozenset(inner))
 
 
 _STORE = dis.opmap["STORE_ATTR"]

@@ -8,13 +8,15 @@ loop that run a coroutine of the notebook, or of a module of the user's own.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import sys
 import threading
+import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from . import adapters
+from . import adapters, settings
 from .session import own_module
 
 #: Modules whose threads touch nothing but their own: progress bars, queues' feeders, executors' managers, the kernel's.
@@ -27,24 +29,62 @@ _HARMLESS = (
 )
 
 
-def of_user(known: Collection[threading.Thread]) -> list[threading.Thread]:
+#: Modules whose threads run what the user gives them, although their library's others don't.
+_RUNS = ("IPython.lib.backgroundjobs",)
+
+
+def of_user(known: Collection[threading.Thread], namespace: Mapping[str, Any]) -> list[threading.Thread]:
     """Threads beside the `known` ones that may touch the user's objects at any time."""
     candidates = [t for t in threading.enumerate() if t not in known and t.is_alive()]
     if not candidates:
         return []
     frames = sys._current_frames()
     harmless = (*_HARMLESS, *adapters.entries("threads"))
-    return [t for t in candidates if not _is_harmless(t, harmless) and not _waits(t, frames.get(t.ident or 0))]
+    return [
+        t
+        for t in candidates
+        if not _waits(t, frames.get(t.ident or 0))
+        and not _is_harmless(t, harmless, frames.get(t.ident or 0), namespace)
+    ]
 
 
-def _is_harmless(thread: threading.Thread, harmless: tuple[str, ...]) -> bool:
+def _is_harmless(
+    thread: threading.Thread, harmless: tuple[str, ...], frame: Any, namespace: Mapping[str, Any]
+) -> bool:
     if thread.name.startswith(("gresshopper", "IPython")) or thread is threading.main_thread():
         return True
+    loop = _loop_in(frame)
+    if loop is not None and (_tasks(asyncio.all_tasks(loop), namespace) or _callbacks(loop)):
+        return False
     kind = type(thread)
     if kind is not threading.Thread and kind.__module__.startswith(harmless):
-        return True
+        return not kind.__module__.startswith(_RUNS) and not _calls_back(thread)
     target = getattr(thread, "_target", None)
-    return str(getattr(target, "__module__", None) or "").startswith(harmless)
+    if not str(getattr(target, "__module__", None) or "").startswith(harmless):
+        return False
+    # The user, too, may have a thread run a library's function: an event loop, say.
+    return loop is not None or _is_private(target)
+
+
+def _is_private(target: Any) -> bool:
+    """Whether only its own library has a thread run a function."""
+    name = str(getattr(target, "__qualname__", ""))
+    return "<locals>" in name or name.rpartition(".")[2].startswith("_")
+
+
+def _loop_in(frame: Any) -> Any | None:
+    """The event loop that runs in a thread."""
+    while frame is not None:
+        if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__:
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+def _calls_back(thread: threading.Thread) -> bool:
+    """Whether the manager of an executor's processes is to call functions of the notebook."""
+    pending = list((getattr(thread, "pending_work_items", None) or {}).values())
+    return any(map(_user_in, (call for work in pending for call in work.future._done_callbacks)))
 
 
 def _waits(thread: threading.Thread, frame: Any) -> bool:
@@ -58,11 +98,42 @@ def _waits(thread: threading.Thread, frame: Any) -> bool:
 def tasks_of_user(namespace: Mapping[str, Any]) -> list[str]:
     """Names of the coroutines of the user's that pending tasks of this thread's loop run, but for the task that asks."""
     try:
-        pending = asyncio.all_tasks() - {asyncio.current_task()}
+        return _tasks(asyncio.all_tasks() - {asyncio.current_task()}, namespace)
     except RuntimeError:  # no loop runs
         return []
+
+
+def _tasks(pending: Collection[Any], namespace: Mapping[str, Any]) -> list[str]:
     found = (_of_user(task.get_coro(), namespace) for task in pending)
     return sorted(name for name in found if name is not None)
+
+
+def callbacks_of_user() -> list[str]:
+    """Names of the notebook's functions that this thread's loop is to call."""
+    try:
+        return _callbacks(asyncio.get_running_loop())
+    except RuntimeError:  # no loop runs
+        return []
+
+
+def _callbacks(loop: Any) -> list[str]:
+    waiting = [*list(getattr(loop, "_scheduled", ())), *list(getattr(loop, "_ready", ()))]
+    calls = ((handle._callback, handle._args) for handle in waiting if not handle._cancelled)
+    found = (_user_in(one) for callback, given in calls if callback is not None for one in (callback, *(given or ())))
+    return sorted(name for name in found if name is not None)
+
+
+def _user_in(call: Any) -> str | None:
+    """The name of a function or object of the notebook that this is, or calls."""
+    while type(call) is functools.partial:
+        call = call.func if settings.is_mine(call.func) or not call.args else call.args[0]
+    parts = [call]
+    if type(call) is types.MethodType and (held := getattr(call.__self__, "__dict__", None)):
+        parts += held.values()  # as tornado's periodic callbacks
+    for part in parts:
+        if settings.is_mine(part):
+            return str(getattr(part, "__qualname__", type(part).__qualname__))
+    return None
 
 
 def _of_user(coro: Any, namespace: Mapping[str, Any]) -> str | None:

@@ -95,8 +95,9 @@ class Units:
         self._table: dict[int, int] = {}
         self._tabled = 0
         self._large: set[int] = set()
-        #: Units that hold open files.
+        #: Units that hold open files, and those of classes whose instances run code at their end.
         self.outside: set[int] = set()
+        self.ending: set[int] = set()
 
     def owner(self, member: str) -> Unit | None:
         """The unit of a member."""
@@ -134,6 +135,9 @@ class Units:
             self._owner[member] = unit
         if not unit.types.isdisjoint(_OUTSIDE):
             self.outside.add(unit.uid)
+        classes = (self._session.classes.get(member[2:]) for member in unit.members if member.startswith("c:"))
+        if any(hasattr(cls, "__del__") for cls in classes):
+            self.ending.add(unit.uid)
         if len(unit.ids) > TABLED or self._tabled + len(unit.ids) > ALL_TABLED:
             self._large.add(unit.uid)
             return
@@ -151,6 +155,7 @@ class Units:
             return
         self._large.discard(uid)
         self.outside.discard(uid)
+        self.ending.discard(uid)
         for member in unit.members:
             if self._owner.get(member) is unit:
                 del self._owner[member]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import multiprocessing
 import threading
 import time
@@ -20,7 +21,7 @@ def known() -> Iterator[set[threading.Thread]]:
 
 
 def found(known: set[threading.Thread]) -> list[str]:
-    return [thread.name for thread in threads.of_user(known)]
+    return [thread.name for thread in threads.of_user(known, {})]
 
 
 def eventually(what: Any) -> None:
@@ -86,6 +87,105 @@ def test_the_threads_of_multiprocessing_are_harmless(known: set[threading.Thread
     assert len(threading.enumerate()) > len(known) and found(known) == []
     queue.close()
     queue.join_thread()
+
+
+async def tick() -> None:
+    while True:
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    eventually(lambda: not made.is_running())
+    for task in asyncio.all_tasks(made):
+        task.cancel()
+    made.run_until_complete(asyncio.sleep(0))
+    made.close()
+
+
+def runs(thread: threading.Thread, known: set[threading.Thread]) -> bool:
+    return found(known) == [thread.name]
+
+
+def test_a_loops_thread_counts_while_tasks_of_the_users_run(
+    known: set[threading.Thread], loop: asyncio.AbstractEventLoop
+) -> None:
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    eventually(lambda: loop.is_running() and found(known) == [])
+    ticking = asyncio.run_coroutine_threadsafe(tick(), loop)
+    eventually(lambda: runs(thread, known))
+    ticking.cancel()
+    eventually(lambda: found(known) == [])
+
+
+def test_a_thread_that_runs_a_coroutine_of_the_users_counts(known: set[threading.Thread]) -> None:
+    task: list[Any] = []
+
+    async def main() -> None:
+        task.append((asyncio.current_task(), asyncio.get_running_loop()))
+        await tick()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
+    thread.start()
+    assert runs(thread, known)
+    eventually(lambda: task)
+    time.sleep(0.05)
+    assert runs(thread, known)
+    task[0][1].call_soon_threadsafe(task[0][0].cancel)
+    eventually(lambda: found(known) == [])
+
+
+def test_a_thread_with_tornados_loop_counts(
+    known: set[threading.Thread], loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ioloop = pytest.importorskip("tornado.ioloop")
+    monkeypatch.setattr(threads.adapters, "entries", lambda part: ["tornado"])  # as IPython's adapter says
+    io = ioloop.IOLoop(asyncio_loop=loop, make_current=False)
+    io.add_callback(tick)
+    thread = threading.Thread(target=io.start, daemon=True)
+    thread.start()
+    eventually(lambda: loop.is_running())
+    time.sleep(0.05)
+    assert runs(thread, known)
+
+
+def test_callbacks_that_a_loop_is_to_call_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later() -> None:
+        pass
+
+    monkeypatch.setattr(threads.settings, "is_mine", lambda value: value is later)
+
+    async def main() -> list[list[str]]:
+        loop, seen = asyncio.get_running_loop(), [threads.callbacks_of_user()]
+        handles = [loop.call_later(60, later), loop.call_later(60, functools.partial(later))]
+        seen.append(threads.callbacks_of_user())
+        for handle in handles:
+            handle.cancel()
+        return [*seen, threads.callbacks_of_user()]
+
+    name = later.__qualname__
+    assert asyncio.run(main()) == [[], [name, name], []]
+
+
+def test_an_executor_of_processes_counts_while_it_is_to_call_the_notebook(
+    known: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def done(_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(threads.settings, "is_mine", lambda value: value is done)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as executor:
+        executor.submit(time.sleep, 0).result()
+        assert found(known) == []
+        work = executor.submit(time.sleep, 0.3)
+        work.add_done_callback(done)
+        assert len(found(known)) == 1
+        work.result()
+        eventually(lambda: found(known) == [])
 
 
 NOTEBOOK = """

@@ -76,6 +76,8 @@ class Adapter:
     events: tuple[str, ...] = ()
     #: Beginnings of the names of types whose objects are reached without a variable.
     unnamed: tuple[str, ...] = ()
+    #: Find functions and objects of the notebook that the library calls, of whatever cell runs.
+    hooks: tuple[Callable[[], Iterable[Any]], ...] = ()
     #: Packages of modules, where the package has another name.
     distributions: dict[str, str] = field(default_factory=dict)
     #: Roots of modules that are the kernel's own. Neither their tables nor their functions are the notebook's doing.

@@ -6,7 +6,7 @@ import __future__
 import functools
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .. import recipes, settings, singles
@@ -172,6 +172,21 @@ def _hung_in(shell: Any) -> list[_Hung]:
     for name in _TRANSFORMERS:
         found += [("transformer", (name,), f) for f in getattr(shell, name) if not _is_shells(f)]
     return [(*one, _kept(one[2]) if settings.is_mine(one[2]) else None) for one in found]
+
+
+def _hooks() -> Iterator[Any]:
+    """What the shell calls of the notebook's."""
+    try:
+        shell = get_shell()
+    except LookupError:
+        return
+    for _, key, hook, _ in _hung_in(shell):
+        yield hook
+        yield key[-1] if isinstance(key[-1], type) and settings.of_notebook(key[-1]) else None
+    yield from (tree for tree in shell.ast_transformers if settings.is_mine(tree))
+    yield from (held for held in shell.magics_manager.registry.values() if settings.is_mine(held))
+    if shell.custom_exceptions:
+        yield shell.CustomTB
 
 
 #: Libraries whose own parts of the shell are there in each.
@@ -435,6 +450,7 @@ ADAPTER = Adapter(
     modules=("IPython",),
     bases=_bases,
     threads=("IPython", "debugpy", "ipykernel", "jupyter", "pydevd", "_pydevd", "tornado"),
+    hooks=(_hooks,),
     distributions={"dateutil": "python-dateutil"},
     of_kernel=(
         "IPython",
