@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
+from collections.abc import Callable
 
-from . import threads
 
 #: Most levels on an ordinary stack, and bytes of stack for a level: three times as many as were measured.
 _MOST, _LEVEL = 3000, 1024
@@ -46,6 +46,10 @@ def _most() -> int:
     return _MOST if stack == resource.RLIM_INFINITY else min(_MOST, max(stack // _LEVEL, 200))
 
 
+#: Says whether a thread of the notebook's runs: `threads` puts it here, which itself needs the limit.
+asked: list[Callable[[], bool]] = []
+
+
 class Bounded(contextlib.ContextDecorator):
     """Nesting too deep for the C stack raises `RecursionError`.
 
@@ -54,7 +58,7 @@ class Bounded(contextlib.ContextDecorator):
 
     def __enter__(self) -> None:
         global _bound  # noqa: PLW0603 - a process has one limit
-        self._mine = _bound is None and is_high() and not threads.of_user(())
+        self._mine = _bound is None and is_high() and not any(ask() for ask in asked)
         if self._mine:
             bound = sys.getrecursionlimit(), _most()
             try:

@@ -16,7 +16,7 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from . import adapters, settings
+from . import adapters, recursion, settings
 from .session import own_module
 
 #: Modules whose threads touch nothing but their own: progress bars, queues' feeders, executors' managers, the kernel's.
@@ -46,6 +46,9 @@ def of_user(known: Collection[threading.Thread], namespace: Mapping[str, Any]) -
         if not _waits(t, frames.get(t.ident or 0))
         and not _is_harmless(t, harmless, frames.get(t.ident or 0), namespace)
     ]
+
+
+recursion.asked.append(lambda: bool(of_user((), settings.scope())))
 
 
 def _is_harmless(
