@@ -90,7 +90,7 @@ def test_the_threads_of_multiprocessing_are_harmless(known: set[threading.Thread
 
 
 async def tick() -> None:
-    while True:
+    while True:  # noqa: ASYNC110  it stands for work
         await asyncio.sleep(0.01)
 
 
@@ -148,7 +148,7 @@ def test_a_thread_with_tornados_loop_counts(
     io.add_callback(tick)
     thread = threading.Thread(target=io.start, daemon=True)
     thread.start()
-    eventually(lambda: loop.is_running())
+    eventually(loop.is_running)
     time.sleep(0.05)
     assert runs(thread, known)
 
