@@ -21,6 +21,7 @@ from . import (
     muting,
     pickling,
     process,
+    programs,
     reach,
     recursion,
     settings,
@@ -81,6 +82,7 @@ class Capture:
         #: Units with unread parts: unchanged since their save.
         self.pending: Collection[int] = ()
         self._threads = set(threading.enumerate())
+        self.programs = programs.Programs()
         #: Whether something ran beside the cells at the last capture: it may have changed anything since, and have ended.
         self._ran_beside = False
         #: Whether the process has hooks of the notebook's; None: as yet unknown.
@@ -146,9 +148,13 @@ class Capture:
         running += [f"the task {name}" for name in threads.tasks_of_user(self.namespace)]
         return running + [f"the callback {name}" for name in threads.callbacks_of_user()]
 
+    def running(self) -> list[str]:
+        """The same, and programs that cells started."""
+        return self.beside() + [f"the program {name}" for name in self.programs.running()]
+
     def busy(self) -> list[str]:
         """The same, in sentences."""
-        return [f"{one} runs beside the cells" for one in self.beside()]
+        return [f"{one} runs beside the cells" for one in self.running()]
 
     def away(self) -> list[str]:
         """Groups whose memory is on a GPU and can't be read now, in sentences."""

@@ -70,7 +70,8 @@ class Follower:
         changed = self._with_dependents({said["u"] for said in head["units"]})
         before.update({uid: units[uid] for uid in changed if uid not in before and uid in units})
         self._refuse(before.values(), [units[uid] for uid in changed])
-        sections = {name: restore.stream(self.snapshot.sections[name], self._store) for name in head["process"]}
+        fresh = set(head["process"])
+        sections = {name: self._section(name) for name in fresh}
         loader = restore.Loader(self.snapshot, self._store, self._session)
         process.apply_early(sections, loader.notice)
         staged = self._read(loader, changed)
@@ -81,10 +82,17 @@ class Follower:
                     self._session.namespace.pop(name, None)
         self._set(staged)
         loader.forget()
-        process.apply_late(sections, loader.notice)
+        # Sections that say the same as before name variables that hold other objects now.
+        others = {name: self._section(name) for name in self.snapshot.sections if name not in fresh}
+        sections.update({name: others[name] for name in process.naming(others, staged)})
+        process.apply_anew(sections, fresh, loader.notice)
         for uid in changed:
             loader.notice_of(units[uid])
         return restore.Told(sorted(staged), self._lost(changed, staged), loader.notices, 0.0)
+
+    def _section(self, name: str) -> bytes:
+        """A section of the process, as last written."""
+        return restore.stream(self.snapshot.sections[name], self._store)
 
     def _with_dependents(self, changed: set[int]) -> set[int]:
         """These groups, and groups with instances of their classes: a class read anew is a new object."""

@@ -71,6 +71,18 @@ def set_handlers(state: dict[str, list[_Handler]]) -> None:
             made = None if told in there else _made(*told)
             if made is not None and made not in logger.handlers:
                 logger.addHandler(made)
+                _added.append((logger, made))
+
+
+#: Handlers that were made here for a saved state, with their loggers.
+_added: list[tuple[logging.Logger, logging.Handler]] = []
+
+
+def take_out_handlers() -> None:
+    """Take out what `set_handlers` added."""
+    while _added:
+        logger, handler = _added.pop()
+        logger.removeHandler(handler)
 
 
 def _told(handler: logging.Handler) -> _Handler | None:

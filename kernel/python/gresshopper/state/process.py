@@ -16,6 +16,7 @@ import gc
 import locale
 import os
 import pickle
+import pickletools
 import random
 import resource
 import signal
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Callable
 
 from gresshopper import started
@@ -498,6 +499,35 @@ def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> Non
     apply({k: v for k, v in sections.items() if k not in ("paths", "environ")}, notice)
 
 
+def apply_anew(sections: dict[str, bytes], changed: Collection[str], notice: Callable[[str], None]) -> None:
+    """As `apply_late`, where an earlier state was set with other objects of the notebook's. Only the `changed` sections
+    are new to the user: of the others, what isn't there was told.
+    """
+    known = _sections(adapters.known())
+    for name in sections.keys() & known.keys():
+        take_out = known[name].take_out
+        if take_out is not None:
+            with contextlib.suppress(Exception):  # a shell that isn't there
+                take_out()
+    apply_late({k: v for k, v in sections.items() if k not in changed}, lambda _: None)
+    apply_late({k: v for k, v in sections.items() if k in changed}, notice)
+
+
+#: Sections that only name something, or are set with the variables.
+_ONLY_NAMED = frozenset({"paths", "environ", "hung in", "patched", "lent functions", "own modules", "last", "random"})
+
+
+def naming(sections: Mapping[str, bytes], names: Collection[str]) -> list[str]:
+    """The sections that hold objects of variables with these names."""
+    return [k for k, v in sections.items() if k not in _ONLY_NAMED and not _texts(v).isdisjoint(names)]
+
+
+@functools.lru_cache(maxsize=256)
+def _texts(saved: bytes) -> frozenset[str]:
+    """All texts in a section."""
+    return frozenset(given for _, given, _ in pickletools.genops(saved) if type(given) is str)
+
+
 def _set_paths(state: Any) -> None:
     sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
     user_modules.set_places(state.get("modules", {}))
@@ -563,7 +593,7 @@ _OWN: dict[str, Section] = {
     "environ": Section(_environ, _set_environ, again=True),
     "python": Section(lambda: {"recursion": recursion.limit(), "warnings": _filters()}, _set_python, again=True),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True, again=True),
-    "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True),
+    "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True, take_out=loggers.take_out_handlers),
     "interpreter": Section(_interpreter, _set_interpreter, again=True),
     # A cell may have set `warnings.showwarning` afterwards, which comes next.
     "logs": Section(standard.logs, standard.set_logs, again=True),

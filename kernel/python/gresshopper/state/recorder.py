@@ -59,6 +59,8 @@ class Recorder:
     def cells(self, waiting: list[Ran], reply_waits: bool) -> None:
         """Capture what these cells did. `reply_waits`: the last one's reply waits for the record."""
         started = time.perf_counter()
+        for ran in waiting:
+            self._capture.programs.note(ran.effects.get("did", ()))
         sources = [self._namespace.source_of(ran.raw, ran.count) for ran in waiting]
         found = [names.names_of_source(source) for source in sources]
         together = names.Names(

@@ -137,18 +137,18 @@ class Writer:
         self._inputs = 0
         self._ordered: Sequence[str] = []
         self._modules = 0
-        #: Threads and tasks that ran beside the cells at the last record.
+        #: Threads, tasks and programs that ran beside the cells at the last record.
         self._beside: Sequence[str] = []
 
     def moved(self) -> bool:
         """Whether the variables follow one another otherwise than in the last record, or something else runs beside the
         cells.
         """
-        return self._capture.order() != self._ordered or self._capture.beside() != self._beside
+        return self._capture.order() != self._ordered or self._capture.running() != self._beside
 
     def is_beside(self) -> bool:
         """Whether something runs beside the cells, or did at the last record."""
-        return bool(self._beside or self._capture.beside())
+        return bool(self._beside or self._capture.running())
 
     def continues(self, inputs: int, beside: Sequence[str]) -> None:
         """Notes that the present state was recorded: the variables in their order, the number of inputs, and what ran
@@ -198,7 +198,7 @@ class Writer:
         order = self._order(full)
         if order is not None:
             head["order"] = order
-        self._beside = self._capture.beside()
+        self._beside = self._capture.running()
         if self._beside:
             head["beside"] = self._beside
         if redo is not None:

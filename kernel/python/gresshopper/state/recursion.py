@@ -11,7 +11,6 @@ import resource
 import sys
 from collections.abc import Callable
 
-
 #: Most levels on an ordinary stack, and bytes of stack for a level: three times as many as were measured.
 _MOST, _LEVEL = 3000, 1024
 #: Whether Python's recursion limit counts the calls of C.

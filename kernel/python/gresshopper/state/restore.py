@@ -65,7 +65,7 @@ class Snapshot:
         self.order: list[str] = []
         #: Variables that are lost, as their user knows.
         self.told: list[str] = []
-        #: Threads and tasks that ran beside the cells.
+        #: Threads, tasks and programs that ran beside the cells.
         self.beside: list[str] = []
         #: Cells to run again for groups with `redo`, and the record with these cells.
         self.redo: Mapping[str, Any] = {"cells": []}
@@ -100,7 +100,7 @@ class Snapshot:
             self.redo, self._redo_record = head["redo"], record
 
     def ended(self) -> list[str]:
-        """Sentences on the threads and tasks that ended with the process: no restore brings them back."""
+        """Sentences on the threads, tasks and programs that ended with the process: no restore brings them back."""
         return [f"{one}, which ran beside the cells, ended with its process" for one in self.beside]
 
     def redo_bytes(self, ref: Mapping[str, Any], store: Store) -> bytes:

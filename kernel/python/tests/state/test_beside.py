@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,3 +103,67 @@ def test_what_a_task_changes_is_captured_while_the_user_thinks(start: Callable[[
         return [head for head in heads if ["n:hits"] in [unit["m"] for unit in head["units"]]]
 
     kernel.eventually(lambda: len(audits()) >= 3)
+
+
+PROGRAMS = {
+    "sleep": ("def go(): subprocess.Popen(['sleep', '3600'])\ngo()", "sleep"),
+    "script": ("def go(): subprocess.Popen([sys.executable, '-u', 'train.py', '3'])\ngo()", "train.py"),
+    "bash": ("%%bash --bg\nsleep 3600", "bash"),
+    "left": ("os.system('setsid nohup sleep 3600 >/dev/null 2>&1 &');", "sleep"),
+    "process": (
+        "import multiprocessing\ndef w(): time.sleep(3600)\n"
+        "multiprocessing.get_context('fork').Process(target=w, name='training', daemon=True).start()",
+        "training",
+    ),
+}
+HELPERS = {
+    "tracker": "from multiprocessing import resource_tracker; resource_tracker.ensure_running()",
+    "executor": "import concurrent.futures as cf\np = cf.ProcessPoolExecutor(1); p.submit(abs, 1).result(); "
+    "keep = [p]; del p, keep[:]",
+    "joblib": "import joblib; joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(i) for i in range(4))",
+    "ended": "!true",
+}
+
+
+def end_programs(kernel: Kernel, mark: str) -> None:
+    for found in Path("/proc").iterdir():
+        try:
+            marked = found.name.isdigit() and mark.encode() in (found / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marked and int(found.name) != kernel.process.pid:
+            os.kill(int(found.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_programs_that_outlast_their_cell_are_told(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell, name = PROGRAMS[what]
+    mark = f"GRESSHOPPER_TEST_MARK={tmp_path}"
+    kernel = Kernel(tmp_path, JPY_PARENT_PID=str(os.getpid()), GRESSHOPPER_TEST_MARK=str(tmp_path))
+    (tmp_path / "train.py").write_text("import time; time.sleep(3600)")
+    try:
+        kernel.begin()
+        kernel.run("import os, subprocess, sys, time")
+        kernel.run(cell)
+        kernel.run("1")
+        said, attachments = kernel.of("cell")[-1]
+        assert said["unmovable"] == [f"the program {name} runs beside the cells"]
+        assert json.loads(attachments[0])["beside"] == [f"the program {name}"]
+        end_programs(kernel, mark)
+        kernel.run("2")
+        assert kernel.of("cell")[-1][0]["unmovable"] == []
+    finally:
+        end_programs(kernel, mark)
+        kernel.close()
+
+
+@pytest.mark.parametrize("what", HELPERS)
+def test_helpers_of_libraries_and_ended_programs_do_not_count(start: Callable[[], Kernel], what: str) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run("import os")
+    kernel.run(HELPERS[what])
+    kernel.run("1")
+    assert not [one for one in kernel.of("cell")[-1][0]["unmovable"] if "program" in one]

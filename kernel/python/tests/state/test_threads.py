@@ -90,7 +90,7 @@ def test_the_threads_of_multiprocessing_are_harmless(known: set[threading.Thread
 
 
 async def tick() -> None:
-    while True:  # noqa: ASYNC110 - its task runs for ever
+    while True:  # noqa: ASYNC110  it stands for work
         await asyncio.sleep(0.01)
 
 

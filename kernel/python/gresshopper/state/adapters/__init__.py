@@ -28,6 +28,8 @@ class Section:
     soon: bool = False
     #: Set after all other sections.
     last: bool = False
+    #: Takes out what was set of the notebook's: a kernel that follows sets it anew, with other objects.
+    take_out: Callable[[], None] | None = None
     #: Looks up unchanging facts before a user waits for them.
     know: Callable[[], Any] | None = None
     #: Sets the part that Python keeps for each context.

@@ -422,6 +422,13 @@ def _hang_in(shell: Any, state: dict[str, Any]) -> list[str]:
     return told
 
 
+def _take_out() -> None:
+    """Take the notebook's callbacks and transformers of input out of the shell: others replace the rest."""
+    shell = get_shell()
+    for functions in (*shell.events.callbacks.values(), *(getattr(shell, name) for name in _TRANSFORMERS)):
+        functions[:] = [f for f in functions if not settings.is_mine(f)]
+
+
 def _append(there: list[Any], made: Any) -> None:
     if made not in there:
         there.append(made)
@@ -470,7 +477,7 @@ ADAPTER = Adapter(
     ),
     lends=("decorator", "matplotlib_inline", "typing_extensions"),
     sections={
-        "IPython": Section(ipython, set_ipython),
+        "IPython": Section(ipython, set_ipython, take_out=_take_out),
         # A separate section: a cell's re-run needs the future flags, and nothing else of the shell's.
         "IPython.core.compilerop": Section(_futures, _set_futures),
     },
