@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 #: Most levels on an ordinary stack, and bytes of stack for a level: three times as many as were measured.
 _MOST, _LEVEL = 3000, 1024
+#: Levels that every stack has room for: Python's own limit.
+_ALWAYS = 1000
 #: Whether Python's recursion limit counts the calls of C.
 _COUNTS_C = sys.version_info < (3, 12)
 
@@ -37,7 +39,7 @@ def set_limit(wanted: int) -> None:
 
 def is_high() -> bool:
     """Whether the limit that holds now lets C's calls overflow an ordinary stack."""
-    return _COUNTS_C and sys.getrecursionlimit() > _most()
+    return _COUNTS_C and (now := sys.getrecursionlimit()) > _ALWAYS and now > _most()
 
 
 def _most() -> int:
