@@ -60,9 +60,18 @@ def cores_of_v2() -> bool:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names. Kernels have as
-    many replicas as HOP_E2E_REPLICAS says."""
+    many replicas as HOP_E2E_REPLICAS says: three, unless a test asks for one."""
     variant = os.environ.get("HOP_E2E_VARIANT", "auto")
-    yield from deployed(Cluster(BASE, INDEX, variant))
+    replicas = os.environ.get("HOP_E2E_REPLICAS", "3")
+    yield from deployed(Cluster(BASE, INDEX, variant, REPLICAS=replicas))
+
+
+@pytest.fixture(scope="module")
+def one_replica(cluster: Cluster) -> Iterator[None]:
+    """Kernels of the module's tests have one replica, unless they ask for more."""
+    cluster.users_env["GRESSHOPPER_REPLICAS"] = "1"
+    yield
+    del cluster.users_env["GRESSHOPPER_REPLICAS"]
 
 
 @pytest.fixture

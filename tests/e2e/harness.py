@@ -19,7 +19,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / PROFILE
 HUB_PYTHON = os.environ.get("HUB_PYTHON", "/opt/gresshopper-dev/hub/bin/python")
 
 
-#: Replicas of each kernel that doesn't say otherwise.
+#: Replicas of each kernel that doesn't say otherwise, on a cluster that names no other number.
 REPLICAS = int(os.environ.get("HOP_E2E_REPLICAS", "1"))
 
 
@@ -59,6 +59,13 @@ class Cluster:
         self.options = options
         self.deploy_env = {"PROFILE": PROFILE, "REPLICAS": str(REPLICAS), "MIGRATE": "false", **deploy}
         self.env: dict[str, str] = {}
+        #: Variables of whatever users start.
+        self.users_env: dict[str, str] = {}
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of each kernel that doesn't say otherwise."""
+        return int(self.users_env.get("GRESSHOPPER_REPLICAS", self.deploy_env["REPLICAS"]))
 
     def devcluster(self, *args: str, check: bool = True, timeout: float = 180) -> str:
         done = subprocess.run(
@@ -119,6 +126,7 @@ class Cluster:
             "GRESSHOPPER_CONF": str(self.base / "etc/gresshopper.toml"),
             "JUPYTER_PATH": str(self.base / "opt/share/jupyter"),
             "PYTHONPATH": str(self.base / "opt/jupyter"),
+            **self.users_env,
             **more.pop("env", {}),
         }
         home = str(self.base / "home" / user) if user != "root" else "/root"

@@ -23,6 +23,9 @@ from harness import (
     without_slurmctld,
 )
 
+#: What a kernel with one replica goes through: test_replicas.py and test_matrix.py have those with three.
+pytestmark = pytest.mark.usefixtures("one_replica")
+
 LONG = "%%gpu 1\nimport time\nfor i in range(40):\n    time.sleep(0.1)\nprint('through', x)"
 
 
@@ -37,7 +40,7 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
 @pytest.fixture(scope="module", autouse=True)
 def abandoned(cluster: Cluster) -> float:
     """When carol's whole client died: provisioner, front and all. Her replica has a minute."""
-    with notebook(cluster, "carol") as carol:
+    with notebook(cluster, "carol", env={"GRESSHOPPER_REPLICAS": "1"}) as carol:
         carol.execute("x = 1")
         assert cluster.pids(r"hop-replica run", "carol")
         # The front first: it ends its kernel when its client is gone.

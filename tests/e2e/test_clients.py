@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from harness import HUB_PYTHON, REPO, Cluster, until
 
+#: As with a plain kernel, one process of it is there.
+pytestmark = pytest.mark.usefixtures("one_replica")
+
 SPEC = "gresshopper-python3"
 PLAIN = "plain-python3"
 USER_PYTHON = os.environ.get("USER_PYTHON", "/opt/gresshopper-dev/user/bin/python")

@@ -14,6 +14,9 @@ import pytest
 from harness import Cluster, notebook, until
 from test_limits import refresh
 
+#: As with a plain kernel, one process of it is there.
+pytestmark = pytest.mark.usefixtures("one_replica")
+
 
 def nodes(cluster: Cluster) -> list[str]:
     return cluster.env["HOP_DEV_NODES"].split(",")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, REPLICAS, Cluster, notebook, until
+from harness import OPENABLE, Cluster, notebook, until
 
 REASON = "a fan is loud"
 
@@ -70,7 +70,7 @@ def test_kernels_are_listed_and_steered_by_their_users_alone(cluster: Cluster) -
             rows = cluster.hop("kernels", user="alice")["rows"]
             # A kernel that another test killed is known for a while.
             (row,) = [r for r in rows if r["state"] not in ("STARTING", "LOST")]
-            return row if row["replicas"] == REPLICAS else None
+            return row if row["replicas"] == cluster.replicas else None
 
         row = until("the kernel has its replicas", grown, 60)
         assert (row["state"], row["user"]) == ("IDLE", "alice")

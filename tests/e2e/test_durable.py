@@ -23,6 +23,9 @@ from harness import (
     until,
 )
 
+#: Each kernel is brought back from its state: no other replica has it.
+pytestmark = pytest.mark.usefixtures("one_replica")
+
 #: Seconds within which the effects of a cell that was answered are on disk.
 SAVED = 1.0
 

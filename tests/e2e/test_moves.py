@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from harness import (
     OPENABLE,
-    REPLICAS,
     UNTIL_GO,
     WHERE,
     Cluster,
@@ -34,7 +33,7 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
     (cluster.base / "home/alice/go").unlink(missing_ok=True)
     with opened(cluster, "a.ipynb") as book:
         book.execute("x = 41")
-        until("the kernel has its replicas", lambda: row(cluster)["replicas"] == REPLICAS, 60)
+        until("the kernel has its replicas", lambda: row(cluster)["replicas"] == cluster.replicas, 60)
         yield book
     nothing_is_left(cluster)
 
@@ -98,7 +97,7 @@ def test_a_running_cell_ends_first_and_the_next_one_runs_in_the_new_seat(cluster
     before = node_of(alice)
     cell = alice.submit(UNTIL_GO)["cell"]
     assert hop(cluster, "migrate", "a.ipynb", "--no-wait") == (0, "")
-    if REPLICAS == 1:
+    if cluster.replicas == 1:
         prepared(cluster)
     assert row(cluster)["state"] == "MOVING"
     behind = alice.submit(WHERE)["cell"]  # Not in ipykernel yet: before a move cells go there one by one.
@@ -172,7 +171,7 @@ def test_the_target_dies_and_the_kernel_stays_where_its_state_is(cluster: Cluste
     to = next(n for n in nodes(cluster) if n != before)
     cell = alice.submit(UNTIL_GO)["cell"]
     assert hop(cluster, "migrate", "a.ipynb", "--to", to, "--no-wait") == (0, "")
-    if REPLICAS == 1:
+    if cluster.replicas == 1:
         prepared(cluster)
     with lost_node(cluster, to):
         until("hopd hears why", lambda: "failed" in row(cluster)["reason"], 60)
