@@ -132,7 +132,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let (link, file) = (tmp.path().join("link"), tmp.path().join("file"));
         fs::write(&file, "").unwrap();
-        fs::set_permissions(&file, Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o000)).unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
         mend(&link).unwrap();
         assert_eq!(mode(&file), 0);
@@ -157,8 +157,8 @@ mod tests {
         }
         // As a kernel of an earlier version left them; only another user than root is kept out.
         let path = local.file(ids[0]).unwrap();
-        fs::set_permissions(&path, Permissions::from_mode(0)).unwrap();
-        fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o000)).unwrap();
+        fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o000)).unwrap();
         local.raw(ids[0]).unwrap();
         local.put(&content[..9]).unwrap();
     }
