@@ -4,7 +4,7 @@
 //! count against the kernel's seat. Direct writes need aligned memory: content passes through a buffer small enough for
 //! a processor's cache. Callers write ordinarily if the file system has no direct writes.
 
-use crate::CHUNK_BYTES;
+use crate::{CHUNK_BYTES, private};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -63,6 +63,7 @@ impl Buffer {
         else {
             return Ok(None);
         };
+        private::opened(&file)?;
         // A hint for a single extent; a full disk shows when the file is written.
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, CHUNK_BYTES as u64);
         step();

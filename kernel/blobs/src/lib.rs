@@ -9,6 +9,7 @@ pub mod direct;
 pub mod local;
 mod patient;
 pub mod places;
+pub mod private;
 
 use std::fmt;
 use std::io;

@@ -5,13 +5,13 @@
 
 use crate::direct::Buffer;
 use crate::patient::{self, Gate, Hangs, Loan, Steps};
-use crate::{CHUNK_BYTES, ChunkId, GetError, PutError, Raw};
+use crate::{CHUNK_BYTES, ChunkId, GetError, PutError, Raw, private};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -276,17 +276,19 @@ impl Local {
                 .create_new(true)
                 .mode(0o600)
                 .open(&temp)?;
+            private::opened(&file)?;
             steps.step();
             content.write_to(&mut file, steps)?;
             file.sync_data()
         };
         let filled = match fill() {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                fs::DirBuilder::new()
-                    .recursive(true)
-                    .mode(0o700)
-                    .create(parent)
-                    .map_err(failed)?;
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                private::folder(&self.root, parent).map_err(failed)?;
                 sync_folder(&self.root)?;
                 fill()
             }
@@ -399,6 +401,10 @@ impl Local {
     /// # Errors
     /// [`GetError::Missing`] or [`GetError::Read`].
     pub fn raw(&self, id: ChunkId) -> Result<Raw, GetError> {
+        self.once_open(id, || self.raw_as_is(id))
+    }
+
+    fn raw_as_is(&self, id: ChunkId) -> Result<Raw, GetError> {
         // A chunk may be compressed between two reads, but never becomes plain again.
         for (path, packed) in [(self.path(id), false), (self.packed_path(id), true)] {
             match fs::read(path) {
@@ -429,6 +435,29 @@ impl Local {
     /// # Errors
     /// [`GetError`]; `into` then holds nothing of use.
     pub fn get(&self, id: ChunkId, into: &mut [u8]) -> Result<(), GetError> {
+        self.once_open(id, || self.get_as_is(id, &mut *into))
+    }
+
+    /// Reads a chunk, again where a kernel had made it or its folder under an umask that closed both.
+    fn once_open<T>(
+        &self,
+        id: ChunkId,
+        mut read: impl FnMut() -> Result<T, GetError>,
+    ) -> Result<T, GetError> {
+        match read() {
+            Err(GetError::Read { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+                // The second attempt tells what is still closed.
+                let _ = private::folder(&self.root, shelf_of(&self.path(id)));
+                for path in [self.path(id), self.packed_path(id)] {
+                    let _ = private::mend(&path);
+                }
+                read()
+            }
+            other => other,
+        }
+    }
+
+    fn get_as_is(&self, id: ChunkId, into: &mut [u8]) -> Result<(), GetError> {
         match File::open(self.path(id)) {
             Ok(file) => Self::read_plain(id, file, into)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => self.read_packed(id, into)?,
@@ -456,7 +485,14 @@ impl Local {
         match read {
             Ok(Some(())) => Ok(()),
             Ok(None) => self.get(id, into),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => self.get(id, into),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                self.get(id, into)
+            }
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(GetError::Truncated { id }),
             Err(source) => Err(GetError::Read { id, source }),
         }

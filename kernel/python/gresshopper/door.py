@@ -18,9 +18,10 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from gresshopper import channel, operations
+from gresshopper import channel, operations, private
 from gresshopper.operations import Call, Runner
 from gresshopper.wire import VERSION, Attachment, Frames, WireError
 
@@ -43,8 +44,9 @@ def directory() -> str:
     refusal: OSError | None = None
     for path in _folders():
         try:
+            os.stat(os.path.dirname(path))  # a missing one isn't made
             with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
+                private.make(Path(path), mend=True)
             found = os.lstat(path)
         except OSError as error:
             refusal = error

@@ -14,10 +14,11 @@
 //! ([`crate::garbage`]).
 
 use crate::log::random;
+use hop_blobs::private;
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -126,10 +127,8 @@ impl Drop for Hold {
 
 /// Makes a file, and locks it.
 fn locked(holds: &Path) -> io::Result<(PathBuf, File)> {
-    match DirBuilder::new().mode(0o700).create(holds) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
+    // Made in the user's process, under any umask.
+    private::folder(holds, holds)?;
     for _ in 0..TRIES {
         let path = holds.join(hex::encode(&random()?[..16]));
         let file = File::options()
@@ -138,6 +137,7 @@ fn locked(holds: &Path) -> io::Result<(PathBuf, File)> {
             .create_new(true)
             .mode(0o600)
             .open(&path)?;
+        private::opened(&file)?;
         // A collection may have found it unlocked.
         match file.try_lock() {
             Ok(()) if file.metadata()?.nlink() > 0 => return Ok((path, file)),

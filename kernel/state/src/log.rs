@@ -355,7 +355,7 @@ fn new_beside(folder: &Path, name: &str) -> io::Result<(PathBuf, File)> {
         let path = folder.join(format!(".{name}-{}-{count}", std::process::id()));
         match private().create_new(true).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            other => return other.map(|file| (path, file)),
+            other => return other.and_then(|file| hop_blobs::private::opened(&file).map(|()| (path, file))),
         }
     }
 }
@@ -364,6 +364,8 @@ fn new_beside(folder: &Path, name: &str) -> io::Result<(PathBuf, File)> {
 pub(crate) fn new_file(folder: &Path, name: impl AsRef<OsStr>) -> Result<File, WriteError> {
     let path = folder.join(name.as_ref());
     let opened = private().create(true).truncate(true).open(&path);
+    // Written in the user's process, under any umask.
+    let opened = opened.and_then(|file| hop_blobs::private::opened(&file).map(|()| file));
     opened.map_err(|source| WriteError::Io { path, source })
 }
 

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gresshopper import private
+
 from . import process, records, recovery, streams
 from .capture import Capture
 from .deferred import Unread
@@ -93,7 +95,7 @@ class Agent:
         """
         started = time.perf_counter()
         before = self.store.written
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a collection forgets a place that isn't there
+        private.make(directory)  # a collection forgets a place that isn't there
         self.store.keep_content_of(directory)
         self.unread.read_all()
         self.watcher.work_off()

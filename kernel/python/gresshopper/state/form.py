@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gresshopper import private
+
 from . import native
 
 #: Numbers are never used twice: a state of another version is refused by its number, rather than misread.
@@ -78,8 +80,9 @@ def owner_key(path: Path | None = None, make: bool = True) -> bytes:
 
 def _make_key(path: Path) -> None:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make(path.parent)
         handle, temp = tempfile.mkstemp(prefix=".key-", dir=path.parent)
+        os.fchmod(handle, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(os.urandom(32))
             file.flush()
@@ -114,7 +117,7 @@ class Log:
 
     def __init__(self, directory: Path, key: bytes) -> None:
         self.directory, self._key = directory, key
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make(directory)
         #: The library's number for it; 0 while it isn't open.
         self._number = 0
 

@@ -17,6 +17,8 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gresshopper import private
+
 from . import capture, effects, form, planning, records, redo
 from .namespace import Namespace
 from .recorder import Recorder
@@ -148,8 +150,9 @@ class Saver:
     def _trial(self, directory: Path, delta: capture.Delta, planned: _Planned) -> dict[int, str]:
         """Rebuild omitted groups in a fresh Python; returns the failed groups with reasons."""
         units = self._capture.units
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make(directory)
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
+            private.make(Path(place))
             self._write(Path(place), delta, planned, False)
             seconds = sum(self._recorder.notes[i]["cell"]["seconds"] for i in planned.plan.rerun)
             try:

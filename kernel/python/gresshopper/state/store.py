@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gresshopper import private
+
 from . import native
 
 CHUNK = native.CHUNK
@@ -68,7 +70,7 @@ def _make(root: Path) -> None:
     nearest = next((above for above in root.parents if above.exists()), Path("/"))
     if nearest != root.parent and nearest.stat().st_uid != os.geteuid():
         raise StoreError(f"{root.parent} is missing: its file system may not be mounted on this host")
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private.make(root)
 
 
 def _check(root: Path) -> None:
@@ -101,7 +103,7 @@ class Store:
         self.chunks = root / "chunks"
         try:
             _make(root)
-            self.chunks.mkdir(mode=0o700, exist_ok=True)
+            private.make(self.chunks, mend=True)
         except OSError as e:
             raise StoreError(f"the store {root} can't be made: {e.strerror}") from e
         _check(root)
@@ -132,7 +134,7 @@ class Store:
         mark = hashlib.blake2b(os.fsencode(directory), digest_size=16).hexdigest()
         try:
             _make(self.root)  # its owner may have removed it meanwhile
-            places.mkdir(mode=0o700, exist_ok=True)
+            private.make(places, mend=True)
             with contextlib.suppress(FileExistsError):
                 os.symlink(directory, places / mark)
         except OSError as e:

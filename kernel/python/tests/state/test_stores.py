@@ -166,3 +166,46 @@ def test_a_supervisor_names_further_stores(tmp_path: Path, stores: dict[str, Pat
     back = ask(tmp_path, "load", stores["own"], begin=begin, folder=state, anyway=True)
     assert (back["lost"], back["root"]) == ({}, str(stores["own"]))
     assert back["sha"] == kept["sha"]
+
+
+CLOSED = """
+import json, os, sys
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+from gresshopper import door
+from gresshopper.state.agent import Agent
+base = Path(sys.argv[1])
+os.environ["GRESSHOPPER_RUN_DIR"] = str(base / "run")
+os.umask(0o777)
+ip = InteractiveShell.instance()
+agent = Agent(ip, base / "data" / "store")
+agent.watch(base / "log")
+for cell in ("import os, random; a = [1]", "b = random.Random(1).randbytes(9_000_000); c = bytearray(b)"):
+    assert ip.run_cell(cell, store_history=True).success
+agent.save(base / "state")
+agent.recorder.journal.close()
+held = door.Door()
+found = {}
+for name in ("data", "log", "state", "run", "config/gresshopper"):
+    for folder, _, files in os.walk(base / name):
+        made = [folder, *(os.path.join(folder, file) for file in files)]
+        found.update({path[len(str(base)) :]: os.stat(path).st_mode & 0o777 for path in made})
+print("\\x1e" + json.dumps(found))
+"""
+
+
+def test_what_is_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
+    found, told = child.answer(CLOSED, str(tmp_path), base=tmp_path)
+    assert {mode for mode in found.values()} == {0o700, 0o600}, {p: oct(m) for p, m in found.items()}
+    assert any("/chunks/" in path for path in found) and any(path.startswith("/config") for path in found), told
+
+
+def test_closed_folders_of_the_store_are_opened_again(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for name in ("chunks", "places"):
+        (tmp_path / "store" / name).mkdir(exist_ok=True)
+        (tmp_path / "store" / name).chmod(0)
+    store = Store(tmp_path / "store")
+    store.keep_content_of(tmp_path / "state")
+    modes = [(tmp_path / "store" / name).stat().st_mode & 0o777 for name in ("chunks", "places")]
+    assert modes == [0o700, 0o700]
