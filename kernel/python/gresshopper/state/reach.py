@@ -64,7 +64,7 @@ def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any
             found.add(held[at])
             continue
         if len(seen) >= MOST:
-            return Reach(found, array.array("Q", sorted(seen)), whole and bool(opened))
+            return Reach(found, array.array("Q", sorted(map(id, seen.values()))), whole and bool(opened))
         seen[at] = made
         if kind is types.FunctionType:
             if made.__globals__ is scope:
@@ -75,7 +75,7 @@ def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any
         else:
             parts = _parts(made, kind)
         queue.extend((part, False) for part in parts)
-    return Reach(found, array.array("Q", sorted(seen)), whole)
+    return Reach(found, array.array("Q", sorted(map(id, seen.values()))), whole)
 
 
 def _parts(made: Any, kind: type) -> list[Any]:
