@@ -93,21 +93,27 @@ fn wait(asked: &[KernelId], seconds: u64, context: &Context<'_>) -> Result<Vec<S
     let outcome = |row: &KernelRow| match (row.state, &row.stayed) {
         (KernelState::Hibernating, _) => None,
         (KernelState::Asleep, _) => Some(None),
-        (_, stayed) => Some(Some(
-            stayed.clone().unwrap_or_else(|| "nobody says why".to_owned()),
-        )),
+        (_, stayed) => {
+            Some(Some(stayed.clone().unwrap_or_else(|| {
+                "it was restarted or woken meanwhile".to_owned()
+            })))
+        }
     };
     let watched = kernels::watch(asked, Duration::from_secs(seconds), context, outcome)?;
-    let stayed = watched
-        .settled
-        .into_iter()
-        .filter_map(|(kernel, why)| Some(format!("kernel {kernel} does not hibernate: {}", why?)));
-    let late = watched.left.into_iter().map(|kernel| {
+    let stayed = watched.settled.iter().filter_map(|(kernel, why)| {
+        let why = why.as_ref()?;
+        Some(format!("kernel {kernel} does not hibernate: {why}"))
+    });
+    let closed = watched
+        .closed
+        .iter()
+        .map(|kernel| format!("kernel {kernel} does not hibernate: it was closed meanwhile"));
+    let late = watched.left().map(|kernel| {
         format!(
             "kernel {kernel} is not saved after {seconds} s: `hop kernels` shows whether it still saves its state"
         )
     });
-    Ok(stayed.chain(late).collect())
+    Ok(stayed.chain(closed).chain(late).collect())
 }
 
 /// Bring a hibernated kernel back, with its variables.

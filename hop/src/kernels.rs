@@ -198,36 +198,69 @@ pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<Kern
 /// Between two looks at what kernels do.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// A kernel without a row in so many looks is closed. After a restart of `hopd` kernels come back one by one.
+const GONE: u32 = 4;
+
 /// What came of kernels that were watched.
 pub(crate) struct Watched<T> {
     pub(crate) settled: Vec<(KernelId, T)>,
-    /// Kernels unfinished in the end.
-    pub(crate) left: Vec<KernelId>,
+    /// Kernels that were closed meanwhile.
+    pub(crate) closed: Vec<KernelId>,
+    /// Kernels unfinished in the end, each with the number of last looks without its row.
+    left: Vec<(KernelId, u32)>,
 }
 
-/// Looks at the kernels until `settled` says of each of them what has come of it, for `patience` at most.
+impl<T> Watched<T> {
+    fn new(kernels: &[KernelId]) -> Self {
+        Self {
+            settled: Vec::new(),
+            closed: Vec::new(),
+            left: kernels.iter().map(|kernel| (kernel.clone(), 0)).collect(),
+        }
+    }
+
+    /// Kernels unfinished in the end.
+    pub(crate) fn left(&self) -> impl Iterator<Item = &KernelId> {
+        self.left.iter().map(|(kernel, _)| kernel)
+    }
+
+    /// Takes in one look: all kernels with a row, each with what has come of it.
+    fn look(&mut self, rows: Vec<(KernelId, Option<T>)>) {
+        for (kernel, missing) in &mut self.left {
+            let seen = rows.iter().any(|(row, _)| row == kernel);
+            *missing = if seen { 0 } else { *missing + 1 };
+        }
+        for (kernel, outcome) in rows {
+            if let Some(outcome) = outcome {
+                self.left.retain(|(left, _)| *left != kernel);
+                self.settled.push((kernel, outcome));
+            }
+        }
+        let closed = self.left.extract_if(.., |(_, missing)| *missing >= GONE);
+        self.closed.extend(closed.map(|(kernel, _)| kernel));
+    }
+}
+
+/// Looks at the kernels until `settled` says of each of them what has come of it, or it is closed; for `patience` at
+/// most.
 pub(crate) fn watch<T>(
     kernels: &[KernelId],
     patience: Duration,
     context: &Context<'_>,
     settled: impl Fn(&KernelRow) -> Option<T>,
 ) -> Result<Watched<T>, Failure> {
-    let mut left = kernels.to_vec();
-    let mut done = Vec::new();
+    let mut watched = Watched::new(kernels);
     let began = std::time::Instant::now();
-    while !left.is_empty() {
-        for row in of(&left, context)? {
-            if let Some(outcome) = settled(&row) {
-                left.retain(|id| *id != row.kernel);
-                done.push((row.kernel, outcome));
-            }
-        }
-        if left.is_empty() || began.elapsed() >= patience {
+    while !watched.left.is_empty() {
+        let left: Vec<KernelId> = watched.left().cloned().collect();
+        let rows = of(&left, context)?.into_iter();
+        watched.look(rows.map(|row| (row.kernel.clone(), settled(&row))).collect());
+        if watched.left.is_empty() || began.elapsed() >= patience {
             break;
         }
         std::thread::sleep(LOOK);
     }
-    Ok(Watched { settled: done, left })
+    Ok(watched)
 }
 
 /// Where the kernel's executor is; empty if none is known.
@@ -363,6 +396,26 @@ mod tests {
             leader: leader.map(Incarnation),
             ..crate::transcripts::kernel_rows().remove(0)
         }
+    }
+
+    #[test]
+    fn a_watched_kernel_that_is_closed_is_not_waited_for() {
+        let ids: [KernelId; 3] = ["a".into(), "b".into(), "c".into()];
+        let mut watched = Watched::new(&ids);
+        let row = |kernel: &str, outcome| (KernelId::from(kernel), outcome);
+        watched.look(vec![row("a", Some(1)), row("b", None)]);
+        // A hopd that has restarted hears of its kernels one by one.
+        for _ in 2..GONE {
+            watched.look(vec![row("b", None)]);
+        }
+        watched.look(vec![row("c", None)]);
+        assert_eq!(watched.closed, []);
+        for _ in 0..GONE - 1 {
+            watched.look(vec![row("c", None)]);
+        }
+        assert_eq!(watched.settled, [row("a", Some(1)).0].map(|kernel| (kernel, 1)));
+        assert_eq!(watched.closed, ["b".into()]);
+        assert!(watched.left().eq([&KernelId::from("c")]));
     }
 
     #[test]

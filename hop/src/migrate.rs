@@ -68,6 +68,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
                 failed.to, failed.reason
             )))
         }
+        None if !watched.closed.is_empty() => Err(Failure::Failed(format!(
+            "kernel {kernel} did not move: it was closed meanwhile"
+        ))),
         None => Err(Failure::Failed(format!(
             "kernel {kernel} has not moved within {} s: `hop kernels` shows whether it still does",
             args.timeout

@@ -264,7 +264,7 @@ impl Core {
     }
 
     /// `ours` is the reply's `metadata.gresshopper`, if not null.
-    fn write_reply_with(&mut self, header: &Bytes, content: &Value, ours: &Value) -> Message {
+    pub(super) fn write_reply_with(&mut self, header: &Bytes, content: &Value, ours: &Value) -> Message {
         let mut metadata = json!({
             "started": date(self.now), "dependencies_met": true, "engine": "", "status": content["status"],
         });
@@ -282,7 +282,7 @@ impl Core {
         self.failure_at(header, name, value, self.cells.shown_count())
     }
 
-    fn failure_at(&mut self, header: &Bytes, name: &str, value: &str, count: i64) -> Value {
+    pub(super) fn failure_at(&mut self, header: &Bytes, name: &str, value: &str, count: i64) -> Value {
         let content = error_content(name, value, count);
         let shown = json!({"ename": name, "evalue": value, "traceback": content["traceback"]});
         self.say(header, "error", &shown);
@@ -305,7 +305,7 @@ pub(super) fn count(reply: &Message) -> Option<i64> {
     serde_json::from_slice::<Value>(&content).ok()?["execution_count"].as_i64()
 }
 
-fn error_content(name: &str, value: &str, count: i64) -> Value {
+pub(super) fn error_content(name: &str, value: &str, count: i64) -> Value {
     json!({
         "status": "error", "ename": name, "evalue": value, "traceback": [format!("{name}: {value}")],
         "execution_count": count, "user_expressions": {}, "payload": [],

@@ -4,6 +4,7 @@
 //! first. A cell with a need asks for its lease once all cells before are answered: no GPU is held while other code
 //! runs. [`super::lease`] follows the lease itself.
 
+use super::signs::Signs;
 use crate::need::{self, Foreign, Unattended};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Envelope, Header};
@@ -14,7 +15,7 @@ use hop_words::time::Timestamp;
 use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// An execute request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +85,8 @@ pub(crate) struct Cell {
     /// The cell runs again after a loss during its run.
     retry: bool,
     attempts: u32,
+    /// Of the present process.
+    pub(super) signs: Signs,
     stage: Stage,
 }
 
@@ -130,6 +133,8 @@ pub(super) struct Cells {
     pub(super) knows_magics: bool,
     /// The kernel's last execution count.
     pub(super) count: i64,
+    /// Cells of the present process that were answered in its place. A reply that comes all the same is dropped.
+    given_up: BTreeSet<CellId>,
 }
 
 impl Cells {
@@ -139,6 +144,7 @@ impl Cells {
             by_permit,
             knows_magics,
             count: 0,
+            given_up: BTreeSet::new(),
         }
     }
 
@@ -171,6 +177,8 @@ impl Cells {
         if self.find(&id).is_some() {
             return;
         }
+        // Clients may use an id again.
+        self.given_up.remove(&id);
         let mut cell = Cell {
             id,
             identity,
@@ -187,6 +195,7 @@ impl Cells {
             ran: false,
             retry: false,
             attempts: 0,
+            signs: Signs::default(),
             stage: Stage::Free,
         };
         let run = Unattended::of_request(&envelope.metadata);
@@ -344,6 +353,7 @@ impl Cells {
     /// Other cells stay and wait for their turn, as do cells with another run to come. `ended` tells whether a cell ran
     /// to its end, with its reply still missing.
     pub(super) fn take_sent(&mut self, ended: impl Fn(&CellId) -> bool) -> Vec<LostCell> {
+        self.given_up.clear();
         let mut lost = Vec::new();
         let mut aborts = false;
         for mut cell in std::mem::take(&mut self.cells) {
@@ -403,6 +413,18 @@ impl Cells {
         self.cells.remove(at)
     }
 
+    /// Takes out a cell that is answered in place of the process.
+    pub(super) fn give_up(&mut self, id: &CellId) -> Option<Cell> {
+        let cell = self.close(id)?;
+        self.given_up.insert(cell.id.clone());
+        Some(cell)
+    }
+
+    /// Whether the cell was answered in place of the process.
+    pub(super) fn is_given_up(&self, id: &CellId) -> bool {
+        self.given_up.contains(id)
+    }
+
     pub(super) fn find(&self, id: &CellId) -> Option<&Cell> {
         self.cells.iter().find(|c| c.id == *id)
     }
@@ -431,8 +453,18 @@ impl Cells {
 
     /// Whether the kernel has a cell: one of the order, or a subshell's.
     pub(super) fn is_any_with_kernel(&self) -> bool {
-        let with_kernel = |c: &Cell| matches!(c.stage, Stage::Running(..) | Stage::Free);
-        self.cells.iter().any(with_kernel)
+        self.cells.iter().any(Cell::is_with_kernel)
+    }
+
+    /// Whether the kernel has said `idle` for each cell that it has: at most replies are missing.
+    pub(super) fn is_kernel_past_all(&self) -> bool {
+        let mut sent = self.cells.iter().filter(|c| c.is_with_kernel());
+        sent.all(|c| c.signs.is_idle())
+    }
+
+    /// The kernel's cells, the oldest first.
+    pub(super) fn with_kernel_mut(&mut self) -> impl Iterator<Item = &mut Cell> {
+        self.cells.iter_mut().filter(|c| c.is_with_kernel())
     }
 
     /// The cell whose lease is asked for.
@@ -495,6 +527,10 @@ impl Cell {
         }
     }
 
+    pub(super) fn is_with_kernel(&self) -> bool {
+        matches!(self.stage, Stage::Running(..) | Stage::Free)
+    }
+
     /// Earlier questions to the front, and its answers, don't count any more.
     fn needs_word_anew(&mut self) {
         if matches!(self.permit, Permit::Asked | Permit::Given) {
@@ -507,7 +543,8 @@ impl Cell {
         if self.permit != Permit::NotNeeded {
             self.permit = Permit::Needed;
         }
-        (self.begun, self.stage) = (false, Stage::Held(request, Ok(need)));
+        (self.begun, self.signs) = (false, Signs::default());
+        self.stage = Stage::Held(request, Ok(need));
         self
     }
 

@@ -95,6 +95,13 @@ impl Core {
         );
         let up = matches!(self.phase, Phase::Up) && self.durable.is_none();
         assert!(!up || ranks.first() != Some(&2), "a cell waits for nothing");
+        for cell in self.cells.iter() {
+            assert!(
+                cell.is_with_kernel() || cell.signs == super::signs::Signs::default(),
+                "the kernel says nothing of a cell that it hasn't got"
+            );
+            assert!(!self.cells.is_given_up(&cell.id), "a cell is answered once");
+        }
         let mut ids: Vec<_> = self.cells.iter().map(|c| &c.id).collect();
         ids.sort();
         let all = ids.len();

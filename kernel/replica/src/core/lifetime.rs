@@ -42,6 +42,7 @@ impl Core {
     pub(super) fn tick(&mut self) {
         self.tell_long_wait();
         self.attempts_tick();
+        self.missing_tick();
         self.standing_tick();
         self.durable_tick();
         if self.kill_at.take_if(|at| *at <= self.now).is_some() {

@@ -26,7 +26,9 @@ mod mending;
 mod moving;
 mod notices;
 mod replacing;
+mod replies;
 mod restoring;
+mod signs;
 mod standing;
 mod storing;
 #[cfg(test)]
@@ -43,9 +45,9 @@ use answers::Verdict;
 use asked::Asked;
 use attempts::Attempts;
 use bytes::Bytes;
-use cells::{Cells, Next, StageName};
+use cells::{Cells, Next};
 use durable::Durable;
-use hop_api::message::{Bound, EndedCell, Event, Outcome, ReplicaUp, Request as ToHopd, SeatStep};
+use hop_api::message::{Bound, EndedCell, Event, ReplicaUp, Request as ToHopd, SeatStep};
 use hop_log::{CellNumber, Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
@@ -57,9 +59,7 @@ use hop_zmtp::Message;
 use lease::Lease;
 use memory::Gpu;
 use notices::Notices;
-use serde::Deserialize;
 use serde_json::Value;
-use std::borrow::Cow;
 use std::path::PathBuf;
 
 pub use check::Place;
@@ -345,13 +345,6 @@ pub struct Core {
     kill_at: Option<Timestamp>,
 }
 
-#[derive(Deserialize)]
-struct ReplyContent<'a> {
-    #[serde(borrow, default)]
-    status: Cow<'a, str>,
-    execution_count: Option<i64>,
-}
-
 impl Core {
     /// A kernel that is being started now.
     pub fn new(identity: Identity, durably: Option<Durably>, author: Author, now: Timestamp) -> Self {
@@ -401,7 +394,7 @@ impl Core {
             }
             Input::Terminated { grace } => self.terminated(grace),
             Input::KernelUp { pid } => self.kernel_up(pid),
-            Input::Published(message) => self.publish(message),
+            Input::Published(message) => self.published(message),
             Input::FromKernel {
                 channel,
                 identity,
@@ -490,6 +483,7 @@ impl Core {
             self.text_at(),
             self.asked.due(),
             self.attempts_due(),
+            self.missing_due(),
             self.kill_at,
         ]
         .into_iter()
@@ -634,57 +628,6 @@ impl Core {
         envelope.metadata = with_key(&envelope.metadata, "gresshopper", ours.into());
         self.author.signer().sign(&mut envelope);
         envelope.message()
-    }
-
-    // Replies.
-
-    /// A reply on shell. Only replies to cells are looked into, and only those of cells with a lease are changed.
-    fn reply(&mut self, identity: Bytes, message: Message) {
-        let envelope = Envelope::parse(&message).ok();
-        let is_cell = |e: &Envelope| e.header().is_ok_and(|h| h.msg_type == "execute_reply");
-        let Some(mut envelope) = envelope.filter(is_cell) else {
-            return self.send_front(Channel::Shell, identity, message);
-        };
-        let Some(parent) = envelope.parent() else {
-            return self.send_front(Channel::Shell, identity, message);
-        };
-        let id: CellId = parent.msg_id.as_str().into();
-        let content = serde_json::from_slice::<ReplyContent<'_>>(&envelope.content).ok();
-        let outcome = match content.as_ref().map(|c| &*c.status) {
-            Some("ok") => Outcome::Ok,
-            Some("aborted" | "abort") => Outcome::Aborted,
-            _ => Outcome::Error,
-        };
-        let count = content.and_then(|c| c.execution_count);
-        self.cells.count = count.unwrap_or(self.cells.count);
-        let cell = self.cells.close(&id);
-        // A request aborted by the kernel before the start has no effects: no capture would ever name the request.
-        let ran = |c: &cells::Cell| outcome != Outcome::Aborted || c.has_begun();
-        let logged = cell
-            .as_ref()
-            .is_some_and(|c| c.stage() == StageName::Running && ran(c));
-        let aborts = outcome == Outcome::Error && cell.as_ref().is_some_and(cells::Cell::stops_on_error);
-        let message = match cell.and_then(cells::Cell::into_metadata) {
-            Some(value) => {
-                envelope.metadata = with_key(&envelope.metadata, "gresshopper", value);
-                self.author.signer().sign(&mut envelope);
-                envelope.message()
-            }
-            None => message,
-        };
-        if logged {
-            self.answer_cell(&id, identity, message, outcome, count);
-        } else {
-            self.answer_unlogged(&id, identity, message);
-        }
-        self.lease_used(&id, outcome);
-        if aborts {
-            self.abort_held();
-        }
-        self.advance();
-        self.leave_after(&id);
-        self.let_go_if_held();
-        self.leave_if_idle();
     }
 
     // The scheduler.

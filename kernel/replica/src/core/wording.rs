@@ -270,6 +270,14 @@ pub(super) fn cell_lost(reason: &str) -> String {
     )
 }
 
+/// To a cell that the kernel ended without a reply, after an interrupt.
+pub(super) const INTERRUPTED_WITHOUT_REPLY: &str =
+    "the cell was interrupted, and the kernel gave no answer to it";
+
+/// The same, without an interrupt.
+pub(super) const ENDED_WITHOUT_REPLY: &str =
+    "the kernel ended the cell without an answer: the kernel's log may tell of an error of its own";
+
 pub(super) fn runs_again(reason: &str) -> String {
     format!("gresshopper: {reason}. The cell runs again (%%retry).\n")
 }

@@ -7,6 +7,7 @@ mod group;
 mod growing;
 mod logged;
 mod mending;
+mod missing;
 mod moving;
 mod notices;
 mod orders;

@@ -27,6 +27,10 @@ enum Step {
     },
     /// The kernel aborts the oldest cell that it has and hasn't begun.
     Abort,
+    /// The kernel ends the oldest cell that it has without a reply.
+    Forget,
+    /// The reply comes all the same.
+    ReplyLate,
     /// The agent captures all that ran since.
     Record,
     Grant,
@@ -72,6 +76,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => any::<bool>().prop_map(|all| Step::Commit { all }),
         4 => any::<bool>().prop_map(|ok| Step::Reply { ok }),
         1 => Just(Step::Abort),
+        1 => Just(Step::Forget),
+        1 => Just(Step::ReplyLate),
         1 => Just(Step::Record),
         4 => Just(Step::Grant),
         1 => Just(Step::Refuse),
@@ -103,6 +109,8 @@ struct Others {
     outside: BTreeSet<String>,
     /// Cells that the kernel has answered after a run, the oldest first.
     ran: Vec<String>,
+    /// Cells that the kernel ended without a reply.
+    forgotten: Vec<String>,
     /// What `hopd` was asked for and hasn't granted.
     asked: Option<String>,
     /// Leases that `hopd` has granted and that aren't over, with their cell.
@@ -201,6 +209,7 @@ impl Others {
                 ["start"] => {
                     self.kernel.clear();
                     self.ran.clear();
+                    self.forgotten.clear();
                     self.begun.clear();
                     self.errand = None;
                     // The agent of the dead process answers nothing any more.
@@ -227,7 +236,11 @@ impl Others {
 
     fn interrupt(&mut self, world: &mut World, by_message: bool) -> Vec<String> {
         let of_order = |cell: &&String| !self.outside.contains(*cell);
-        let runs = self.kernel.iter().any(|cell| of_order(&cell));
+        let had = self
+            .kernel
+            .iter()
+            .chain(self.forgotten.iter().filter(|c| self.open.contains(*c)));
+        let runs = had.into_iter().any(|cell| of_order(&cell));
         let mut waits = self.open.iter().filter(of_order).filter(|cell| {
             let place = world.place(cell);
             place.is_some() && place != Some(Place::Running)
@@ -284,6 +297,22 @@ impl Others {
                 let cell = self.kernel.remove(at);
                 world.reply(&cell, "aborted")
             }
+            Step::Forget => {
+                if self.kernel.is_empty() {
+                    return;
+                }
+                let cell = self.kernel.remove(0);
+                if self.begun.contains(&cell) || self.ended.contains(&cell) {
+                    self.ran.push(cell.clone());
+                }
+                world.says_idle(&cell);
+                self.forgotten.push(cell);
+                Vec::new()
+            }
+            Step::ReplyLate => match self.forgotten.pop() {
+                Some(cell) => world.reply(&cell, "ok"),
+                None => return,
+            },
             Step::Record => {
                 let Some(record) = world.core.durable.as_ref().filter(|d| d.captures()) else {
                     return;
