@@ -1,6 +1,7 @@
 //! What Slurm says, in part or late. No Slurm is asked: what it would say is put in.
 
 use super::*;
+use crate::installation::Installation;
 use crate::pilot_jobs::{Seen, SeenJob, job_name};
 use crate::slurm::Ending;
 use hop_words::clock;
@@ -113,6 +114,7 @@ fn both_end_in(seconds: u64) -> Queue {
         node: Some("n0".into()),
         state: Seen::Running,
         reason: String::new(),
+        installation: Some(Installation::default()),
     };
     let end = Ending {
         at: clock::now() + Span::from_secs(seconds),
@@ -157,13 +159,17 @@ fn is_drained(mailbox: &mut Mailbox) -> bool {
 /// The host's clock was set forward after hopd's start, and back.
 #[tokio::test]
 async fn seats_and_pilots_are_left_in_time_whenever_the_clock_was_set() {
-    let now = clock::now();
-    for (clock, words) in [
-        (Timestamp(now.0 - HOUR.0), "hopd is 3600 s behind it"),
-        (now + HOUR, "hopd is 3600 s ahead of it"),
+    for (ahead, words) in [
+        (false, "hopd is 3600 s behind it"),
+        (true, "hopd is 3600 s ahead of it"),
     ] {
         let mut lending = Lending::new();
         let house = &mut lending.house;
+        let now = clock::now();
+        let clock = match ahead {
+            true => now + HOUR,
+            false => Timestamp(now.0 - HOUR.0),
+        };
         house.scheduler.clock = SteadyClock::starting_at(clock);
         house.scheduler.looked(Ok(both_end_in(4000)));
         house.scheduler.settle();
