@@ -34,6 +34,31 @@ fn rules_for(account: &str) -> BTreeMap<PoolName, Rules> {
     [("main".into(), rules)].into()
 }
 
+/// Slurm's settings have changed, or the configuration has, under kernels and pilots that are up.
+#[tokio::test]
+async fn a_pool_that_must_not_be_lent_takes_no_cell_of_a_kernel_that_is_up() {
+    let Lending {
+        mut house,
+        agent: (agent, mut orders),
+        ada: (ada, mut mailbox),
+    } = Lending::new();
+    let refused_now = || Facts {
+        refused: [("main".into(), "its partition has OverSubscribe=FORCE".into())].into(),
+        ..facts(Ok(rules_for("lab")))
+    };
+    house.scheduler.facts(Ok(refused_now()));
+    house.scheduler.settle();
+    let is_drain = |m: Outgoing| matches!(m.body, Response::Order(Order::Drain { .. }));
+    let mut drains = || std::iter::from_fn(|| orders.try_recv().ok()).any(is_drain);
+    assert!(drains());
+    refused(
+        &house.ask(ada, &mut mailbox, submit("a", 2)),
+        "pool main is not lent: its partition has OverSubscribe=FORCE",
+    );
+    house.say(agent, agent_up());
+    assert!(drains(), "an agent that comes back");
+}
+
 /// From 23.02 on a rule on an account needs slurmdbd's word on the accounts below it.
 #[tokio::test]
 async fn without_slurmdbd_nodes_are_learnt_and_the_rules_known_last_hold() {
