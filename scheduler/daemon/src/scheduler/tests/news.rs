@@ -59,6 +59,24 @@ async fn a_pool_that_must_not_be_lent_takes_no_cell_of_a_kernel_that_is_up() {
     assert!(drains(), "an agent that comes back");
 }
 
+/// The configuration has given the node to another pool.
+#[tokio::test]
+async fn a_pool_whose_nodes_have_pilots_of_another_says_so() {
+    let Lending { mut house, .. } = Lending::new();
+    let main = house.scheduler.config.pool[&PoolName::from("main")].clone();
+    house.scheduler.config.pool.insert("new".into(), main);
+    house.scheduler.facts(Ok(Facts {
+        usable: [("new".into(), vec!["n0".into()])].into(),
+        ..facts(Ok(rules_for("lab")))
+    }));
+    house.scheduler.settle();
+    let pool = PoolName::from("new");
+    let said = house.scheduler.worded(&Reason::NoPilot { pool, coming: true });
+    assert!(said.contains("node n0 has GPUs in job 1 of pool main"), "{said}");
+    let problems = info(&mut house).problems.join(" ");
+    assert!(problems.contains("Pool new lacks pilots: node n0"), "{problems}");
+}
+
 /// From 23.02 on a rule on an account needs slurmdbd's word on the accounts below it.
 #[tokio::test]
 async fn without_slurmdbd_nodes_are_learnt_and_the_rules_known_last_hold() {
