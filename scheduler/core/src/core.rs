@@ -202,6 +202,7 @@ impl Core {
     fn set_pool(&mut self, config: PoolConfig, out: &mut Vec<Output>) {
         let pool = self.pool_index(&config.name);
         self.supply.pools[pool].config = config;
+        self.drain_excess(pool, out);
         self.keep_pilots(pool, out);
         self.foresee_soon(pool);
     }

@@ -13,6 +13,7 @@ use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
 use hop_words::lease::EndCause;
 use hop_words::reason::{NODE_FORGOT, STILL_ENDING};
 use hop_words::time::{Span, Timestamp};
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// Pause after a refusal of `sbatch`, until the next try.
@@ -57,6 +58,7 @@ impl Core {
         }
         self.list_node(i);
         self.cancel_crowded_out(i, out);
+        self.drain_other_pools(i, out);
         self.keep_pilots(pool, out);
     }
 
@@ -99,6 +101,43 @@ impl Core {
         joined.nodes.push(node);
         joined.unheld.insert(node);
         self.give_up_tickets(node, |_, t| t.pool == old, out);
+    }
+
+    /// Ends the pilots of other pools on a node that is this pool's own by Slurm's word. Their pool's partition doesn't
+    /// have the node any more, and its rules on users would be passed by. Pools may share nodes of a burst partition.
+    fn drain_other_pools(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+        let n = &self.supply.nodes[node];
+        if !n.sized || n.burst.is_some() {
+            return;
+        }
+        let others = n.pilots.iter().copied();
+        let others = others.filter(|&p| self.supply.pilots[p].pool != n.pool);
+        for pilot in others.collect::<Vec<_>>() {
+            self.drain(pilot, out);
+        }
+    }
+
+    /// Ends pilots beyond the pool's maximum, which the configuration may have lowered: idle ones first. The minimum
+    /// stays, whatever the pilots' sizes.
+    pub(crate) fn drain_excess(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        let p = &self.supply.pools[pool];
+        let most = p.config.max_pilots.max(p.config.min_pilots) * u32::from(p.config.gpus_per_pilot);
+        let least = p.config.min_pilots;
+        if p.tally.gpus <= most {
+            return;
+        }
+        let mut own: Vec<_> = p.pilots.iter().copied().collect();
+        own.retain(|&i| self.pilots_part(i).is_some_and(|gpus| gpus > 0));
+        own.sort_by_key(|&i| {
+            let pilot = &self.supply.pilots[i];
+            (pilot.leases.len(), pilot.reserved.len(), Reverse(pilot.job))
+        });
+        for pilot in own {
+            let (size, tally) = (self.supply.pilots[pilot].gpus(), &self.supply.pools[pool].tally);
+            if u32::from(size) <= tally.gpus.saturating_sub(most) && tally.pilots > least {
+                self.drain(pilot, out);
+            }
+        }
     }
 
     // --- asking for pilots ---
@@ -229,6 +268,8 @@ impl Core {
         if up.node_drains {
             self.drain(i, out);
         }
+        self.drain_other_pools(node, out);
+        self.drain_excess(pool, out);
         if let Some((cell, seq)) = meant_for {
             self.keep_for_mover(i, cell, seq);
         }

@@ -550,6 +550,51 @@ fn a_node_that_changes_its_pool_is_forgotten_by_the_old_one() {
     assert_eq!(pilots(&w.pass(Span::from_secs(600))), [""; 0]);
 }
 
+/// The pilots that these outputs drain.
+fn drained(out: &[Output]) -> Vec<JobId> {
+    let drains = |o: &Output| match o {
+        Output::DrainPilot { pilot } => Some(*pilot),
+        _ => None,
+    };
+    out.iter().filter_map(drains).collect()
+}
+
+/// Slurm's rules on the new pool's partition don't hold for the former pool's pilots.
+#[test]
+fn a_pilot_drains_when_its_node_goes_to_another_pool() {
+    let mut w = world(2);
+    w.tell(Input::Pool(pool("other", 1)));
+    let idle = w.pilot("n0", 2, 8);
+    let moved = || {
+        Input::Node(NodeFacts {
+            pool: "other".into(),
+            ..facts("n0")
+        })
+    };
+    assert_eq!(drained(&w.tell(moved())), [idle]);
+    assert_eq!(drained(&w.tell(moved())), [], "told once");
+    // An agent that reports itself later than Slurm.
+    let (late, out) = w.pilot_up("n0", 2, 8);
+    assert_eq!(drained(&out), [late]);
+    let (here, out) = w.pilot_up("n1", 2, 8);
+    assert_eq!(drained(&out), [], "{here} is its pool's own");
+}
+
+#[test]
+fn pilots_beyond_a_maximum_that_was_lowered_drain_the_idle_ones_first() {
+    let mut w = world(3);
+    w.tell(Input::Node(facts("n2")));
+    let [busy, idle, idle_too] = ["n0", "n1", "n2"].map(|node| w.pilot(node, 2, 8));
+    let kernel = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&kernel, Need::gpus(1));
+    w.settle();
+    assert_eq!(drained(&w.tell(Input::Pool(pool("main", 2)))), [idle_too]);
+    assert_eq!(drained(&w.tell(Input::Pool(pool("main", 1)))), [idle]);
+    // One more comes that an earlier daemon had asked for.
+    let (late, out) = w.pilot_up("n2", 2, 8);
+    assert_eq!(drained(&out), [late], "{busy} lends");
+}
+
 /// The next daemon's core. Its journal has a kernel on n1, and a pilot that was asked for there.
 fn restarted(now: Timestamp) -> Core {
     let config = Config {

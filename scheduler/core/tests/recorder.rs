@@ -10,7 +10,10 @@ use hop_words::reason::{Reason, RefusedBecause};
 use hop_words::time::{Span, Timestamp};
 
 fn pool() -> PoolConfig {
-    PoolConfig::fixed("main", 0, 2, 8)
+    PoolConfig {
+        max_pilots: 100,
+        ..PoolConfig::fixed("main", 0, 2, 8)
+    }
 }
 
 fn world() -> World {

@@ -20,7 +20,10 @@ fn config() -> Config {
 }
 
 fn pool() -> PoolConfig {
-    PoolConfig::fixed("main", 0, 2, 8)
+    PoolConfig {
+        max_pilots: 100,
+        ..PoolConfig::fixed("main", 0, 2, 8)
+    }
 }
 
 /// Slurm's word at `at`: GPU-hours of each user, and of each account.

@@ -1,10 +1,13 @@
 //! The pilots as Slurm jobs: which to submit, adopt, give up and cancel.
 //!
 //! Pure: inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; outputs are actions. A pilot is known
-//! by its job id. Pilots carry pool and ticket in their names, so pilots of an earlier `hopd` are found again; a job
-//! once known stays known, since an operator or a site's plugin may rename it. While Slurm is away or refuses, a request
+//! by its job id. Pilots carry pool and ticket in their names and this state directory's id in their comments, so pilots
+//! of an earlier `hopd` are found again, and those of another installation are left alone. A job once known stays
+//! known, since an operator or a site's plugin may rename it. A job without an id is a pilot of ours only if it is
+//! known: from the journal, or by its agent. While Slurm is away or refuses, a request
 //! waits here with a growing pause; the core isn't told and doesn't repeat it.
 
+use crate::installation::Installation;
 use hop_core::Input;
 use hop_words::id::{GpuType, JobId, NodeName, PoolName};
 use hop_words::lease::EndCause;
@@ -46,6 +49,22 @@ pub(crate) fn is_pilot(name: &str) -> bool {
     parse_name(name).is_some()
 }
 
+/// Pilots that aren't cancelled, though this `hopd` knows nothing of them.
+fn left_alone(of: &Option<Installation>, jobs: &[JobId]) -> String {
+    let some: Vec<_> = jobs.iter().take(5).map(JobId::to_string).collect();
+    let more = if jobs.len() > some.len() { ", ..." } else { "" };
+    let (jobs, count) = (some.join(", "), jobs.len());
+    match of {
+        Some(id) => {
+            format!("{count} pilots of another hopd are left alone (its id: {id}; jobs {jobs}{more}).")
+        }
+        None => format!(
+            "{count} pilots without an id are left alone, since no agent of theirs has reported here: they are another \
+             hopd's, or of an older release (jobs {jobs}{more}); cancel them if no other hopd runs."
+        ),
+    }
+}
+
 fn parse_name(name: &str) -> Option<(PoolName, u64)> {
     let rest = name.strip_prefix(NAME)?.strip_prefix('.')?;
     let (pool, ticket) = rest.rsplit_once('.')?;
@@ -61,6 +80,8 @@ pub(crate) struct SeenJob {
     pub state: Seen,
     /// Slurm's word for why it waits.
     pub reason: String,
+    /// The state directory whose `hopd` has submitted it, if it says so.
+    pub installation: Option<Installation>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,6 +180,9 @@ pub(crate) enum Failure {
 
 #[derive(Debug, Default)]
 pub(crate) struct PilotJobs {
+    installation: Installation,
+    /// Pilots that are not ours, by their state directories' ids; `None` means that they bear none.
+    others: BTreeMap<JobId, Option<Installation>>,
     tickets: BTreeMap<u64, Ticket>,
     pauses: BTreeMap<PoolName, Pause>,
     /// Why sbatch last gave no job, of each pool and partition asked for. A word against a single node is its ticket's.
@@ -253,6 +277,11 @@ struct Pause {
 }
 
 impl PilotJobs {
+    /// The same as those of this state directory.
+    pub(crate) fn of(self, installation: Installation) -> Self {
+        Self { installation, ..self }
+    }
+
     /// A ticket of an earlier `hopd`.
     pub(crate) fn restore(&mut self, ticket: u64, request: PilotRequest, job: Option<JobId>) {
         let state = job.map_or(State::Uncertain(0), State::Queued);
@@ -488,7 +517,9 @@ impl PilotJobs {
                 "No pilot of pool {pool}{place} could be submitted: {why}; hopd tries again at least every two minutes."
             )
         });
-        rejected.chain(self.dead_nodes())
+        let others = self.others_by_installation().into_iter();
+        let others = others.map(|(of, jobs)| left_alone(of, &jobs));
+        rejected.chain(self.dead_nodes()).chain(others)
     }
 
     fn dead_nodes(&self) -> impl Iterator<Item = String> + '_ {
@@ -569,6 +600,7 @@ impl PilotJobs {
         self.waits = waiting.map(|j| (j.job, j.reason.clone())).collect();
         let mut acts = Vec::new();
         let ours = self.find_ours(jobs, pilots, now);
+        self.note_others(jobs, &ours, &mut acts);
         self.places = ours
             .values()
             .filter(|j| !j.state.is_over())
@@ -627,13 +659,34 @@ impl PilotJobs {
         now: Timestamp,
     ) -> BTreeMap<JobId, &'a SeenJob> {
         let known = self.known_jobs(pilots.iter().copied());
-        let is_ours = |j: &&SeenJob| is_pilot(&j.name) || known.contains(&j.job);
+        let is_signed = |j: &SeenJob| j.installation.as_ref() == Some(&self.installation);
+        let is_ours = |j: &&SeenJob| is_pilot(&j.name) && is_signed(j) || known.contains(&j.job);
         let ours: BTreeMap<_, _> = jobs.iter().filter(is_ours).map(|j| (j.job, j)).collect();
         let heard = ours.keys().chain(pilots).copied().chain(self.queued());
         let heard: Vec<JobId> = heard.collect();
         self.ours.extend(heard.into_iter().map(|job| (job, now)));
         self.ours.retain(|_, at| now.since(*at) < KNOWN);
         ours
+    }
+
+    /// Names pilots of other installations once. Their own `hopd` cares for them.
+    fn note_others(&mut self, jobs: &[SeenJob], ours: &BTreeMap<JobId, &SeenJob>, acts: &mut Vec<Act>) {
+        let lives = |j: &&SeenJob| j.state != Seen::Over && is_pilot(&j.name) && !ours.contains_key(&j.job);
+        let others = jobs.iter().filter(lives);
+        let others: BTreeMap<_, _> = others.map(|j| (j.job, j.installation.clone())).collect();
+        let before = std::mem::replace(&mut self.others, others);
+        let known: BTreeSet<_> = before.into_values().collect();
+        let new = self.others_by_installation().into_iter();
+        let new = new.filter(|(of, _)| !known.contains(*of));
+        acts.extend(new.map(|(of, jobs)| Act::Say(left_alone(of, &jobs))));
+    }
+
+    fn others_by_installation(&self) -> BTreeMap<&Option<Installation>, Vec<JobId>> {
+        let mut by = BTreeMap::<_, Vec<JobId>>::new();
+        for (job, of) in &self.others {
+            by.entry(of).or_default().push(*job);
+        }
+        by
     }
 
     /// The jobs of tickets.
@@ -987,6 +1040,7 @@ mod tests {
             node: (!node.is_empty()).then(|| node.into()),
             state,
             reason: String::new(),
+            installation: Some(Installation::default()),
         }
     }
 
@@ -1324,6 +1378,70 @@ mod tests {
         assert_eq!(pilot_jobs.looked(&rest, &BTreeSet::new(), later(30)), []);
         let acts = silent(pilot_jobs.looked(&rest, &BTreeSet::new(), later(60)));
         assert_eq!(acts, [Act::Scancel(JobId(14))]);
+    }
+
+    #[test]
+    fn pilots_of_another_installation_are_named_once_and_left_alone() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let theirs = Installation::random();
+        let of = |job, installation: Option<&Installation>, state| SeenJob {
+            installation: installation.cloned(),
+            ..seen(job, 1, "n1", state)
+        };
+        let jobs = [
+            of(11, Some(&theirs), Seen::Running),
+            of(12, Some(&theirs), Seen::Waiting),
+            of(13, None, Seen::Running),
+        ];
+        // Tickets of two installations have the same numbers.
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
+        let acts = pilot_jobs.looked(&jobs, &BTreeSet::new(), NOW);
+        let [Act::Say(unsigned), Act::Say(another)] = &acts[..] else {
+            panic!("{acts:?}")
+        };
+        assert!(
+            another.contains(&theirs.to_string()) && another.contains("11, 12"),
+            "{another}"
+        );
+        assert!(unsigned.contains("without an id"), "{unsigned}");
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(
+            problems.contains(another) && problems.contains(unsigned),
+            "{problems:?}"
+        );
+        for s in [60, 600] {
+            let acts = silent(pilot_jobs.looked(&jobs, &BTreeSet::new(), later(s)));
+            let touched = acts
+                .iter()
+                .any(|a| matches!(a, Act::Scancel(_) | Act::Tell(Input::PilotQueued { .. })));
+            assert!(!touched, "{acts:?}");
+        }
+        // One without an id whose agent reports here is one of ours.
+        pilot_jobs.agent_up(JobId(13), &pool(), false, later(601));
+        assert!(pilot_jobs.known_jobs([]).contains(&JobId(13)));
+        pilot_jobs.looked(&jobs, &[JobId(13)].into(), later(602));
+        let problems: Vec<_> = pilot_jobs.problems().collect();
+        assert!(!problems.contains(unsigned), "{problems:?}");
+    }
+
+    #[test]
+    fn an_upgraded_hopd_adopts_the_pilots_of_its_journal() {
+        let mut pilot_jobs = PilotJobs::default().of(Installation::random());
+        pilot_jobs.restore(2, request(), Some(JobId(12)));
+        let old = |job, state| SeenJob {
+            installation: None,
+            ..seen(job, 2, "n1", state)
+        };
+        let jobs = [old(11, Seen::Running), old(12, Seen::Waiting)];
+        for s in [0, 600] {
+            assert_eq!(
+                silent(pilot_jobs.looked(&jobs, &[JobId(11)].into(), later(s))),
+                []
+            );
+        }
+        assert_eq!(pilot_jobs.problems().count(), 0);
+        assert_eq!(pilot_jobs.known_jobs([]), [JobId(11), JobId(12)].into());
     }
 
     #[test]

@@ -50,7 +50,6 @@ use seats::Seats;
 use slurm_news::SlurmNews;
 use starts::FailedStarts;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
@@ -156,13 +155,13 @@ struct Legacy {
 }
 
 impl Scheduler {
-    /// Rebuilds everything from the journal. The configuration was read from `file`, an absolute path.
+    /// Rebuilds everything from the journal.
     ///
     /// # Errors
     /// The accounting database can't be read, or an entry of the journal contradicts its key.
     pub(crate) fn new(
         config: Config,
-        file: PathBuf,
+        slurm: SlurmSide,
         journal: HopJournal,
         term: Term,
         entries: Vec<(JournalKey, JournalValue)>,
@@ -187,7 +186,8 @@ impl Scheduler {
         };
         let core = Core::restore(core_config, views::pools(&config), legacy.core, now, &mut out);
         let mut scheduler = Self {
-            slurm: SlurmSide::new(config.clone(), file),
+            pilot_jobs: legacy.pilot_jobs.of(slurm.installation().clone()),
+            slurm,
             term,
             started: now,
             core,
@@ -208,7 +208,6 @@ impl Scheduler {
                 legacy.rules,
                 legacy.shares,
             ),
-            pilot_jobs: legacy.pilot_jobs,
             handovers: HashMap::new(),
             parks: Parks::default(),
             estimates: Estimates::default(),

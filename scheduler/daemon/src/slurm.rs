@@ -3,6 +3,7 @@
 //! Each call runs in a separate task and answers with an event, so Slurm never holds up a decision.
 
 use crate::admission::Rules;
+use crate::installation::Installation;
 use crate::limits::{self, SlurmAccounts};
 use crate::pilot_jobs::{Failure, PilotRequest, Seen, SeenJob, job_name};
 use crate::supply::{self, Rooms};
@@ -82,16 +83,26 @@ pub(crate) struct SlurmSide {
     config: Config,
     /// Where the configuration was read, for pilots: an absolute path.
     file: PathBuf,
+    installation: Installation,
 }
 
 impl SlurmSide {
-    pub(crate) fn new(config: Config, file: PathBuf) -> Self {
+    pub(crate) fn new(config: Config, file: PathBuf, installation: Installation) -> Self {
         let settings = Settings {
             timeout: Duration::from_secs(20),
             ..Settings::default()
         };
         let slurm = Slurm::new(settings).with_link(config.prefix.join("bin/hop-slurm-link"));
-        Self { slurm, config, file }
+        Self {
+            slurm,
+            config,
+            file,
+            installation,
+        }
+    }
+
+    pub(crate) fn installation(&self) -> &Installation {
+        &self.installation
     }
 
     /// Submits a pilot.
@@ -140,6 +151,7 @@ impl SlurmSide {
         Ok(JobSpec {
             script: self.script(pool_name),
             name: job_name(pool_name, ticket),
+            comment: Some(self.installation.comment()),
             partition: Some(
                 request
                     .partition
@@ -232,7 +244,7 @@ done
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
-        let rooms = supply::rooms(&self.config, &jobs, &nodes, known);
+        let rooms = supply::rooms(&self.config, &jobs, &nodes, known, &self.installation);
         let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
         let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
@@ -592,6 +604,7 @@ fn seen(job: Job) -> SeenJob {
         node: job.nodes.into_iter().next(),
         state,
         reason: job.reason.unwrap_or_default(),
+        installation: Installation::of_comment(job.comment.as_deref()),
     }
 }
 
@@ -609,9 +622,17 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
+    fn installation() -> Installation {
+        Installation::parse("0123456789abcdef0123456789abcdef").unwrap()
+    }
+
     fn side() -> SlurmSide {
         let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\nmax_pilots=1";
-        SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap(), "/site/g.toml".into())
+        SlurmSide::new(
+            Config::parse(text, "x".as_ref()).unwrap(),
+            "/site/g.toml".into(),
+            installation(),
+        )
     }
 
     #[test]
@@ -626,6 +647,7 @@ mod tests {
         };
         let spec = side.pilot_spec(5, &request, vec![], true).unwrap();
         assert_eq!(spec.name, "hop-pool.main.5");
+        assert_eq!(spec.comment, Some(installation().comment()));
         assert_eq!(
             (spec.nodes, spec.cpus_per_task, spec.stepmgr),
             (Some(1), Some(8), true)
@@ -842,7 +864,11 @@ mod tests {
             ..node(name, "gpu:t4:4", None)
         };
         let service = config.service_user.to_string();
-        let pilot = |node| job("hop-pool.a.7", &service, node, 8, "gpu:t4:4");
+        let of = |name, comment| Job {
+            comment,
+            ..job("hop-pool.a.7", &service, name, 8, "gpu:t4:4")
+        };
+        let pilot = |node| of(node, Some(installation().comment()));
         let renamed = Job {
             id: JobId(2),
             ..job("evil", &service, "renamed", 8, "gpu:t4:4")
@@ -853,6 +879,8 @@ mod tests {
             renamed,
             job("train", "ada", "batch", 8, "gpu:t4:4"),
             job("hop-pool.a.7", "ada", "forged", 8, "gpu:t4:4"),
+            of("another", Some(Installation::random().comment())),
+            of("unsigned", None),
         ];
         let nodes = [
             uses("idle", "gpu:t4:0(IDX:N/A)", 0),
@@ -861,6 +889,8 @@ mod tests {
             uses("batch", "gpu:t4:3(IDX:0-2)", 4),
             uses("forged", "gpu:t4:4(IDX:0-3)", 8),
             uses("renamed", "gpu:t4:4(IDX:0-3)", 8),
+            uses("another", "gpu:t4:4(IDX:0-3)", 8),
+            uses("unsigned", "gpu:t4:4(IDX:0-3)", 8),
             uses("cores", "gpu:t4:0(IDX:N/A)", 9),
             Node {
                 state: hop_slurm::state::NodeState::parse("IDLE+RESERVED"),
@@ -871,9 +901,10 @@ mod tests {
                 ..uses("full", "gpu:t4:0(IDX:N/A)", 1)
             },
         ];
-        let rooms = supply::rooms(&config, &jobs, &nodes, &[JobId(2)].into());
+        let rooms = supply::rooms(&config, &jobs, &nodes, &[JobId(2)].into(), &installation());
         let room = |taken, seat| hop_core::Room { taken, seat };
         let expected = [
+            ("another", room(4, true)),
             ("batch", room(3, true)),
             ("both", room(0, false)),
             ("cores", room(u16::MAX, true)),
@@ -883,9 +914,10 @@ mod tests {
             ("idle", room(0, true)),
             ("ours", room(0, true)),
             ("renamed", room(0, true)),
+            ("unsigned", room(4, true)),
         ];
         assert_eq!(rooms.of, expected.map(|(n, r)| (NodeName::from(n), r)).into());
-        let full = ["batch", "cores", "course", "forged"];
+        let full = ["another", "batch", "cores", "course", "forged", "unsigned"];
         assert_eq!(rooms.full, full.map(NodeName::from).into());
     }
 
@@ -973,7 +1005,11 @@ mod tests {
     fn a_node_is_in_a_pool_where_pilots_and_kernels_can_be() {
         let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\n\
                     max_pilots=1\n[pool.main.scale]\n[[pool.main.burst]]\npartition='cloud'\nmax_pilots=1";
-        let side = SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap(), "/site/g.toml".into());
+        let side = SlurmSide::new(
+            Config::parse(text, "x".as_ref()).unwrap(),
+            "/site/g.toml".into(),
+            installation(),
+        );
         let of = |name: &str, nodes: &[&str]| Partition {
             name: name.into(),
             nodes: nodes.iter().map(|n| NodeName::from(*n)).collect(),

@@ -1,5 +1,6 @@
 //! The state directory: its owner, and the term, with a life beyond the journal's.
 
+use crate::installation::Installation;
 use anyhow::{Context, Result, bail};
 use hop_store::Accounting;
 use hop_words::id::Term;
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub(crate) const JOURNAL: &str = "journal.redb";
 /// The last term, beside the journal.
 pub(crate) const TERM: &str = "term";
+/// The directory's own id.
+const INSTALLATION: &str = "installation";
 /// How long the lock of a `hopd` that has ended is waited for.
 const LEAVING: Duration = Duration::from_secs(3);
 /// Lease ids of a term begin at the term's number times this factor.
@@ -103,8 +106,33 @@ impl StateDir {
         Ok(leases.max(written))
     }
 
+    /// The directory's id, made by its first `hopd`. It stays when the journal is set aside.
+    pub(crate) fn installation(&self) -> Result<Installation> {
+        let path = self.path(INSTALLATION);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Installation::parse(&text).with_context(|| {
+                format!(
+                    "{} holds no id, but {text:?}: restore it from a copy or from the comment of a pilot's job, or \
+                     remove it, and the pilots that nothing else tells of are left alone",
+                    path.display()
+                )
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let id = Installation::random();
+                self.write(INSTALLATION, &id)?;
+                Ok(id)
+            }
+            Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+        }
+    }
+
     pub(crate) fn write_term(&self, term: Term) -> Result<()> {
-        let (path, new) = (self.path(TERM), self.path("term.new"));
+        self.write(TERM, &term)
+    }
+
+    /// Replaces the file by one of this line, whole or not at all.
+    fn write(&self, name: &str, line: &impl std::fmt::Display) -> Result<()> {
+        let (path, new) = (self.path(name), self.path(&format!("{name}.new")));
         let write = || {
             let mut file = OpenOptions::new()
                 .create(true)
@@ -112,7 +140,7 @@ impl StateDir {
                 .write(true)
                 .mode(0o600)
                 .open(&new)?;
-            writeln!(file, "{term}")?;
+            writeln!(file, "{line}")?;
             file.sync_all()?;
             std::fs::rename(&new, &path)
         };
@@ -209,6 +237,19 @@ mod tests {
         });
         let kept = asides.map(|aside| std::fs::read_to_string(aside).unwrap());
         assert_eq!(kept, ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn a_directory_keeps_its_id() {
+        let folder = folder();
+        let state = StateDir::open(folder.path()).unwrap();
+        let id = state.installation().unwrap();
+        start(&state).unwrap();
+        state.set_journal_aside().unwrap();
+        assert_eq!(state.installation().unwrap(), id);
+        std::fs::write(state.path(INSTALLATION), "").unwrap();
+        let error = state.installation().unwrap_err().to_string();
+        assert!(error.contains("holds no id"), "{error}");
     }
 
     #[test]

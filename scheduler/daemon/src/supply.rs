@@ -3,6 +3,7 @@
 //!
 //! Pure: what Slurm tells, and the configuration. Pilots' own jobs count as nobody's: the core knows them itself.
 
+use crate::installation::Installation;
 use crate::pilot_jobs::is_pilot;
 use hop_api::config::{Config, Pool};
 use hop_core::{NodeFacts, Room};
@@ -100,8 +101,16 @@ pub(crate) fn own<'a>(config: &Config, nodes: impl Iterator<Item = &'a Node>) ->
 }
 
 /// Room by Slurm's word, of its jobs and nodes at about the same time. `known`: the pilots, also those renamed.
-pub(crate) fn rooms(config: &Config, jobs: &[Job], nodes: &[Node], known: &BTreeSet<JobId>) -> Rooms {
-    let is_pilot = |j: &Job| is_pilot(&j.name) || known.contains(&j.id);
+/// Those of another `hopd` are jobs of others.
+pub(crate) fn rooms(
+    config: &Config,
+    jobs: &[Job],
+    nodes: &[Node],
+    known: &BTreeSet<JobId>,
+    installation: &Installation,
+) -> Rooms {
+    let is_signed = |j: &Job| Installation::of_comment(j.comment.as_deref()).as_ref() == Some(installation);
+    let is_pilot = |j: &Job| is_pilot(&j.name) && is_signed(j) || known.contains(&j.id);
     let is_ours = |j: &&Job| j.user == config.service_user && j.state.holds_resources() && is_pilot(j);
     let mut ours: BTreeMap<&NodeName, Vec<&Job>> = BTreeMap::new();
     for job in jobs.iter().filter(is_ours) {

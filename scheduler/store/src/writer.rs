@@ -1,7 +1,9 @@
 //! The thread that saves: group commit, and a backlog of unsaved changes.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,6 +31,12 @@ pub enum SaveError {
     },
     #[error("{} could not be written: {reason}; it is kept in memory and tried again every second", .path.display())]
     Database { path: PathBuf, reason: String },
+    #[error(
+        "a bug or a damaged file stopped the writing: {reason}; it is kept in memory and tried again every second, and lost with hopd's end"
+    )]
+    Panicked { reason: String },
+    #[error("the thread that writes has ended: this hopd must end")]
+    ThreadEnded,
     #[error("another hopd has taken {} over (its term is {term}): this one must end", .path.display())]
     Superseded { path: PathBuf, term: u64 },
     #[error("an entry can't be encoded")]
@@ -56,9 +64,14 @@ impl SaveError {
     /// No later try can help.
     pub fn is_lasting(&self) -> bool {
         match self {
-            Self::Superseded { .. } | Self::Encode(_) | Self::Closed => true,
-            Self::Full { .. } | Self::Io { .. } | Self::Database { .. } => false,
+            Self::Superseded { .. } | Self::ThreadEnded | Self::Encode(_) | Self::Closed => true,
+            Self::Full { .. } | Self::Io { .. } | Self::Database { .. } | Self::Panicked { .. } => false,
         }
+    }
+
+    /// Nothing will be saved any more: another process may save it.
+    pub fn must_end(&self) -> bool {
+        matches!(self, Self::Superseded { .. } | Self::ThreadEnded)
     }
 }
 
@@ -147,8 +160,13 @@ impl<K: Ord + Send + 'static, V: Send + 'static> Writer<K, V> {
         Ticket(ticket)
     }
 
+    /// The thread's last word, unless the thread has ended: its last word may then be a good one.
     pub(crate) fn health(&self) -> Health {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            health.error = Some(SaveError::ThreadEnded);
+        }
+        health
     }
 }
 
@@ -159,6 +177,25 @@ impl<K, V> Drop for Writer<K, V> {
             let _ = thread.join();
         }
     }
+}
+
+/// Saves. A panic is a failure that keeps the entries: a dead thread would drop them, and all later ones, in silence.
+fn save_or_panic<K, V>(sink: &mut impl Sink<K, V>, entries: &BTreeMap<K, V>) -> Result<(), SaveError> {
+    // A sink that failed is opened anew by its next save, whatever state the panic has left.
+    let saved = std::panic::catch_unwind(AssertUnwindSafe(|| sink.save(entries)));
+    saved.unwrap_or_else(|panic| {
+        Err(SaveError::Panicked {
+            reason: words_of(&*panic),
+        })
+    })
+}
+
+/// The words of a panic.
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let literal = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let words = literal.or_else(|| panic.downcast_ref::<String>().cloned());
+    let words = words.unwrap_or_else(|| "it panicked".to_owned());
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 struct State<S, K, V> {
@@ -207,7 +244,7 @@ impl<K: Ord, V, S: Sink<K, V>> State<S, K, V> {
     fn save(&mut self) -> Result<(), SaveError> {
         let result = match self.backlog.is_empty() {
             true => Ok(()),
-            false => self.sink.save(&self.backlog),
+            false => save_or_panic(&mut self.sink, &self.backlog),
         };
         if result.is_ok() {
             self.backlog.clear();
@@ -230,5 +267,64 @@ impl<K: Ord, V, S: Sink<K, V>> State<S, K, V> {
             unsaved: self.backlog.len(),
             error: error.cloned(),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// A disk that panics while `broken`, and that tells what it has.
+    struct Sickly {
+        broken: Arc<AtomicBool>,
+        saved: Arc<Mutex<BTreeMap<u8, u8>>>,
+    }
+
+    impl Sink<u8, u8> for Sickly {
+        fn save(&mut self, entries: &BTreeMap<u8, u8>) -> Result<(), SaveError> {
+            assert!(!self.broken.load(Ordering::SeqCst), "page 7 is\n odd");
+            self.saved.lock().unwrap().extend(entries);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_store_is_told_and_loses_nothing() {
+        let (broken, saved) = (Arc::new(AtomicBool::new(true)), Arc::default());
+        let sink = Sickly {
+            broken: Arc::clone(&broken),
+            saved: Arc::clone(&saved),
+        };
+        let writer = Writer::start("sickly", sink).unwrap();
+        let error = writer.post(vec![(1, 1)]).durable_blocking().unwrap_err();
+        assert!(error.to_string().contains("page 7 is odd"), "{error}");
+        assert!(!error.is_lasting());
+        let health = writer.health();
+        assert_eq!(health.unsaved, 1);
+        assert!(
+            matches!(health.error, Some(SaveError::Panicked { .. })),
+            "{health:?}"
+        );
+        broken.store(false, Ordering::SeqCst);
+        writer.post(vec![(2, 2)]).durable_blocking().unwrap();
+        assert!(writer.health().error.is_none());
+        assert_eq!(*saved.lock().unwrap(), BTreeMap::from([(1, 1), (2, 2)]));
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_an_error() {
+        let thread = std::thread::spawn(|| {});
+        while !thread.is_finished() {
+            std::thread::yield_now();
+        }
+        let writer = Writer::<u8, u8> {
+            queue: Some(channel().0),
+            health: Arc::default(),
+            thread: Some(thread),
+        };
+        let error = writer.health().error.unwrap();
+        assert!(error.must_end(), "{error}");
+        assert!(writer.post(vec![(1, 1)]).durable_blocking().is_err());
     }
 }

@@ -187,6 +187,9 @@ impl Scheduler {
             if let Some(why) = self.pilot_jobs.refusal(pool) {
                 problems.push(format!("Pool {pool} is not lent: {why}."));
             }
+            if let Some(why) = self.occupied(pool) {
+                problems.push(format!("Pool {pool} lacks pilots: {why}."));
+            }
         }
         problems.extend(self.pilot_jobs.problems());
         problems.extend(self.records.problems());

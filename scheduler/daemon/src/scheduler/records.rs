@@ -189,10 +189,11 @@ impl Records {
         self.accounting.clone()
     }
 
-    /// The obstacle to writing the journal, if any.
+    /// The reason why this `hopd` can save nothing any more, and another may.
     pub(super) fn superseded(&self) -> Option<String> {
-        let error = self.journal.health().error?;
-        matches!(error, SaveError::Superseded { .. }).then(|| error.to_string())
+        let healths = [self.journal.health(), self.accounting.health()];
+        let mut errors = healths.into_iter().filter_map(|health| health.error);
+        errors.find(SaveError::must_end).map(|error| error.to_string())
     }
 
     /// Everything that is behind, in sentences.

@@ -91,9 +91,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether the rules of the pool's partition admit a user of these groups in this seat. The cells wait while the
-    /// answer is [`Refusal::Unavailable`].
+    /// Whether the pool is lent, and the rules of its partition admit a user of these groups in this seat. The cells
+    /// wait while the answer is [`Refusal::Unavailable`].
     fn takes(&self, pool: &PoolName, groups: &[String], seat: JobId) -> Result<(), Refusal> {
+        if let Some(why) = self.pilot_jobs.refusal(pool) {
+            let reason = format!("pool {pool} is not lent: {why}");
+            return Err(Refusal::Invalid { reason });
+        }
         // A pool that is new in the configuration has no rules before Slurm has said them, and is no one's until then.
         let Some(rules) = self.news.rules.as_ref().and_then(|rules| rules.get(pool)) else {
             return Err(Refusal::Unavailable {

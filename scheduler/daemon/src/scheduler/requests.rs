@@ -369,7 +369,8 @@ impl Scheduler {
             self.was_held(up.pilot, ended);
         }
         let node_drains = self.drains.reason(&up.node).is_some();
-        let up = views::pilot_up(up, self.clock.skew(), node_drains);
+        let drains = node_drains || self.pilot_jobs.refusal(&up.pool).is_some();
+        let up = views::pilot_up(up, self.clock.skew(), drains);
         self.todo.push_back(Input::PilotUp(up));
         Ok(())
     }

@@ -447,6 +447,14 @@ impl Scheduler {
         self.todo.extend(gone);
     }
 
+    /// Pilots of pools that must not be lent end after their leases.
+    fn drain_refused(&mut self) {
+        let pilots = self.core.pilots().into_iter();
+        let refused = pilots.filter(|p| self.pilot_jobs.refusal(&p.pool).is_some());
+        self.todo
+            .extend(refused.map(|p| Input::PilotDraining { pilot: p.pilot }));
+    }
+
     pub(super) fn facts(&mut self, facts: Result<Facts, String>) {
         let now = self.clock.now();
         self.due.retain(|(_, due)| *due != Due::Facts);
@@ -477,6 +485,7 @@ impl Scheduler {
                 }
                 let acts = self.pilot_jobs.facts(facts.usable, facts.refused, now);
                 self.act(acts);
+                self.drain_refused();
                 let next = match self.without_rules().is_empty() {
                     true => self.refresh(),
                     false => SOON,

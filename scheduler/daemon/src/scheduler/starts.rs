@@ -4,9 +4,9 @@
 use super::{Due, Scheduler};
 use crate::pilot_jobs::Failure;
 use hop_api::message::{Event, KernelItem, QueueRow, Told};
-use hop_core::{CellView, Output};
+use hop_core::{CellView, Output, PilotView};
 use hop_words::explain::Item;
-use hop_words::id::{JobId, LeaseId};
+use hop_words::id::{JobId, LeaseId, PoolName};
 use hop_words::reason::Reason;
 use hop_words::time::{Span, spell};
 use std::collections::BTreeMap;
@@ -59,10 +59,32 @@ impl Scheduler {
 
     /// Why a cell waits, with Slurm's word against the job that the cell waits for.
     pub(super) fn worded(&self, reason: &Reason) -> String {
-        match self.rejection(reason) {
-            Some(why) => format!("{reason}; its submission failed: {why}"),
-            None => reason.to_string(),
+        if let Some(why) = self.rejection(reason) {
+            return format!("{reason}; its submission failed: {why}");
         }
+        let Reason::NoPilot { pool, .. } = reason else {
+            return reason.to_string();
+        };
+        match (self.pilot_jobs.refusal(pool), self.occupied(pool)) {
+            (Some(why), _) => format!("{reason}; the pool is not lent: {why}"),
+            (None, Some(why)) => format!("{reason}; {why}"),
+            (None, None) => reason.to_string(),
+        }
+    }
+
+    /// Nodes of the pool that still have pilots of other pools, in words. The configuration has given them to this one.
+    pub(super) fn occupied(&self, pool: &PoolName) -> Option<String> {
+        let is_here = |p: &PilotView| p.pool != *pool && self.pilot_jobs.pool_of(&p.node) == Some(pool);
+        let all: Vec<PilotView> = self.core.pilots().into_iter().filter(is_here).collect();
+        let first = all.first()?;
+        let (node, former, job) = (&first.node, &first.pool, first.pilot);
+        let more = match all.len() - 1 {
+            0 => String::new(),
+            more => format!(", and so have {more} other jobs"),
+        };
+        Some(format!(
+            "node {node} has GPUs in job {job} of pool {former}, its former pool, until the leases there end{more}"
+        ))
     }
 
     /// Adds Slurm's word against the job to the reason of the wait.

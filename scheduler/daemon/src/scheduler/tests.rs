@@ -9,6 +9,7 @@ use super::connections::{HELD_UP, UNREAD, UNREAD_OF_USER};
 use super::seats::Seat;
 use super::*;
 use crate::caller::{Caller, ConnId, Incoming, Outgoing};
+use crate::installation::Installation;
 use crate::parks;
 use hop_api::config::StepNames;
 use hop_api::message::{
@@ -79,8 +80,8 @@ impl House {
         let (journal, snapshot) = Journal::open(&folder.path().join("journal")).unwrap();
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
         let mut scheduler = Scheduler::new(
-            config,
-            "/g.toml".into(),
+            config.clone(),
+            SlurmSide::new(config, "/g.toml".into(), Installation::default()),
             journal,
             snapshot.term,
             snapshot.entries,

@@ -1,6 +1,7 @@
 //! What Slurm says, in part or late. No Slurm is asked: what it would say is put in.
 
 use super::*;
+use crate::installation::Installation;
 use crate::pilot_jobs::{Seen, SeenJob, job_name};
 use crate::slurm::Ending;
 use hop_words::clock;
@@ -31,6 +32,49 @@ fn rules_for(account: &str) -> BTreeMap<PoolName, Rules> {
         ..Rules::default()
     };
     [("main".into(), rules)].into()
+}
+
+/// Slurm's settings have changed, or the configuration has, under kernels and pilots that are up.
+#[tokio::test]
+async fn a_pool_that_must_not_be_lent_takes_no_cell_of_a_kernel_that_is_up() {
+    let Lending {
+        mut house,
+        agent: (agent, mut orders),
+        ada: (ada, mut mailbox),
+    } = Lending::new();
+    let refused_now = || Facts {
+        refused: [("main".into(), "its partition has OverSubscribe=FORCE".into())].into(),
+        ..facts(Ok(rules_for("lab")))
+    };
+    house.scheduler.facts(Ok(refused_now()));
+    house.scheduler.settle();
+    let is_drain = |m: Outgoing| matches!(m.body, Response::Order(Order::Drain { .. }));
+    let mut drains = || std::iter::from_fn(|| orders.try_recv().ok()).any(is_drain);
+    assert!(drains());
+    refused(
+        &house.ask(ada, &mut mailbox, submit("a", 2)),
+        "pool main is not lent: its partition has OverSubscribe=FORCE",
+    );
+    house.say(agent, agent_up());
+    assert!(drains(), "an agent that comes back");
+}
+
+/// The configuration has given the node to another pool.
+#[tokio::test]
+async fn a_pool_whose_nodes_have_pilots_of_another_says_so() {
+    let Lending { mut house, .. } = Lending::new();
+    let main = house.scheduler.config.pool[&PoolName::from("main")].clone();
+    house.scheduler.config.pool.insert("new".into(), main);
+    house.scheduler.facts(Ok(Facts {
+        usable: [("new".into(), vec!["n0".into()])].into(),
+        ..facts(Ok(rules_for("lab")))
+    }));
+    house.scheduler.settle();
+    let pool = PoolName::from("new");
+    let said = house.scheduler.worded(&Reason::NoPilot { pool, coming: true });
+    assert!(said.contains("node n0 has GPUs in job 1 of pool main"), "{said}");
+    let problems = info(&mut house).problems.join(" ");
+    assert!(problems.contains("Pool new lacks pilots: node n0"), "{problems}");
 }
 
 /// From 23.02 on a rule on an account needs slurmdbd's word on the accounts below it.
@@ -113,6 +157,7 @@ fn both_end_in(seconds: u64) -> Queue {
         node: Some("n0".into()),
         state: Seen::Running,
         reason: String::new(),
+        installation: Some(Installation::default()),
     };
     let end = Ending {
         at: clock::now() + Span::from_secs(seconds),
@@ -157,13 +202,17 @@ fn is_drained(mailbox: &mut Mailbox) -> bool {
 /// The host's clock was set forward after hopd's start, and back.
 #[tokio::test]
 async fn seats_and_pilots_are_left_in_time_whenever_the_clock_was_set() {
-    let now = clock::now();
-    for (clock, words) in [
-        (Timestamp(now.0 - HOUR.0), "hopd is 3600 s behind it"),
-        (now + HOUR, "hopd is 3600 s ahead of it"),
+    for (ahead, words) in [
+        (false, "hopd is 3600 s behind it"),
+        (true, "hopd is 3600 s ahead of it"),
     ] {
         let mut lending = Lending::new();
         let house = &mut lending.house;
+        let now = clock::now();
+        let clock = match ahead {
+            true => now + HOUR,
+            false => Timestamp(now.0 - HOUR.0),
+        };
         house.scheduler.clock = SteadyClock::starting_at(clock);
         house.scheduler.looked(Ok(both_end_in(4000)));
         house.scheduler.settle();
