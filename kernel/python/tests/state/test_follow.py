@@ -128,9 +128,9 @@ print(sum(getattr(f, '__module__', '') == '__main__' for f in here), end='')
 def test_callbacks_are_those_of_objects_that_were_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = pytest.importorskip("supervisor")
     executor = supervisor.Kernel(tmp_path)
+    executor.begin()  # it has its ports: the other one takes none of them
     standby = supervisor.Kernel(tmp_path)
     try:
-        executor.begin()
         for cell in (EVENTS, "o.n += 1", "import json; json.indent = 2", "o.n += 1"):
             executor.run(cell)
         records = [(said["record"], [text, body]) for said, text, body in executor.records()]
