@@ -123,7 +123,8 @@ impl Core {
         let p = &self.supply.pools[pool];
         let most = p.config.max_pilots.max(p.config.min_pilots) * u32::from(p.config.gpus_per_pilot);
         let least = p.config.min_pilots;
-        if p.tally.gpus <= most {
+        // A pool without any pilots in its configuration is one that isn't configured (yet).
+        if most == 0 || p.tally.gpus <= most {
             return;
         }
         let mut own: Vec<_> = p.pilots.iter().copied().collect();

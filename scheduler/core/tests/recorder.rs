@@ -10,10 +10,7 @@ use hop_words::reason::{Reason, RefusedBecause};
 use hop_words::time::{Span, Timestamp};
 
 fn pool() -> PoolConfig {
-    PoolConfig {
-        max_pilots: 100,
-        ..PoolConfig::fixed("main", 0, 2, 8)
-    }
+    PoolConfig::fixed("main", 0, 2, 8)
 }
 
 fn world() -> World {

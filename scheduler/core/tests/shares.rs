@@ -20,10 +20,7 @@ fn config() -> Config {
 }
 
 fn pool() -> PoolConfig {
-    PoolConfig {
-        max_pilots: 100,
-        ..PoolConfig::fixed("main", 0, 2, 8)
-    }
+    PoolConfig::fixed("main", 0, 2, 8)
 }
 
 /// Slurm's word at `at`: GPU-hours of each user, and of each account.

@@ -175,7 +175,7 @@ fn a_whole_node_is_found_where_months_run_on_all_others() {
 /// A pool of two nodes with two GPUs each, kernels of which may move for cells that wait.
 fn two_nodes(config: Config) -> World {
     let mut pool = PoolConfig::fixed("main", 0, 2, 8);
-    pool.max_pilots = 2;
+    pool.max_pilots = 3;
     pool.migrate = Some(Migrate {
         ahead: false,
         ..Migrate::default()

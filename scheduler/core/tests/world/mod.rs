@@ -159,11 +159,7 @@ pub struct World {
 }
 
 impl World {
-    /// In a pool without a maximum the tests' own pilots come as the tests say.
-    pub fn new(seed: u64, config: Config, mut pool: PoolConfig) -> Self {
-        if pool.max_pilots == 0 {
-            pool.max_pilots = 100;
-        }
+    pub fn new(seed: u64, config: Config, pool: PoolConfig) -> Self {
         let now = Timestamp(1_000_000);
         let mut world = Self {
             core: Core::new(config, now),
