@@ -115,7 +115,7 @@ impl User {
 #[test]
 fn a_dot_is_no_states_name() {
     let user = User::new();
-    for line in ["show .", "copy .. s3://bucket/me/work", "export . out"] {
+    for line in ["diff . ..", "copy .. s3://bucket/me/work", "export . out"] {
         assert!(user.hop(line).contains("is no state's name"), "{line}");
     }
 }

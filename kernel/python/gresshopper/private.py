@@ -32,7 +32,9 @@ def make(path: Path, mend: bool = False) -> None:
         if path.parent == path:
             raise
         make(path.parent)
-        make(path, mend)
+        # Once: a link that leads nowhere is no folder that is missing.
+        os.mkdir(path, _FOLDER)
+        _give(path)
     else:
         _give(path)
 

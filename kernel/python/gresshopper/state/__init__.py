@@ -3,11 +3,11 @@
 `agent` puts the parts of one kernel together; `supervised` and `commands` ask it. Where to look:
 
 - Around cells: `watcher` runs captures, `pace` decides when and how long, `failures` tells of failed ones. Beside them
-  `event_loop`, `limits`, `interrupts`, `threads`, `incoming` requests, widgets' `callbacks`, `draining` and `muting` of
-  messages, the `gc_pause`, the `switch_interval`, and the `recursion`.
+  `event_loop`, `limits`, `interrupts`, `threads`, `programs`, `incoming` requests, widgets' `callbacks`, `draining` and
+  `muting` of messages, the `gc_pause`, the `switch_interval`, and the `recursion`.
 - Changes: `capture` makes the deltas. `variables` finds the changed variables, by the `names` in a cell. `units` has
-  the known groups, and `grouping` searches for groups. `buffers` has the content of large memory, `marks` those of
-  values.
+  the known groups, and `grouping` searches for groups. `hooks` run beside a cell's names, and `reach` follows them.
+  `buffers` has the content of large memory, `marks` those of values.
 - Outside of variables: `process`, with `settings`, `standard`, `loggers`, `contexts`, `context_variables`, `streams`,
   `libraries`, `singles`, `places` and `user_modules`.
 - Objects as bytes: `pickling` in a `session`, by `rules` and `adapters` of libraries; `writing` holds the result, and

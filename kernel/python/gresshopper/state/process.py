@@ -16,7 +16,6 @@ import gc
 import locale
 import os
 import pickle
-import pickletools
 import random
 import resource
 import signal
@@ -525,6 +524,8 @@ def naming(sections: Mapping[str, bytes], names: Collection[str]) -> list[str]:
 @functools.lru_cache(maxsize=256)
 def _texts(saved: bytes) -> frozenset[str]:
     """All texts in a section."""
+    import pickletools  # a fresh kernel has it no sooner than a spare one
+
     return frozenset(given for _, given, _ in pickletools.genops(saved) if type(given) is str)
 
 

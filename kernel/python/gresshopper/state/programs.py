@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from gresshopper import started
 
+from . import adapters
+
 #: Effects by which a cell starts programs.
 _STARTS = frozenset(
     {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen"}
@@ -137,8 +139,10 @@ def _processes() -> list[Any]:
 def _is_worker(process: Any) -> bool:
     """Whether a process of `multiprocessing` is an executor's, a pool's, or a loader of data."""
     pids = {pid for thread in threading.enumerate() for pid in getattr(thread, "processes", None) or ()}
-    loads = "torch.utils.data.dataloader" in sys.modules and process.daemon and "Process-" in process.name
-    return process.pid in pids or "PoolWorker" in process.name or loads
+    works = (
+        process.daemon and "Process-" in process.name and any(m in sys.modules for m in adapters.entries("workers"))
+    )
+    return process.pid in pids or "PoolWorker" in process.name or works
 
 
 def _has_children() -> bool:

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from . import names, settings
+from . import adapters, names, settings
 from .session import MAIN
 
 #: Most objects that are looked at.
@@ -24,17 +24,8 @@ _LEAVES = frozenset(
     {str, bytes, bytearray, int, float, complex, bool, type(None), types.ModuleType, types.CodeType}
     | {types.BuiltinFunctionType, logging.Logger, logging.RootLogger, logging.Manager}
 )
-#: Beginnings of the names of modules of types that lead to the whole kernel, and of event loops.
-_WHOLE = (
-    "IPython",
-    "ipykernel",
-    "zmq",
-    "tornado.platform",
-    "tornado.ioloop",
-    "traitlets",
-    "gresshopper",
-    "asyncio.unix",
-)
+#: Beginnings of the names of modules of types that lead to the whole kernel, beside those of libraries.
+_WHOLE = ("gresshopper", "asyncio.unix")
 
 
 class Reach(NamedTuple):
@@ -55,6 +46,7 @@ def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any
     # Each object is kept, so that no address is used twice.
     seen: dict[int, Any] = {}
     scope, whole = settings.scope(), True
+    closed = (*_WHOLE, *adapters.entries("whole"))
     while queue:
         made, is_open = queue.popleft()
         kind, at = type(made), object.__hash__(made)
@@ -73,19 +65,19 @@ def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any
                 whole = whole and not called.dynamic
             parts = [made.__closure__, made.__defaults__, made.__kwdefaults__, made.__dict__]
         else:
-            parts = _parts(made, kind)
+            parts = _parts(made, kind, closed)
         queue.extend((part, False) for part in parts)
     return Reach(found, array.array("Q", sorted(map(id, seen.values()))), whole)
 
 
-def _parts(made: Any, kind: type) -> list[Any]:
-    """Objects that an object holds."""
+def _parts(made: Any, kind: type, closed: tuple[str, ...]) -> list[Any]:
+    """Objects that an object holds. `closed`: beginnings of the names of modules whose objects aren't looked into."""
     if issubclass(kind, type):
         of_notebook = type.__dict__["__module__"].__get__(made) == MAIN
         return [*type.__dict__["__dict__"].__get__(made).values(), *made.__mro__[1:]] if of_notebook else []
     if kind is dict and "__name__" in made and "__spec__" in made:
         return []  # a module's variables
     module = str(kind.__module__)
-    if module.startswith(_WHOLE):
+    if module.startswith(closed):
         return []
     return [*gc.get_referents(made), kind] if module == MAIN else gc.get_referents(made)

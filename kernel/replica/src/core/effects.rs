@@ -239,11 +239,14 @@ impl Core {
         let durable = self.durable.as_ref();
         let awaits = |cell: &CellId| durable.is_some_and(|d| d.journal.awaits_record(cell));
         let completed = capture.cells.into_iter().map(|c| c.msg_id);
-        let mut completed = completed.chain(capture.msg_id).rev();
-        let last = completed.find(|cell| runs(cell) || awaits(cell));
+        let completed: Vec<CellId> = completed.chain(capture.msg_id).collect();
+        let last = completed.iter().rfind(|cell| runs(cell) || awaits(cell)).cloned();
         // A cell whose end is proposed waits for its reply alone.
         let ahead = |cell: &CellId| durable.is_some_and(|d| d.journal.is_ahead(cell));
         let waits = last.clone().filter(|cell| runs(cell) && !ahead(cell));
+        for cell in self.cells.with_kernel_mut() {
+            cell.signs.recorded |= completed.contains(&cell.id) && last.as_ref() != Some(&cell.id);
+        }
         let (Some(durable), Some(cell)) = (&mut self.durable, waits) else {
             return self.keep(parcel, last);
         };

@@ -191,7 +191,7 @@ impl Core {
             true => error_content(name, why, count),
             false => self.failure_at(&header, name, why, count),
         };
-        let ran = cell.stage() == StageName::Running && cell.has_begun();
+        let ran = cell.stage() == StageName::Running && cell.has_begun() && !cell.signs.recorded;
         let (identity, aborts, said_idle) = (
             cell.identity.clone(),
             cell.stops_on_error(),

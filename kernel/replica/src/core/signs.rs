@@ -24,6 +24,8 @@ pub(super) struct Signs {
     pub(super) overtaken: Option<Timestamp>,
     /// Clients have the cell's error.
     pub(super) error_shown: bool,
+    /// A record has the cell's effects beside those of a later cell: no other record will complete the cell.
+    pub(super) recorded: bool,
     /// The first look at which the reply was missing.
     pub(super) missed: Option<Timestamp>,
 }

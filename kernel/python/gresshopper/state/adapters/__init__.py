@@ -80,6 +80,10 @@ class Adapter:
     unnamed: tuple[str, ...] = ()
     #: Find functions and objects of the notebook that the library calls, of whatever cell runs.
     hooks: tuple[Callable[[], Iterable[Any]], ...] = ()
+    #: Beginnings of the names of modules through whose objects everything in the kernel is within reach.
+    whole: tuple[str, ...] = ()
+    #: Modules whose processes work for an object of the notebook's.
+    workers: tuple[str, ...] = ()
     #: Packages of modules, where the package has another name.
     distributions: dict[str, str] = field(default_factory=dict)
     #: Roots of modules that are the kernel's own. Neither their tables nor their functions are the notebook's doing.

@@ -458,6 +458,7 @@ ADAPTER = Adapter(
     bases=_bases,
     threads=("IPython", "debugpy", "ipykernel", "jupyter", "pydevd", "_pydevd", "tornado"),
     hooks=(_hooks,),
+    whole=("IPython", "ipykernel", "zmq", "tornado.platform", "tornado.ioloop", "traitlets"),
     distributions={"dateutil": "python-dateutil"},
     of_kernel=(
         "IPython",

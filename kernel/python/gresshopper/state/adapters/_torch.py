@@ -432,4 +432,5 @@ ADAPTER = Adapter(
     marks=_marks,
     sections={"torch": Section(_torch, _set_torch, soon=True, again=True, draws=True)},
     threads=("torch._inductor", "torch.utils.data"),
+    workers=("torch.utils.data.dataloader",),
 )

@@ -111,6 +111,8 @@ struct Others {
     ran: Vec<String>,
     /// Cells that the kernel ended without a reply.
     forgotten: Vec<String>,
+    /// Those of them behind which a later cell was replied to.
+    overtaken: BTreeSet<String>,
     /// What `hopd` was asked for and hasn't granted.
     asked: Option<String>,
     /// Leases that `hopd` has granted and that aren't over, with their cell.
@@ -287,6 +289,7 @@ impl Others {
             Step::Reply { ok } if !self.kernel.is_empty() => {
                 let cell = self.kernel.remove(0);
                 self.ran.push(cell.clone());
+                self.overtaken.extend(self.forgotten.iter().cloned());
                 world.reply(&cell, if *ok { "ok" } else { "error" })
             }
             Step::Abort => {
@@ -310,7 +313,21 @@ impl Others {
                 Vec::new()
             }
             Step::ReplyLate => match self.forgotten.pop() {
-                Some(cell) => world.reply(&cell, "ok"),
+                // A kernel replies in order: a reply behind a later cell's never comes.
+                Some(cell)
+                    if self.overtaken.contains(&cell)
+                        && !world.core.cells.is_given_up(&cell.as_str().into()) =>
+                {
+                    self.forgotten.push(cell);
+                    return;
+                }
+                Some(cell) => {
+                    // It ran, which nothing had told before.
+                    if !self.begun.contains(&cell) && !self.ended.contains(&cell) {
+                        self.ran.push(cell.clone());
+                    }
+                    world.reply(&cell, "ok")
+                }
                 None => return,
             },
             Step::Record => {
