@@ -104,7 +104,9 @@ class Programs:
         if known is not None:
             return None if _is_worker(known) else str(known.name)
         line = self._command(pid)
-        return None if not line or any(map(_HELPERS.search, line[1:])) else name_of(line)
+        # `hop` asks the kernel that waits for it, by `%hop` in a cell.
+        is_helper = not line or os.path.basename(line[0]) == "hop" or any(map(_HELPERS.search, line[1:]))
+        return None if is_helper else name_of(line)
 
     def _command(self, pid: int) -> list[str]:
         try:

@@ -133,6 +133,14 @@ def end_programs(kernel: Kernel, mark: str) -> None:
             continue
         if marked and int(found.name) != kernel.process.pid:
             os.kill(int(found.name), signal.SIGKILL)
+            kernel.eventually(lambda found=found: has_ended(found), 10)
+
+
+def has_ended(process: Path) -> bool:
+    try:
+        return (process / "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except OSError:
+        return True
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
