@@ -231,7 +231,7 @@ fn telling_line(text: &str) -> &str {
     stepds.or(last).unwrap_or_default()
 }
 
-/// What an srun's words tell of its step.
+/// The meaning of an srun's words for its step.
 pub(crate) fn word_of(said: &str) -> SrunWord {
     match ended_by_slurm(said) {
         Some(by) => SrunWord::Ended(by),

@@ -105,7 +105,7 @@ fn start(arguments: &Arguments) -> Result<()> {
         .block_on(run(config, file, &state, service_uid))
 }
 
-/// What the configuration names and this host lacks, in clauses. The file may be for other hosts.
+/// Things that the configuration names and this host lacks, in clauses. The file may be for other hosts.
 fn missing_here(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
     let user = &config.service_user;

@@ -134,7 +134,7 @@ class Capture:
         return chosen
 
     def _values(self, uids: Iterable[int]) -> list[Any]:
-        """What the variables of these units hold now."""
+        """The present values of these units' variables."""
         there = (name for uid in uids for name in self.units[uid].names if name in self.namespace)
         return [self.namespace[name] for name in there]
 

@@ -37,7 +37,7 @@ class Reach(NamedTuple):
 
 
 def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any] = ()) -> Reach:
-    """What is within reach of these objects, the nearest first. `held`: variables by the address of their values, which
+    """All within reach of these objects, the nearest first. `held`: variables by the address of their values, which
     aren't looked into. `unsaved`: values of variables that are looked into as far as is worth the time.
     """
     found: set[str] = set()

@@ -188,7 +188,7 @@ pub(crate) struct LeaseCheckpoint {
     pub(crate) handover: Handover,
 }
 
-/// What the last line of an srun says of its step.
+/// The word of an srun's last line on its step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SrunWord {
     /// Nothing that tells who ended the step.
