@@ -10,8 +10,8 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// Most calls without a return, each with a thread that nothing ends.
 const WITHOUT_RETURN: usize = 8;
 
-/// Calls to one thing that may hang, like a file system or the user database. One call waits; those after it wait for a
-/// moment only, until one has returned.
+/// Calls to one thing that may hang, like a file system or the user database. The first call that hangs waits its
+/// time; later ones wait for a moment only, until a call has returned.
 #[derive(Debug)]
 pub struct Patience {
     deadline: Duration,
