@@ -52,18 +52,11 @@ impl Buffer {
         fill: impl FnOnce(&mut [u8]) -> io::Result<()>,
         step: impl Fn(),
     ) -> io::Result<Option<()>> {
-        let Some(mut file) = unless_unknown(
-            OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .custom_flags(libc::O_DIRECT)
-                .open(path),
-        )?
-        else {
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).custom_flags(libc::O_DIRECT);
+        let Some(mut file) = unless_unknown(private::open(&mut options, path))? else {
             return Ok(None);
         };
-        private::opened(&file)?;
         // A hint for a single extent; a full disk shows when the file is written.
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, CHUNK_BYTES as u64);
         step();

@@ -11,11 +11,21 @@ use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
+
+const PRESENT: rustix::fs::Timespec = rustix::fs::Timespec {
+    tv_sec: 0,
+    tv_nsec: rustix::fs::UTIME_NOW,
+};
+
+/// A file's times, to be set to the present by the file system's own clock.
+pub const NOW: rustix::fs::Timestamps = rustix::fs::Timestamps {
+    last_access: PRESENT,
+    last_modification: PRESENT,
+};
 
 /// Compressing must save at least this share of a chunk.
 const PAYS: f64 = 0.9;
@@ -185,9 +195,7 @@ impl Local {
 
     /// As [`Self::has`]; the chunk then counts as used now, safe from collections.
     pub fn keeps(&self, id: ChunkId, len: usize) -> bool {
-        // Linux finds the file by its name, and sets its times a moment later: a collection may have judged and removed
-        // the file between the two. Once its times are set, a chunk with its name is safe.
-        self.has(id, len) && self.touch(id) && self.has(id, len)
+        self.has(id, len) && self.touch(id)
     }
 
     /// Stores a chunk, on disk on return; returns its name, and the bytes written (0 for an existing chunk).
@@ -232,20 +240,14 @@ impl Local {
         Ok(content.len() as u64)
     }
 
-    /// Marks a chunk as used, for a collection that judges it from now on. Returns whether the chunk was there by name.
+    /// Marks a chunk as used, for a collection that judges it from now on. Returns whether it has its name afterwards.
     fn touch(&self, id: ChunkId) -> bool {
-        let now = rustix::fs::Timespec {
-            tv_sec: 0,
-            tv_nsec: rustix::fs::UTIME_NOW,
-        };
-        let times = rustix::fs::Timestamps {
-            last_access: now,
-            last_modification: now,
-        };
         let touched = |path: PathBuf| {
-            rustix::fs::utimensat(rustix::fs::CWD, path, &times, rustix::fs::AtFlags::empty()).is_ok()
+            rustix::fs::utimensat(rustix::fs::CWD, path, &NOW, rustix::fs::AtFlags::empty()).is_ok()
         };
-        touched(self.path(id)) || touched(self.packed_path(id))
+        // Linux finds the file by its name, and sets its times a moment later: a collection may have judged and removed
+        // the file between the two. Once its times are set, a chunk with its name is safe.
+        (touched(self.path(id)) || touched(self.packed_path(id))) && self.file(id).is_some()
     }
 
     /// Writes a chunk. The chunk gets its name once its content is on disk. Some file systems tell only then that there
@@ -271,12 +273,7 @@ impl Local {
                 // The file may have been made before the failure.
                 let _ = fs::remove_file(&temp);
             }
-            let mut file = OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&temp)?;
-            private::opened(&file)?;
+            let mut file = private::open(OpenOptions::new().write(true).create_new(true), &temp)?;
             steps.step();
             content.write_to(&mut file, steps)?;
             file.sync_data()

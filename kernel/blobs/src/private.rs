@@ -1,13 +1,13 @@
 //! Folders and files for their owner alone, whatever the process's umask.
 //!
-//! A kernel writes to the user's store in the user's own process, where a cell may have set any umask. What was made under
-//! one that takes the owner's rights away is closed to the user's other kernels as well.
+//! A kernel writes to the user's store in the user's own process, where a cell may have set any umask. A folder or file made
+//! under one that takes the owner's rights away is closed to the user's other kernels as well.
 
 use rustix::fs::{Mode, OFlags};
-use std::fs::{DirBuilder, File, Permissions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 const FOLDER: u32 = 0o700;
@@ -68,15 +68,17 @@ fn give(path: &Path, wanted: u32, mode: impl FnOnce(u32) -> u32) -> io::Result<(
     std::fs::set_permissions(format!("/proc/self/fd/{}", held.as_raw_fd()), mode)
 }
 
-/// Opens a file that the caller has just made for the user's other processes, too.
+/// Opens a file with these options. A new one is its owner's alone, and open to the user's other processes under any
+/// umask.
 ///
 /// # Errors
 /// The file system's.
-pub fn opened(file: &File) -> io::Result<()> {
-    if file.metadata()?.mode() & FILE == FILE {
-        return Ok(());
+pub fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.mode(FILE).open(path)?;
+    if file.metadata()?.mode() & FILE != FILE {
+        file.set_permissions(Permissions::from_mode(FILE))?;
     }
-    file.set_permissions(Permissions::from_mode(FILE))
+    Ok(file)
 }
 
 /// Gives a file of the caller's its owner's rights back.

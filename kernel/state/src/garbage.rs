@@ -11,10 +11,11 @@
 //!
 //! A capture stores content, or finds and touches it, before its record is written. Two rules keep this content:
 //!
-//! - Content used after the earliest moment that a living kernel holds is spared ([`crate::hold`]). This rule relies on
-//!   no clock that can be set, and covers every kernel with a log on a file system with locks.
-//! - Content younger than the grace is spared. It covers everybody else: `hop state` while it fetches, kernels that
-//!   write their own log, file systems without locks. The present is the time of a file in the store that is touched
+//! - Content used after the earliest moment that a living process holds is spared ([`crate::hold`]). This rule relies on
+//!   no clock that can be set. On a file system with locks it covers every kernel with a log, and `hop state` while it
+//!   fetches.
+//! - Content younger than the grace is spared. It covers everybody else: kernels that write their own log, file systems
+//!   without locks. The present is the time of a file in the store that is touched
 //!   for it. So the clock of one node doesn't matter on a network's file system: its server has set all times. A server's
 //!   clock, or that of a node with the store on its own disk, ages this content if it is set ahead by more than the
 //!   grace, between a use and its record.
@@ -24,12 +25,11 @@
 use crate::form::{self, ReadError};
 use crate::hold;
 use crate::log::{Key, own_uid};
-use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
+use hop_blobs::{ChunkId, private};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -87,10 +87,8 @@ pub fn register(store: &Path, folder: &Path) -> io::Result<()> {
     let folder = std::path::absolute(folder)?;
     let places = store.join(PLACES);
     // Not with the store, which its user's program checks and makes.
-    match fs::DirBuilder::new().mode(0o700).create(&places) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
+    fs::metadata(store)?;
+    private::folder(&places, &places)?;
     let mark = blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex();
     match std::os::unix::fs::symlink(&folder, places.join(&mark[..32])) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -112,11 +110,9 @@ pub fn age(store: &Path, now: SystemTime) -> Option<Duration> {
 /// # Errors
 /// [`GarbageError`]. Nothing is removed but after errors of the removal itself.
 pub fn collect(store: &Path, states: &Path, key: &Key, grace: Duration) -> Result<Collected, GarbageError> {
-    let lock = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(store.join(LOCK))?;
+    let mut options = File::options();
+    options.create(true).truncate(false).write(true);
+    let lock = private::open(&mut options, &store.join(LOCK))?;
     match lock.try_lock() {
         // Two collections do each other no harm: the lock spares work, on file systems that have locks.
         Ok(()) | Err(TryLockError::Error(_)) => {}

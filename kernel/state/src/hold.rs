@@ -18,7 +18,7 @@ use hop_blobs::private;
 use std::collections::VecDeque;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -131,13 +131,7 @@ fn locked(holds: &Path) -> io::Result<(PathBuf, File)> {
     private::folder(holds, holds)?;
     for _ in 0..TRIES {
         let path = holds.join(hex::encode(&random()?[..16]));
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path)?;
-        private::opened(&file)?;
+        let file = private::open(File::options().read(true).write(true).create_new(true), &path)?;
         // A collection may have found it unlocked.
         match file.try_lock() {
             Ok(()) if file.metadata()?.nlink() > 0 => return Ok((path, file)),
@@ -191,15 +185,7 @@ pub(crate) fn since(store: &Path) -> io::Result<Option<SystemTime>> {
 
 /// Has the file's time be the present one by the file system's own clock, and returns it.
 pub(crate) fn touched(file: &File) -> io::Result<SystemTime> {
-    let now = rustix::fs::Timespec {
-        tv_sec: 0,
-        tv_nsec: rustix::fs::UTIME_NOW,
-    };
-    let times = rustix::fs::Timestamps {
-        last_access: now,
-        last_modification: now,
-    };
-    rustix::fs::futimens(file, &times)?;
+    rustix::fs::futimens(file, &hop_blobs::local::NOW)?;
     file.metadata()?.modified()
 }
 

@@ -3,10 +3,11 @@
 //! the in-kernel agent writes through `kernel/tracker`. What a record says is theirs.
 
 use crate::form::{self, ReadError};
+use hop_blobs::private;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, IoSlice, Read, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -91,11 +92,7 @@ fn make_key(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).create(folder)?;
     let bytes = random()?;
     let new = folder.join(format!(".key-{}", std::process::id()));
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)?;
+    let mut file = private::open(File::options().write(true).create_new(true), &new)?;
     let made = file.write_all(&bytes).and_then(|()| file.sync_all());
     let linked = made.and_then(|()| match fs::hard_link(&new, path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -353,9 +350,9 @@ fn new_beside(folder: &Path, name: &str) -> io::Result<(PathBuf, File)> {
     loop {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!(".{name}-{}-{count}", std::process::id()));
-        match private().create_new(true).open(&path) {
+        match private::open(File::options().read(true).write(true).create_new(true), &path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            other => return other.and_then(|file| hop_blobs::private::opened(&file).map(|()| (path, file))),
+            other => return other.map(|file| (path, file)),
         }
     }
 }
@@ -363,16 +360,10 @@ fn new_beside(folder: &Path, name: &str) -> io::Result<(PathBuf, File)> {
 /// An empty file of this name, private to its owner.
 pub(crate) fn new_file(folder: &Path, name: impl AsRef<OsStr>) -> Result<File, WriteError> {
     let path = folder.join(name.as_ref());
-    let opened = private().create(true).truncate(true).open(&path);
-    // Written in the user's process, under any umask.
-    let opened = opened.and_then(|file| hop_blobs::private::opened(&file).map(|()| file));
-    opened.map_err(|source| WriteError::Io { path, source })
-}
-
-fn private() -> fs::OpenOptions {
     let mut options = File::options();
-    options.read(true).write(true).mode(0o600);
-    options
+    options.read(true).write(true).create(true).truncate(true);
+    // Written in the user's process, under any umask.
+    private::open(&mut options, &path).map_err(|source| WriteError::Io { path, source })
 }
 
 #[cfg(test)]
