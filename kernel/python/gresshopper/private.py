@@ -32,9 +32,10 @@ def make(path: Path, mend: bool = False) -> None:
         if path.parent == path:
             raise
         make(path.parent)
-        # Once: a link that leads nowhere is no folder that is missing.
-        os.mkdir(path, _FOLDER)
-        _give(path)
+        # Once: where nothing can be made, as in `/proc`, the folder is missing at each try.
+        with contextlib.suppress(FileExistsError):  # another process of the user's made it meanwhile
+            os.mkdir(path, _FOLDER)
+            _give(path)
     else:
         _give(path)
 

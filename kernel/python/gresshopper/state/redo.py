@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import buffers, effects, form, pickling, planning, process, rerun, restore
-from .session import reason
+from .session import reason, title
 from .store import Store
 
 
@@ -184,7 +184,7 @@ def recover(
             for name in entry.names:
                 lost.pop(name, None)
             if not entry.said.get("left"):
-                notices.append(f"{', '.join(entry.names)}: rebuilt by running the cells again")
+                notices.append(f"{title(entry.said['m'])}: rebuilt by running the cells again")
     return restore.Told(told.names, lost, notices, told.seconds)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from . import effects, form, pickling, process, restore, user_modules
-from .session import reason
+from .session import reason, title
 from .store import Store, StoreError
 
 #: Most cells to run again for one group.
@@ -197,12 +197,12 @@ def _run_cell(
     own = {u for u, e in before.units.items() if not wanted.isdisjoint(e.names)}
     for other in _needed(before, cell, own):
         if any(m.startswith("c:") for m in before.units[other].said["m"]) and not _as_now(before, snapshot, other):
-            raise _Barred(f"it needs {', '.join(before.units[other].names)} as it was then")
+            raise _Barred(f"it needs {title(before.units[other].said['m'])} as it was then")
         if before.units[other].said["gone"]:
-            raise _Barred(f"it needs {', '.join(before.units[other].names)}, which can't be saved either")
+            raise _Barred(f"it needs {title(before.units[other].said['m'])}, which can't be saved either")
         scratch.update(loader._values(other, before.units[other]))
         if other in loader.failed:
-            raise _Barred(f"it needs {', '.join(before.units[other].names)}: {loader.failed[other]}")
+            raise _Barred(f"it needs {title(before.units[other].said['m'])}: {loader.failed[other]}")
     scratch.update(state)
     try:
         sections = before.process(store)

@@ -152,7 +152,7 @@ class Saver:
         units = self._capture.units
         private.make(directory)
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
-            private.make(Path(place))
+            private.make(Path(place), mend=True)
             self._write(Path(place), delta, planned, False)
             seconds = sum(self._recorder.notes[i]["cell"]["seconds"] for i in planned.plan.rerun)
             try:
@@ -220,7 +220,7 @@ class Saver:
     def _left(self, plan: planning.Plan, gone: bool) -> dict[str, int]:
         """Groups left to their cells, with bytes: unsavable ones (`gone`), or ones cheaper to make again."""
         return {
-            ", ".join(u.names): u.nbytes()
+            title(u.members): u.nbytes()
             for u in self._capture.units.values()
             if plan.choices.get(u.uid) == planning.RECOMPUTE and bool(u.gone) == gone
         }

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gresshopper import private
 from gresshopper.state import agent, native
 from gresshopper.state import store as content
 from gresshopper.state.store import Store, StoreError
@@ -135,6 +136,22 @@ def test_a_relative_store_is_no_choice(
     assert "GRESSHOPPER_STORE is mine, which is no absolute path: it isn't used" in caplog.text
     monkeypatch.setenv("GRESSHOPPER_STORE", "/mine")
     assert agent.default_store() == Path("/mine")
+
+
+def test_a_folder_may_have_been_made_meanwhile(tmp_path: Path) -> None:
+    private.make(tmp_path / "new" / ".." / "store")
+    assert (tmp_path / "store").is_dir()
+    made, apart = tmp_path / "made" / "store", private.os.mkdir
+
+    def beside(path: Path, mode: int) -> None:
+        apart(path, mode)
+        if path == made.parent:  # another process is as quick
+            apart(made, mode)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(private.os, "mkdir", beside)
+        private.make(made)
+    assert made.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_store_is_private_to_its_user_and_nobody_else_can_replace_it(tmp_path: Path) -> None:
