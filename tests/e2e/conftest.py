@@ -66,9 +66,9 @@ def cluster() -> Iterator[Cluster]:
     yield from deployed(Cluster(BASE, INDEX, variant, REPLICAS=replicas))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def one_replica(cluster: Cluster) -> Iterator[None]:
-    """Kernels of the module's tests have one replica, unless they ask for more."""
+    """A test's kernels have one replica, unless they ask for more."""
     cluster.users_env["GRESSHOPPER_REPLICAS"] = "1"
     yield
     del cluster.users_env["GRESSHOPPER_REPLICAS"]
