@@ -495,10 +495,9 @@ impl PilotJobs {
 
     /// Why Slurm takes none of the jobs that the pool wants.
     pub(crate) fn rejection(&self, pool: &PoolName) -> Option<&str> {
-        let mut rejections = self.rejections().into_iter();
-        rejections
-            .find(|(target, _)| target.0 == *pool)
-            .map(|(_, why)| why)
+        let of_pool = |t: &&Ticket| t.is_to_be_submitted() && t.request.pool == *pool;
+        let mut wanted = self.tickets.values().filter(of_pool);
+        wanted.find_map(|t| self.word_against(t))
     }
 
     /// Why Slurm doesn't take the job that is wanted on this node.
@@ -671,7 +670,7 @@ impl PilotJobs {
 
     /// Names pilots of other installations once. Their own `hopd` cares for them.
     fn note_others(&mut self, jobs: &[SeenJob], ours: &BTreeMap<JobId, &SeenJob>, acts: &mut Vec<Act>) {
-        let lives = |j: &&SeenJob| j.state != Seen::Over && is_pilot(&j.name) && !ours.contains_key(&j.job);
+        let lives = |j: &&SeenJob| !j.state.is_over() && is_pilot(&j.name) && !ours.contains_key(&j.job);
         let others = jobs.iter().filter(lives);
         let others: BTreeMap<_, _> = others.map(|j| (j.job, j.installation.clone())).collect();
         let before = std::mem::replace(&mut self.others, others);
@@ -1392,6 +1391,7 @@ mod tests {
             of(11, Some(&theirs), Seen::Running),
             of(12, Some(&theirs), Seen::Waiting),
             of(13, None, Seen::Running),
+            of(14, Some(&Installation::random()), Seen::NodeFailed),
         ];
         // Tickets of two installations have the same numbers.
         pilot_jobs.want(1, request(), NOW);

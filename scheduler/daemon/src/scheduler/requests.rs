@@ -300,11 +300,16 @@ impl Scheduler {
         self.pilot_jobs.agent_is_down(pilot, why, now);
     }
 
+    /// The jobs of the pilots that the core knows.
+    pub(super) fn live_pilots(&self) -> BTreeSet<JobId> {
+        self.core.pilots().into_iter().map(|p| p.pilot).collect()
+    }
+
     fn node_stands(&mut self, pilot: JobId, standing: NodeStanding) {
         for (gpu, lease) in &standing.freed {
             info!(%pilot, %gpu, %lease, "what the lease had left blocked is free");
         }
-        let live: BTreeSet<JobId> = self.core.pilots().into_iter().map(|p| p.pilot).collect();
+        let live = self.live_pilots();
         self.standings.retain(|known, _| live.contains(known));
         self.standings.insert(pilot, standing);
     }

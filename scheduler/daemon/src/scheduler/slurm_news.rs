@@ -135,8 +135,7 @@ impl Scheduler {
         }
         self.news.looking = Some(self.clock.now());
         let users = self.seats.users();
-        let pilots = self.core.pilots();
-        let known = self.pilot_jobs.known_jobs(pilots.iter().map(|p| p.pilot));
+        let known = self.pilot_jobs.known_jobs(self.live_pilots());
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
             let answer = slurm.queue(users.into_iter().collect(), &known).await;
@@ -167,7 +166,7 @@ impl Scheduler {
                 }
                 self.todo.push_back(Input::SlurmAway { away: false });
                 self.connections.doubt();
-                let pilots: BTreeSet<JobId> = self.core.pilots().iter().map(|p| p.pilot).collect();
+                let pilots = self.live_pilots();
                 self.say_what_pilots_wait_for(&queue.pilots);
                 self.rooms(queue.rooms);
                 let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);

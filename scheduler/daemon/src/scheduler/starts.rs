@@ -51,7 +51,7 @@ impl Scheduler {
     /// The agent reports that a lease did not start. A lease that was given up meanwhile is nobody's failure.
     pub(super) fn start_failed(&mut self, pilot: JobId, lease: LeaseId, why: &str) {
         if self.core.lease(lease).is_some_and(|l| l.state == "STARTING") {
-            let live: Vec<JobId> = self.core.pilots().into_iter().map(|p| p.pilot).collect();
+            let live = self.live_pilots();
             self.failed_starts.keep(|pilot| live.contains(&pilot));
             self.failed_starts.failed(pilot, why);
         }
@@ -65,10 +65,11 @@ impl Scheduler {
         let Reason::NoPilot { pool, .. } = reason else {
             return reason.to_string();
         };
-        match (self.pilot_jobs.refusal(pool), self.occupied(pool)) {
-            (Some(why), _) => format!("{reason}; the pool is not lent: {why}"),
-            (None, Some(why)) => format!("{reason}; {why}"),
-            (None, None) => reason.to_string(),
+        let refused = self.pilot_jobs.refusal(pool);
+        let refused = refused.map(|why| format!("the pool is not lent: {why}"));
+        match refused.or_else(|| self.occupied(pool)) {
+            Some(why) => format!("{reason}; {why}"),
+            None => reason.to_string(),
         }
     }
 
