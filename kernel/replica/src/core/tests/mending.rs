@@ -43,10 +43,9 @@ fn saved(world: &mut World) -> Vec<String> {
     assert_eq!(record, ["append 1"]);
     assert_eq!(world.answer(3, json!({})), ["sync"]);
     let out = world.synced(1);
-    let durable = world.core.durable.as_ref().unwrap();
-    let at_stake = durable.journal.state().cells_at_stake();
     assert_eq!(
-        at_stake, 0,
+        world.at_stake(),
+        0,
         "the record of everything has the effects of each cell"
     );
     out

@@ -19,6 +19,12 @@ impl World {
         assert_eq!(out[0], format!("front: status {cell} idle"));
     }
 
+    /// How many answered cells would lose their effects with the executor.
+    pub(super) fn at_stake(&self) -> usize {
+        let durable = self.core.durable.as_ref().expect("the state is captured");
+        durable.journal.state().cells_at_stake()
+    }
+
     fn run_on(&mut self, cell: &str, need: Value) -> Vec<String> {
         self.run_with(cell, &json!({"code": cell, "stop_on_error": false}), need)
     }
@@ -198,17 +204,26 @@ fn what_a_struck_cell_did_is_saved() {
     assert!(!world.core.rests());
     world.captured("state.record", json!({"cells": [{"msg_id": "a"}], "record": 1}));
     world.synced(1);
-    assert_eq!(
-        world
-            .core
-            .durable
-            .as_ref()
-            .unwrap()
-            .journal
-            .state()
-            .cells_at_stake(),
-        0
-    );
+    assert_eq!(world.at_stake(), 0);
+}
+
+/// The next record completes a later cell, and no record follows.
+#[test]
+fn a_struck_cell_that_a_later_cells_record_has_is_not_at_stake() {
+    let mut world = capturing();
+    world.run_on("a", Value::Null);
+    world.run_on("b", Value::Null);
+    world.begins("a");
+    world.input(Input::Interrupt);
+    world.says_idle("a");
+    world.begins("b");
+    world.reply("b", "ok");
+    let cells = json!([{"msg_id": "a"}, {"msg_id": "b"}]);
+    world.captured("state.record", json!({"cells": cells, "record": 1}));
+    world.synced(1);
+    let out = world.after(Span::from_secs(2));
+    assert!(out.contains(&STRUCK[1].into()), "{out:?}");
+    assert_eq!(world.at_stake(), 0);
 }
 
 #[test]
