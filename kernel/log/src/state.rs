@@ -312,9 +312,9 @@ impl State {
         self.unsettled.iter().any(|u| u.cell == *cell)
     }
 
-    /// The last cell run to the end, if the shared store lacks the cell's effects.
-    pub fn last_unsettled(&self) -> Option<&CellId> {
-        self.unsettled.back().map(|u| &u.cell)
+    /// Cells run to the end whose effects the shared store lacks, the first to end first.
+    pub fn unsettled(&self) -> impl DoubleEndedIterator<Item = &CellId> {
+        self.unsettled.iter().map(|u| &u.cell)
     }
 
     /// The last cell with its effects in the shared store.

@@ -241,6 +241,9 @@ impl Core {
         let completed = capture.cells.into_iter().map(|c| c.msg_id);
         let completed: Vec<CellId> = completed.chain(capture.msg_id).collect();
         let last = completed.iter().rfind(|cell| runs(cell) || awaits(cell)).cloned();
+        let in_log = durable.and_then(|d| d.journal.last_of(&completed)).cloned();
+        // A cell whose missing reply was given up ended, by the log's count, behind later ones.
+        let last = last.filter(|cell| runs(cell)).or(in_log);
         // A cell whose end is proposed waits for its reply alone.
         let ahead = |cell: &CellId| durable.is_some_and(|d| d.journal.is_ahead(cell));
         let waits = last.clone().filter(|cell| runs(cell) && !ahead(cell));

@@ -128,29 +128,35 @@ impl Journal {
         self.answering.contains_key(cell)
     }
 
-    /// Whether the log has the cell's end, or will have it, and a record is to complete the cell.
-    pub(super) fn awaits_record(&self, cell: &CellId) -> bool {
-        let ends = |entry: &Entry| match entry {
-            Entry::Act {
-                act: Act::Ended { cell: ended, .. },
-                ..
-            } => ended == cell,
-            _ => false,
-        };
-        self.state.is_unsettled(cell) || self.proposed.iter().any(ends)
-    }
-
-    /// The last cell with an end in the log, or on its way there, and without a place in the store.
-    pub(super) fn last_ended(&self) -> Option<&CellId> {
-        let ends = |entry| match entry {
+    /// Cells with an end in the log, or on its way there, and without a place in the store, in the log's order.
+    fn ends(&self) -> impl DoubleEndedIterator<Item = &CellId> {
+        let ended = |entry| match entry {
             &Entry::Act {
                 act: Act::Ended { ref cell, .. },
                 ..
             } => Some(cell),
             _ => None,
         };
-        let proposed = self.proposed.iter().rev().find_map(ends);
-        proposed.or_else(|| self.state.last_unsettled())
+        self.state
+            .unsettled()
+            .chain(self.proposed.iter().filter_map(ended))
+    }
+
+    /// Whether a record is to complete the cell.
+    pub(super) fn awaits_record(&self, cell: &CellId) -> bool {
+        self.ends().any(|ended| ended == cell)
+    }
+
+    /// The last cell that a record with the effects of these cells completes. A cell between them without its effects
+    /// in the record stops the count.
+    pub(super) fn last_of(&self, recorded: &[CellId]) -> Option<&CellId> {
+        let has = |cell: &&CellId| recorded.contains(cell);
+        self.ends().skip_while(|cell| !has(cell)).take_while(has).last()
+    }
+
+    /// The last cell that a record of everything completes.
+    pub(super) fn last_ended(&self) -> Option<&CellId> {
+        self.ends().next_back()
     }
 
     pub(super) fn is_ahead(&self, cell: &CellId) -> bool {

@@ -226,6 +226,42 @@ fn a_struck_cell_that_a_later_cells_record_has_is_not_at_stake() {
     assert_eq!(world.at_stake(), 0);
 }
 
+/// The log has the given up cell behind the later one, and one record has both.
+#[test]
+fn a_given_up_cell_is_completed_by_the_record_of_an_earlier_answered_one() {
+    let mut world = capturing();
+    world.run_on("a", Value::Null);
+    world.run_on("b", Value::Null);
+    world.begins("a");
+    world.says_idle("a");
+    world.reply("b", "ok");
+    let out = world.after(Span::from_secs(2));
+    assert!(
+        out.contains(&"front: execute_reply a error RequestFailed".into()),
+        "{out:?}"
+    );
+    assert_eq!(world.at_stake(), 2);
+    let cells = json!([{"msg_id": "a"}, {"msg_id": "b"}]);
+    world.captured("state.record", json!({"cells": cells, "record": 1}));
+    world.synced(1);
+    assert_eq!(world.at_stake(), 0);
+}
+
+/// The record was on its way while the cell behind its cells was answered.
+#[test]
+fn a_record_completes_no_cell_that_it_lacks() {
+    let mut world = capturing();
+    for cell in ["a", "b", "c"] {
+        world.run_on(cell, Value::Null);
+        world.begins(cell);
+        world.reply(cell, "ok");
+    }
+    let cells = json!([{"msg_id": "a"}, {"msg_id": "c"}]);
+    world.captured("state.record", json!({"cells": cells, "record": 1}));
+    world.synced(1);
+    assert_eq!(world.at_stake(), 2);
+}
+
 #[test]
 fn a_cell_that_the_log_has_as_ended_gets_that_answer() {
     let mut world = grown();
