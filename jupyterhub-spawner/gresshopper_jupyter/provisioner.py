@@ -440,7 +440,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         if sys.platform != "linux":
             raise FrontError("kernels of Gresshopper need a Jupyter server on Linux: connect to one by its address")
-        env = dict(kwargs.get("env") or os.environ)
+        env = {os.fsdecode(name): os.fsdecode(value) for name, value in (kwargs.get("env") or os.environ).items()}
         # Some clients restart a kernel without ending the old kernel: the ports are needed.
         await self.cleanup(restart=True)
         self._incarnation += 1
@@ -470,10 +470,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         self.connection_info = {**info, "signature_scheme": "hmac-sha256", "key": key.encode()}
         return self.connection_info
 
-    def _launch(self, cmd: list[str], cwd: str | None, env: dict[str, str]) -> dict[str, Any]:
+    def _launch(self, cmd: list[str], cwd: str | os.PathLike[str] | None, env: dict[str, str]) -> dict[str, Any]:
         launch: dict[str, Any] = {
-            "argv": cmd,
-            "cwd": cwd or os.getcwd(),
+            # Clients may give what `subprocess.Popen` takes: paths that are no texts, and a relative folder.
+            "argv": [os.fsdecode(argument) for argument in cmd],
+            "cwd": os.path.join(os.getcwd(), os.fsdecode(cwd)) if cwd else os.getcwd(),
             "name": os.path.basename(self._path or env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
             "durable": env.get(DURABLE, self.durable),

@@ -30,10 +30,10 @@ TIMEOUT = 30
 class Kernel:
     """A started kernel with one client."""
 
-    def __init__(self) -> None:
+    def __init__(self, **start: Any) -> None:
         self.km: KernelManager
         self.kc: BlockingKernelClient
-        self.km, self.kc = start_new_kernel(kernel_name="python3")
+        self.km, self.kc = start_new_kernel(kernel_name="python3", **start)
 
     def run(self, code: str, **kwargs: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """The reply's content and what iopub said."""

@@ -47,6 +47,21 @@ def test_a_magic_changes_nothing_else_in_its_cell(kernel: Kernel) -> None:
     assert of_type(seen, "stream")[0]["text"] == "from bash\n"
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_client_starts_it_with_what_popen_takes(
+    tmp_path: Path, relative: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`jupyter execute` gives the notebook's folder as a Path."""
+    monkeypatch.chdir(tmp_path.parent)
+    cwd = Path(tmp_path.name) if relative else tmp_path
+    kernel = Kernel(cwd=cwd, env={**os.environ, "SOME_PATH": tmp_path})
+    try:
+        assert kernel.value("__import__('os').getcwd()") == str(tmp_path)
+        assert kernel.value("__import__('os').environ['SOME_PATH']") == str(tmp_path)
+    finally:
+        kernel.close()
+
+
 def test_a_bad_magic_is_an_error_without_a_traceback(kernel: Kernel) -> None:
     reply, seen = kernel.run("%%gpu two\nprint('not run')")
     assert (reply["status"], reply["ename"]) == ("error", "UsageError")
