@@ -20,6 +20,8 @@ use tokio_rustls::client::TlsStream;
 /// How long a replica lives without a front.
 pub const WITHOUT_FRONT: Duration = Duration::from_secs(60);
 const EACH_TRY: Duration = Duration::from_secs(5);
+/// The loss of a front is known so long after the connection's end.
+pub const KNOWS_WITHIN: Duration = WITHOUT_FRONT.saturating_add(EACH_TRY).saturating_add(EACH_TRY);
 const BETWEEN_TRIES: Duration = Duration::from_millis(300);
 
 /// Events and questions of the dialler for the replica.
@@ -130,7 +132,7 @@ pub(crate) async fn read_front_file(dir: &Path) -> anyhow::Result<FrontFile> {
 
 /// Whether another replica came after this one. A kernel's group may return to an earlier incarnation, so tenures
 /// decide where a kernel has them.
-fn is_followed(file: &FrontFile, me: Incarnation, standing: Standing) -> bool {
+pub(crate) fn is_followed(file: &FrontFile, me: Incarnation, standing: Standing) -> bool {
     match (&file.state, standing) {
         (_, Standing::Follows) => false,
         (Some(state), Standing::Executes(tenure)) => file.incarnation != me && state.tenure > tenure,

@@ -1,19 +1,20 @@
 //! The files of a replica whose last words no front takes.
 
+use crate::dial::{Standing, is_followed};
 use crate::link::FrontLink;
 use hop_protocol::file::FrontFile;
 use hop_protocol::states;
-use hop_words::id::Incarnation;
+use hop_words::id::{Incarnation, Tenure};
 use std::path::Path;
 
 /// No front wants this replica. Removes the front's folder, left behind only if no front cleans up after itself.
 /// Removes also the state of a kernel that nobody will find again. If the state will be found, the outputs that no
 /// front has taken are kept beside it. A living front has another replica, or starts one from this very state.
-pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
+pub(crate) fn see_to(dir: &Path, file: &FrontFile, (me, tenure): (Incarnation, Tenure), link: &FrontLink) {
     let state = file.state.as_ref();
     // Only a proven absence lets the folders go.
     let has_owner = state.is_some_and(|s| states::has_owner(&s.kernel).unwrap_or(true));
-    if has_owner || !is_ours(dir, me) {
+    if has_owner || !is_ours(dir, me, tenure) {
         return;
     }
     let found_again = keep(file, link);
@@ -24,15 +25,21 @@ pub(crate) fn see_to(dir: &Path, file: &FrontFile, me: Incarnation, link: &Front
 }
 
 /// The front has not taken everything for a minute: it is gone, or at a standstill. The folder is left to the front.
-pub(crate) fn see_to_words(dir: &Path, file: &FrontFile, me: Incarnation, link: &FrontLink) {
-    if is_ours(dir, me) {
+pub(crate) fn see_to_words(
+    dir: &Path,
+    file: &FrontFile,
+    (me, tenure): (Incarnation, Tenure),
+    link: &FrontLink,
+) {
+    if is_ours(dir, me, tenure) {
         keep(file, link);
     }
 }
 
-/// Whether no later replica took the place of this one.
-fn is_ours(dir: &Path, me: Incarnation) -> bool {
-    FrontFile::read(dir).is_ok_and(|f| f.incarnation == me)
+/// Whether no later replica took the place of this one. The file of a front that is lost doesn't name the executors that
+/// the group has elected since.
+fn is_ours(dir: &Path, me: Incarnation, tenure: Tenure) -> bool {
+    FrontFile::read(dir).is_ok_and(|file| !is_followed(&file, me, Standing::Executes(tenure)))
 }
 
 /// Returns whether the kernel's state is found again, by its notebook.
@@ -80,7 +87,7 @@ mod tests {
             file.write(&dir).unwrap();
             // A link to itself fails each look, even by root.
             std::os::unix::fs::symlink(name, kernel.join(name)).unwrap();
-            see_to(&dir, &file, Incarnation(1), &FrontLink::new());
+            see_to(&dir, &file, (Incarnation(1), Tenure(1)), &FrontLink::new());
             assert!(kernel.exists(), "{name}");
         }
     }
@@ -93,12 +100,33 @@ mod tests {
         let owner = File::create(kernel.join(states::OWNER)).unwrap();
         file.write(&dir).unwrap();
         let left = || {
-            see_to(&dir, &file, Incarnation(1), &FrontLink::new());
+            see_to(&dir, &file, (Incarnation(1), Tenure(1)), &FrontLink::new());
             (dir.exists(), kernel.exists())
         };
         owner.lock().unwrap();
         assert_eq!(left(), (true, true), "it stands still, or can't be reached");
         drop(owner);
         assert_eq!(left(), (false, false));
+    }
+
+    #[test]
+    fn an_executor_elected_after_its_front_clears_away_and_one_before_the_file_does_not() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (dir, kernel) = (tmp.path().join("dir"), tmp.path().join("state"));
+        let file = FrontFile {
+            incarnation: Incarnation(2),
+            ..file(&kernel)
+        };
+        file.write(&dir).unwrap();
+        let left = |me, tenure| {
+            see_to(&dir, &file, (Incarnation(me), Tenure(tenure)), &FrontLink::new());
+            (dir.exists(), kernel.exists())
+        };
+        assert_eq!(
+            left(1, 0),
+            (true, true),
+            "another front has opened the next tenure"
+        );
+        assert_eq!(left(3, 2), (false, false));
     }
 }

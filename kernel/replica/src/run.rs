@@ -85,10 +85,11 @@ impl Replica {
         self.until_taken(&mut inputs).await;
         self.end_descendants();
         self.log.end().await;
-        if inputs.links.is_none() {
-            leavings::see_to(&self.dir, &self.file, self.incarnation, &self.link);
+        let me = (self.incarnation, self.core.tenure());
+        if inputs.links.is_none() && !self.core.has_successor() {
+            leavings::see_to(&self.dir, &self.file, me, &self.link);
         } else if !self.link.is_settled() {
-            leavings::see_to_words(&self.dir, &self.file, self.incarnation, &self.link);
+            leavings::see_to_words(&self.dir, &self.file, me, &self.link);
         }
         Ok(())
     }
@@ -446,9 +447,10 @@ impl Replica {
         Ok(())
     }
 
-    /// Waits until the front has everything, or there is no front any more.
+    /// Waits until the front has everything, or there is no front any more. A front that stands still is waited for as
+    /// long as an absent one, counted from the last word of the connection: its absence is known by then.
     async fn until_taken(&mut self, inputs: &mut Inputs) {
-        let patience = Instant::now() + dial::WITHOUT_FRONT;
+        let mut patience = Instant::now() + dial::KNOWS_WITHIN;
         while !self.link.is_settled() && inputs.links.is_some() {
             tokio::select! {
                 frame = wait::on(&mut inputs.frames, mpsc::Receiver::recv) => match frame {
@@ -456,8 +458,9 @@ impl Replica {
                     None => inputs.frames = None,
                 },
                 event = wait::on(&mut inputs.links, mpsc::Receiver::recv) => {
+                    patience = Instant::now() + dial::KNOWS_WITHIN;
                     if self.on_link(event, &mut inputs.frames).is_some() {
-                        break;
+                        inputs.links = None;
                     }
                 }
                 () = self.link.has_room() => self.link.hand_over(),

@@ -6,7 +6,7 @@ use super::durable::{Durable, Farewell, GroupStanding, Grouped, Lack};
 use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::{ReplicaRole, ReplicaRow};
-use hop_log::{Entry, Payload, State};
+use hop_log::{Entry, Office, Payload, State};
 use hop_protocol::message::Note;
 use hop_words::id::{Incarnation, JobId, NodeName};
 use hop_words::time::{Span, Timestamp};
@@ -245,6 +245,17 @@ impl Core {
         self.phase = Phase::Over;
         self.out.push(Output::KillKernel);
         self.out.push(Output::Leave);
+    }
+
+    /// Whether another replica goes on with the kernel, or is about to, as far as this one knows.
+    pub fn has_successor(&self) -> bool {
+        let me = self.identity.incarnation;
+        let state = self.durable.as_ref().map(|d| d.journal.state());
+        state.is_some_and(|state| match state.office() {
+            Office::Held { executor, .. } => *executor != me,
+            Office::Vacant { .. } => !state.members().is_empty() && state.has_left(me),
+            Office::Asleep { .. } => false,
+        })
     }
 
     /// Notes since when an entry has been on its way into the group's log.
