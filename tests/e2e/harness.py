@@ -365,11 +365,12 @@ def all_gpus_held(cluster: Cluster, seconds: float) -> Iterator[None]:
         assert holder.wait(held["cell"], 60)["status"] == "ok"
 
 
-def no_process_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:
-    """Waits until every process of the user's kernels has ended. A failure names those that are left."""
+def no_process_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0, front: bool = False) -> None:
+    """Waits until every process of the user's kernels has ended, but for their fronts where there are to be any. A failure
+    names those that are left."""
 
     def left() -> list[int]:
-        return cluster.pids(r"hop-replica (run|spare)|ipykernel|hop-front", user)
+        return cluster.pids(r"hop-replica (run|spare)|ipykernel" + ("" if front else "|hop-front"), user)
 
     try:
         until("no process is left", lambda: not left(), timeout)

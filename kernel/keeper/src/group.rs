@@ -203,8 +203,9 @@ impl Group {
             self.say_failed(why);
         }
         let goes_on = standing.stopped.is_none();
+        self.have_the_host_look(memory, standing, heard);
         if standing.leader == Some(self.me) && goes_on {
-            (memory.stands_at, memory.looks_at) = (None, None);
+            memory.stands_at = None;
             if new {
                 self.member.remind().await;
             }
@@ -223,7 +224,6 @@ impl Group {
         if new {
             self.ask_whether_a_member();
         }
-        self.have_the_host_look(memory, standing, heard);
         if goes_on {
             self.stand(memory, standing, heard).await;
         }
@@ -240,10 +240,19 @@ impl Group {
     }
 
     /// A group without a leader may be over, with nobody left to say so. The same is true for a member that has no vote
-    /// yet, or whose vote can't win.
+    /// yet, or whose vote can't win, and for a leader that hears too few of the others.
     fn have_the_host_look(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
-        let leader = standing.leader.and_then(|l| lock(&self.seats).get(&l).copied());
-        if leader.is_some_and(|seat| heard.up.contains(&seat)) {
+        let seats = lock(&self.seats).clone();
+        let is_up = |member: &Incarnation| seats.get(member).is_some_and(|seat| heard.up.contains(seat));
+        let goes_on = match standing.leader {
+            Some(leader) if leader == self.me => {
+                let up = standing.voters.iter().filter(|v| **v == self.me || is_up(v));
+                up.count() * 2 > standing.voters.len()
+            }
+            Some(leader) => is_up(&leader),
+            None => false,
+        };
+        if goes_on {
             memory.looks_at = None;
             return;
         }

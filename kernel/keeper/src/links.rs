@@ -37,7 +37,8 @@ const HANDSHAKES: usize = 64;
 /// The time for which a kernel is at rest before the others hear so: cell after cell costs no message.
 const TOLD_AFTER_REST: Span = Span::from_millis(500);
 
-/// For so long the others hear that an executor's process has ended: nobody waits any longer for the word.
+/// For so long the others hear that an executor's process has ended, or that a kernel is over: nobody waits any longer
+/// for the word.
 const TOLD_AFTER_END: Span = Span::from_secs(15);
 
 /// A kernel that runs no cell.
@@ -74,6 +75,8 @@ pub(crate) struct Links {
     pub(crate) failed: Mutex<BTreeMap<String, Incarnation>>,
     /// Tenures whose executor's process has ended here, and since when.
     ended: Mutex<BTreeMap<String, (Tenure, Timestamp)>>,
+    /// Groups that are over by this seat's word, with the seats that hear so, and since when.
+    closed: Mutex<BTreeMap<String, (BTreeSet<JobId>, Timestamp)>>,
     /// Wakes the task that follows peers, dials them, and reports peers no longer heard.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
@@ -110,6 +113,7 @@ impl Links {
             resting: Mutex::default(),
             failed: Mutex::default(),
             ended: Mutex::default(),
+            closed: Mutex::default(),
             wake: Notify::new(),
             events,
             tasks: Mutex::default(),
@@ -338,11 +342,24 @@ impl Links {
     /// Tells the group's other seats of its end.
     pub(crate) fn tell_closed(&self, group: &str) {
         let seats = lock(&self.shared).get(group).cloned().unwrap_or_default();
-        let group = group.to_owned();
-        let close = Frame::Close { group };
-        for seat in seats {
-            self.send(seat, &close);
+        lock(&self.closed).insert(group.to_owned(), (seats, self.now()));
+        self.close_again(self.now());
+        self.wake.notify_one();
+    }
+
+    /// Tells again and again which groups are over, since a link may be new. Returns whether there are any.
+    fn close_again(&self, now: Timestamp) -> bool {
+        let closed = {
+            let mut closed = lock(&self.closed);
+            closed.retain(|_, (_, since)| now.since(*since) < TOLD_AFTER_END);
+            closed.clone()
+        };
+        for (group, (seats, _)) in &closed {
+            let group = group.clone();
+            let close = Frame::Close { group };
+            seats.iter().for_each(|seat| self.send(*seat, &close));
         }
+        !closed.is_empty()
     }
 
     fn link(&self, seat: JobId) -> Option<Arc<Link>> {
@@ -359,7 +376,8 @@ impl Links {
     /// Pings all peers and dials the missing ones, until the keeper ends. Without peers nothing happens.
     pub(crate) async fn ping(self: Arc<Self>) {
         loop {
-            if !self.hear(|hearing| hearing.has_peers()) {
+            let closes = self.close_again(self.now());
+            if !closes && !self.hear(|hearing| hearing.has_peers()) {
                 self.wake.notified().await;
             }
             let now = self.now();

@@ -497,6 +497,28 @@ async fn a_member_that_is_never_elected_has_its_host_look() {
     drop(second);
 }
 
+/// As a standby that leads beside an executor: its group can't go on, and its kernel may have begun anew elsewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_hears_too_few_has_its_host_look_again_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut first, second, third] = grown(dir.path()).await;
+    drop((second, third));
+    first.leaderless().await;
+    assert_eq!(first.member.standing().leader, Some(Incarnation(1)));
+    first.leaderless().await;
+}
+
+/// As a seat whose link was down at the moment of the kernel's end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kernels_end_is_told_again_and_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let [first, _second, mut third] = grown(dir.path()).await;
+    first.keeper.close(GROUP);
+    third.closed().await;
+    first.keeper.leave(GROUP).await;
+    third.closed().await;
+}
+
 /// As a seat that took a new member's place, and whose leader was lost before the member's first entry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_never_had_a_leader_has_its_host_look_again_and_again() {

@@ -9,6 +9,7 @@ use super::host::{Command, Host, Member};
 use super::hot::{Deed, Hot};
 use super::lag::Watch;
 use super::propose::propose_in_order;
+use super::terminate;
 use super::wire::{FromSeat, Hears};
 use crate::core::Lack;
 use hop_keeper::hearing::Heard;
@@ -18,7 +19,6 @@ use hop_protocol::step::{Step, Turn};
 use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, News, Standing};
 use hop_words::id::{Incarnation, JobId, KernelId, Tenure};
-use rustix::process::{Pid, Signal, kill_process};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -213,7 +213,12 @@ impl Tended {
     /// Has the executor run here, where the group wants it here.
     async fn look(&self, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
         let Some(state) = &desk.state else { return };
-        if state.has_left(self.me) || matches!(state.office(), Office::Asleep { .. }) {
+        let sleeps = matches!(state.office(), Office::Asleep { .. });
+        if sleeps {
+            // Whoever lags behind hears the last entry from nobody: a majority has it, and leaves.
+            self.host.keeper.close(&self.group);
+        }
+        if sleeps || state.has_left(self.me) {
             desk.over = true;
             return;
         }
@@ -534,11 +539,7 @@ impl Desk {
             // It may have left.
             let _ = follower.out.send(FromSeat::Alone);
         }
-        let srun = self.standby.as_ref().and_then(Child::id);
-        if let Some(pid) = srun.and_then(|id| Pid::from_raw(id.cast_signed())) {
-            // srun passes the signal on to the replica. An error means that srun has ended.
-            let _ = kill_process(pid, Signal::TERM);
-        }
+        self.standby.iter().for_each(terminate);
     }
 
     fn attach(&mut self, visit: u64, out: mpsc::UnboundedSender<FromSeat>, hot: bool, me: Incarnation) {
