@@ -28,6 +28,7 @@ use hop_words::error::chain;
 use hop_words::id::{JobId, NodeName};
 use hop_words::net::route_to;
 use host::{Busy, Host};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -39,6 +40,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::process::Child;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
@@ -64,6 +66,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// The pause before the next start, after `failed` failures and this one: the first pause, and twice as long each time.
 fn pause(first: Duration, failed: u32) -> Duration {
     (first * 2u32.pow(failed.min(8))).min(LONGEST_PAUSE)
+}
+
+/// Asks the srun of a step to end. srun passes the signal on to the step.
+fn terminate(srun: &Child) {
+    if let Some(pid) = srun.id().and_then(|id| Pid::from_raw(id.cast_signed())) {
+        // An error means that srun has ended.
+        let _ = kill_process(pid, Signal::TERM);
+    }
 }
 
 /// Time for which an ending seat waits until the replicas have left. Slurm's own patience (`KillWait`) is 30 s by

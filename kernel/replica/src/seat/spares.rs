@@ -5,7 +5,7 @@
 //! [`Shelf`] decides, and has no process or clock; [`Spares`] carries out.
 
 use super::wire::{Called, FromSeat};
-use super::{Seat, pause};
+use super::{Seat, pause, terminate};
 use crate::spare::Kind;
 use anyhow::Context;
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
@@ -21,7 +21,11 @@ use tokio::process::{Child, Command as Program};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-/// Between a new wish and the spare: a kernel that has just begun needs the node's cores for itself.
+/// Between a new wish and the spare: a kernel that has just begun needs the node's cores for itself, and many a kernel
+/// of a program is over by then.
+const BEGINS: Duration = Duration::from_secs(10);
+
+/// Between a spare's use and the next spare: the kernel that the spare has become needs the cores.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// Between a spare's unused end and the next spare, twice as long each time.
@@ -65,13 +69,19 @@ struct Kept {
     ready: bool,
 }
 
+#[derive(Debug)]
+struct Wish {
+    kind: Kind,
+    from: Instant,
+}
+
 /// Which spares there should be.
 #[derive(Debug)]
 struct Shelf {
     most: usize,
     made: u32,
     /// By the group of a kernel with a standby here.
-    wants: BTreeMap<String, Kind>,
+    wants: BTreeMap<String, Wish>,
     spares: BTreeMap<u32, Kept>,
     /// Number of spares in a row that ended unused.
     failed: u32,
@@ -91,8 +101,8 @@ impl Shelf {
     }
 
     fn wants(&mut self, group: String, kind: Kind, now: Instant) {
-        self.wants.insert(group, kind);
-        self.not_before = self.not_before.max(now + SETTLES);
+        let from = now + BEGINS;
+        self.wants.insert(group, Wish { kind, from });
     }
 
     fn unwanted(&mut self, group: &str) {
@@ -124,13 +134,14 @@ impl Shelf {
     }
 
     fn acts(&mut self, now: Instant) -> Vec<Act> {
-        let wanted = |kind: &Kind| self.wants.values().any(|k| k == kind);
+        let wanted = |kind: &Kind| self.wants.values().any(|w| w.kind == *kind);
         let unwanted = self.spares.iter().filter(|(_, s)| !wanted(&s.kind));
         let ended: Vec<u32> = unwanted.map(|(n, _)| *n).collect();
         self.spares.retain(|number, _| !ended.contains(number));
         let mut acts: Vec<Act> = ended.into_iter().map(|number| Act::End { number }).collect();
         while now >= self.not_before && self.spares.len() < self.most {
-            let Some((group, kind)) = self.lacking() else {
+            let due = self.lacking().find(|(_, wish)| wish.from <= now);
+            let Some((group, kind)) = due.map(|(group, wish)| (group.clone(), wish.kind.clone())) else {
                 break;
             };
             self.made += 1;
@@ -141,11 +152,10 @@ impl Shelf {
         acts
     }
 
-    /// A kernel without a spare of its kind.
-    fn lacking(&self) -> Option<(String, Kind)> {
+    /// The kernels without a spare of their kind.
+    fn lacking(&self) -> impl Iterator<Item = (&String, &Wish)> {
         let has = |kind: &Kind| self.spares.values().any(|s| s.kind == *kind);
-        let (group, kind) = self.wants.iter().find(|(_, kind)| !has(kind))?;
-        Some((group.clone(), kind.clone()))
+        self.wants.iter().filter(move |(_, wish)| !has(&wish.kind))
     }
 
     /// When to look again.
@@ -153,9 +163,10 @@ impl Shelf {
         if self.spares.values().any(|s| !s.ready) {
             return Some(now + LOOKS_EVERY);
         }
-        let lacks = self.spares.len() < self.most && self.lacking().is_some();
+        let lacks = self.lacking().filter(|_| self.spares.len() < self.most);
+        let starts = lacks.map(|(_, wish)| wish.from.max(self.not_before)).min();
         let looks = (!self.spares.is_empty()).then(|| now + KERNELS_EVERY);
-        lacks.then_some(self.not_before).into_iter().chain(looks).min()
+        starts.into_iter().chain(looks).min()
     }
 
     /// For each spare, the groups asking for a spare.
@@ -163,7 +174,7 @@ impl Shelf {
         let by = |kind: &Kind| {
             self.wants
                 .iter()
-                .filter(|(_, k)| *k == kind)
+                .filter(|(_, w)| w.kind == *kind)
                 .map(|(group, _)| group)
                 .collect()
         };
@@ -480,13 +491,17 @@ impl Keeper {
             .spawn()
     }
 
-    /// Lets go of a spare. A spare still in preparation is told once ready.
+    /// Lets go of a spare. The interpreter of a spare in preparation isn't waited for.
     fn end(&mut self, number: u32) {
-        if let Some(door) = self.doors.remove(&number) {
+        let door = self.doors.remove(&number);
+        let process = self.processes.remove(&number);
+        match (&door, &process) {
             // It may be gone already.
-            let _ = door.send(FromSeat::Alone);
+            (Some(door), _) => drop(door.send(FromSeat::Alone)),
+            (None, Some(srun)) => terminate(srun),
+            (None, None) => {}
         }
-        if let Some(mut process) = self.processes.remove(&number) {
+        if let Some(mut process) = process {
             tokio::spawn(async move { drop(process.wait().await) });
         }
     }
@@ -509,9 +524,9 @@ mod tests {
     #[test]
     fn one_spare_serves_all_kernels_of_its_kind_once_and_another_follows() {
         let begin = Instant::now();
-        let (mut shelf, later) = (Shelf::new(1, begin), begin + SETTLES);
+        let (mut shelf, later) = (Shelf::new(1, begin), begin + BEGINS);
         shelf.wants("a".into(), kind("x"), begin);
-        shelf.wants("b".into(), kind("x"), begin);
+        shelf.wants("b".into(), kind("x"), begin + SETTLES);
         assert_eq!(shelf.acts(begin), [], "the kernel's own start comes first");
         assert_eq!(shelf.due(begin), Some(later));
         assert_eq!(shelf.acts(later), [start(1, "a")]);
@@ -529,7 +544,7 @@ mod tests {
     #[test]
     fn a_spare_that_nobody_wants_ends_and_makes_room_for_another_kind() {
         let begin = Instant::now();
-        let (mut shelf, later) = (Shelf::new(1, begin), begin + SETTLES);
+        let (mut shelf, later) = (Shelf::new(1, begin), begin + BEGINS);
         shelf.wants("a".into(), kind("x"), begin);
         shelf.wants("b".into(), kind("y"), begin);
         assert_eq!(shelf.acts(later), [start(1, "a")], "no more than one");
@@ -546,7 +561,7 @@ mod tests {
         let mut now = Instant::now();
         let mut shelf = Shelf::new(1, now);
         shelf.wants("a".into(), kind("x"), now);
-        now += SETTLES;
+        now += BEGINS;
         let mut waits = Vec::new();
         for number in 1..=7 {
             assert_eq!(shelf.acts(now), [start(number, "a")]);
@@ -573,7 +588,30 @@ mod tests {
         let now = Instant::now();
         let mut shelf = Shelf::new(0, now);
         shelf.wants("a".into(), kind("x"), now);
-        assert_eq!(shelf.acts(now + SETTLES), []);
+        assert_eq!(shelf.acts(now + BEGINS), []);
         assert_eq!(shelf.due(now), None);
+    }
+
+    #[test]
+    fn kernels_that_begin_one_after_the_other_delay_no_other_kernels_spare() {
+        let begin = Instant::now();
+        let mut shelf = Shelf::new(1, begin);
+        shelf.wants("b".into(), kind("x"), begin);
+        for second in 1..10 {
+            shelf.wants("a".into(), kind("y"), begin + Duration::from_secs(second));
+        }
+        assert_eq!(shelf.due(begin), Some(begin + BEGINS));
+        assert_eq!(shelf.acts(begin + BEGINS), [start(1, "b")]);
+    }
+
+    #[test]
+    fn a_kernel_that_ends_soon_has_no_spare() {
+        let begin = Instant::now();
+        let mut shelf = Shelf::new(1, begin);
+        shelf.wants("a".into(), kind("x"), begin);
+        assert_eq!(shelf.acts(begin + SETTLES), []);
+        shelf.unwanted("a");
+        assert_eq!(shelf.due(begin + SETTLES), None);
+        assert_eq!(shelf.acts(begin + BEGINS), []);
     }
 }
