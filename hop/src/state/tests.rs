@@ -68,6 +68,13 @@ impl User {
         self.tmp.path().join("scratch")
     }
 
+    /// The address of a new folder that stands for an object store.
+    fn remote(&self) -> String {
+        let folder = self.tmp.path().join("remote");
+        fs::DirBuilder::new().mode(0o700).create(&folder).unwrap();
+        format!("file://{}", folder.display())
+    }
+
     /// Saves a state under this name, with its content in this store.
     fn saved(&self, name: &str, store: &Path, content: &[u8]) {
         let folder = self.data().join("states").join(name);
@@ -123,11 +130,7 @@ fn a_dot_is_no_states_name() {
 #[test]
 fn a_state_is_sent_from_the_store_that_has_its_content() {
     let user = User::new();
-    let remote = format!("file://{}/remote", user.tmp.path().display());
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(user.tmp.path().join("remote"))
-        .unwrap();
+    let remote = user.remote();
     let (home, site) = (user.data().join("store"), user.site());
     user.saved("before", &home, &[1; 5000]);
     user.saved("after", &site, &[2; 5000]);
@@ -171,11 +174,7 @@ fn the_users_own_store_comes_first_and_a_relative_one_is_told_and_not_used() {
 #[test]
 fn nothing_is_written_into_a_store_that_others_can_read() {
     let user = User::new();
-    let remote = format!("file://{}/remote", user.tmp.path().display());
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(user.tmp.path().join("remote"))
-        .unwrap();
+    let remote = user.remote();
     user.saved("work", &user.data().join("store"), &[1; 5000]);
     let told = user.hop(&format!("copy work {remote}/work"));
     assert!(told.contains("(1 of 1 chunks)"), "{told}");

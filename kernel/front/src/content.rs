@@ -45,29 +45,25 @@ pub(crate) fn settle(start: &mut Start) -> Settled {
         Ok(user) => (user, None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let mut settled = Settled {
-        stores: None,
-        told: relative.into_iter().collect(),
-    };
-    let site = match known(of_site(local), user.is_some()) {
-        Ok(site) => site,
-        Err(sentence) => {
-            start.launch.durable = Durable::No;
-            settled.told.push(sentence);
-            return settled;
-        }
-    };
+    let mut told: Vec<String> = relative.into_iter().collect();
+    let stores = usable(user, local).unwrap_or_else(|sentence| {
+        start.launch.durable = Durable::No;
+        told.push(sentence);
+        None
+    });
+    Settled { stores, told }
+}
+
+/// The kernel's stores, or a sentence for the user of a kernel that can't be saved.
+fn usable(user: Option<PathBuf>, local: bool) -> Result<Option<Stores>, String> {
+    let site = known(of_site(local), user.is_some())?;
     let Some((stores, chosen)) = content::choose(user, site, data_dir()) else {
-        return settled;
+        return Ok(None);
     };
     match unusable(&stores.store, chosen, PATIENCE, content::prepare) {
-        None => settled.stores = Some(stores),
-        Some(sentence) => {
-            start.launch.durable = Durable::No;
-            settled.told.push(sentence);
-        }
+        None => Ok(Some(stores)),
+        Some(sentence) => Err(sentence),
     }
-    settled
 }
 
 /// The site's store for this user. A kernel without Slurm is no kernel of the site's.

@@ -195,9 +195,8 @@ mod tests {
 
     /// What a front opens.
     fn opened(opening: Opening, stored: Option<State>) -> State {
-        let incarnation = stored.as_ref().map_or(Incarnation(0), State::highest_incarnation);
         let place = Place {
-            incarnation: Incarnation(incarnation.0 + 1),
+            incarnation: next_incarnation(stored.as_ref(), Incarnation(1)),
             job: JobId(1),
             node: "n1".into(),
         };

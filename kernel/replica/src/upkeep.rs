@@ -26,7 +26,8 @@ pub(crate) struct Upkeep {
     states: PathBuf,
     /// The user's content-addressed store of chunks.
     content: PathBuf,
-    /// What the kernel's next records may name, while the file system can hold it.
+    /// The hold on content that the kernel's next records may name. `None` means that the file system has no locks, or that
+    /// no hold has begun yet.
     hold: Option<Hold>,
     /// The begin of the hold's clock.
     began: Instant,

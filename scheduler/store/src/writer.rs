@@ -181,7 +181,7 @@ impl<K, V> Drop for Writer<K, V> {
 
 /// Saves. A panic is a failure that keeps the entries: a dead thread would drop them, and all later ones, in silence.
 fn save_or_panic<K, V>(sink: &mut impl Sink<K, V>, entries: &BTreeMap<K, V>) -> Result<(), SaveError> {
-    // A sink that failed is opened anew by its next save, whatever state the panic has left.
+    // The journal is opened anew by its next save, and SQLite's transaction is rolled back as the panic drops it.
     let saved = std::panic::catch_unwind(AssertUnwindSafe(|| sink.save(entries)));
     saved.unwrap_or_else(|panic| {
         Err(SaveError::Panicked {

@@ -314,12 +314,12 @@ impl Node {
         })
     }
 
-    /// Whether a kernel has no record because none can be written here.
+    /// The refusal. Where no record can be written, that is the reason why a kernel has none.
     fn reworded(&self, refusal: Refusal) -> Refusal {
-        match (&refusal, self.store.check_room()) {
-            (Refusal::UnknownKernel { .. }, Err(e)) => e.into(),
-            _ => refusal,
+        if !matches!(refusal, Refusal::UnknownKernel { .. }) {
+            return refusal;
         }
+        self.store.check_room().map_or_else(Refusal::from, |()| refusal)
     }
 
     /// How the end of a lease will be known.

@@ -42,7 +42,7 @@ struct Input {
 }
 
 impl Said {
-    /// What a message of a cell says of the cell's text.
+    /// Reads from a message of a cell how the cell's text changes. `None` means not at all.
     fn of(cell: &CellId, envelope: &Envelope) -> Option<Self> {
         match envelope.header().ok()?.msg_type.as_str() {
             "execute_input" => {

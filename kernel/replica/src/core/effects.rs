@@ -208,7 +208,7 @@ impl Core {
         };
         self.note_bound(std::mem::take(&mut capture.unmovable));
         match &*capture.status {
-            "failed" => self.capture_ended(Some(capture.failure())),
+            "failed" => self.capture_failed(capture.failure()),
             "later" => {}
             _ => self.captured_again((!capture.why.is_empty()).then(|| capture.failure())),
         }
@@ -222,7 +222,7 @@ impl Core {
     /// Captures fail from now on, by the agent's word between two cells.
     pub(super) fn captures_fail(&mut self, said: Value) {
         if let Ok(capture) = serde_json::from_value::<Capture>(said) {
-            self.capture_ended(Some(capture.failure()));
+            self.capture_failed(capture.failure());
         }
     }
 

@@ -256,12 +256,17 @@ fn has_letters_of_name(name: &str) -> bool {
     (1..=MOST_LETTERS).contains(&name.len()) && !name.starts_with('-')
 }
 
-fn check_user(key: &str, name: &str) -> Result<(), Wrong> {
-    let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;/*'\"".contains(c);
-    match name.contains(foreign) || !has_letters_of_name(name) {
-        true => wrong(key, &format!("a user's name is needed, not {name:?}")),
+/// Refuses white space, control characters and the `foreign` ones.
+fn check_name(key: &str, what: &str, foreign: &str, name: &str) -> Result<(), Wrong> {
+    let is_foreign = |c: char| c.is_whitespace() || c.is_control() || foreign.contains(c);
+    match name.contains(is_foreign) || !has_letters_of_name(name) {
+        true => wrong(key, &format!("{what} is needed, not {name:?}")),
         false => Ok(()),
     }
+}
+
+fn check_user(key: &str, name: &str) -> Result<(), Wrong> {
+    check_name(key, "a user's name", ",:;/*'\"", name)
 }
 
 fn check_once<'a, T: Ord + Display + 'a>(key: &str, names: impl Iterator<Item = &'a T>) -> Result<(), Wrong> {
@@ -302,11 +307,7 @@ fn check_url(key: &str, text: &str) -> Result<(), Wrong> {
 
 /// A name of Slurm's: none of the characters that divide Slurm's lists, and none that a shell or Slurm's tables add.
 fn check_word(key: &str, text: &str) -> Result<(), Wrong> {
-    let foreign = |c: char| c.is_whitespace() || c.is_control() || ",:;=|*()/\\'\"".contains(c);
-    match text.contains(foreign) || !has_letters_of_name(text) {
-        true => wrong(key, &format!("one name of Slurm's is needed, not {text:?}")),
-        false => Ok(()),
-    }
+    check_name(key, "one name of Slurm's", ",:;=|*()/\\'\"", text)
 }
 
 impl Pool {

@@ -82,18 +82,23 @@ impl Core {
             }
             Err(why) => Some(why),
         };
-        self.capture_ended(failed.clone().map(|why| Unsaved { why, since: None }));
         match failed {
-            Some(why) => Some(wording::not_saved(&why)),
-            None => self.turned_out_bound(),
+            Some(why) => {
+                let told = wording::not_saved(&why);
+                self.capture_failed(Unsaved { why, since: None });
+                Some(told)
+            }
+            None => {
+                self.captured_again(None);
+                self.turned_out_bound()
+            }
         }
     }
 
-    /// A capture succeeded, or failed for this reason.
-    pub(in crate::core) fn capture_ended(&mut self, failed: Option<Unsaved>) {
+    /// A capture failed for this reason. The first reason since the last good capture counts.
+    pub(in crate::core) fn capture_failed(&mut self, why: Unsaved) {
         if let Some(durable) = &mut self.durable {
-            let before = durable.failed.take();
-            durable.failed = failed.map(|now| before.unwrap_or(now));
+            durable.failed.get_or_insert(why);
             self.tell_saved();
         }
     }
