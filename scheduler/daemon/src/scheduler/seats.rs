@@ -71,9 +71,8 @@ impl Seats {
         self.known.get(&job)
     }
 
-    /// The users who have seats.
-    pub(super) fn users(&self) -> BTreeSet<UserName> {
-        self.known.values().map(|seat| seat.user.clone()).collect()
+    pub(super) fn jobs(&self) -> BTreeSet<JobId> {
+        self.known.keys().copied().collect()
     }
 
     pub(super) fn forget(&mut self, job: JobId) {
