@@ -38,7 +38,8 @@ pub enum Input {
     NodeDown {
         node: NodeName,
     },
-    /// A node is in no pool's partition any more, by Slurm's word: no placement there, and no pilot can start.
+    /// A node is in no pool's partition any more, by Slurm's word: no placement there, and no pilot can start. Its pilots
+    /// drain.
     NodeGone {
         node: NodeName,
     },
