@@ -124,7 +124,7 @@ impl Core {
         let p = &self.supply.pools[pool];
         let most = p.config.max_pilots.max(p.config.min_pilots) * u32::from(p.config.gpus_per_pilot);
         let least = p.config.min_pilots;
-        if most == 0 || p.tally.gpus <= most {
+        if !p.config.is_configured() || p.tally.gpus <= most {
             return;
         }
         let mut own: Vec<_> = p.pilots.iter().copied().collect();

@@ -614,6 +614,19 @@ fn pilots_beyond_a_maximum_that_was_lowered_drain_the_idle_ones_first() {
     assert_eq!(drained(&out), [late], "{busy} lends");
 }
 
+#[test]
+fn a_maximum_of_zero_drains_all_pilots_the_idle_ones_first() {
+    let mut w = world(3);
+    let [busy, idle] = ["n0", "n1"].map(|node| w.pilot(node, 2, 8));
+    let kernel = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&kernel, Need::gpus(1));
+    w.settle();
+    assert_eq!(drained(&w.tell(Input::Pool(pool("main", 0)))), [idle, busy]);
+    assert_eq!(w.running.len(), 1, "its cell ends as it would");
+    let (late, out) = w.pilot_up("n1", 2, 8);
+    assert_eq!(drained(&out), [late], "an earlier daemon had asked for it");
+}
+
 /// The next daemon's core. Its journal has a kernel on n1, and a pilot that was asked for there.
 fn restarted(now: Timestamp) -> Core {
     let config = Config {
