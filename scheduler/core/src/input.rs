@@ -143,6 +143,11 @@ pub enum Input {
         kernel: KernelId,
         cell: CellId,
     },
+    /// The kernel's pool takes no cells of it any more: refuses those that wait. A parked cell has begun, and waits on.
+    CellsRefused {
+        kernel: KernelId,
+        why: String,
+    },
     CellEnded {
         kernel: KernelId,
         cell: CellId,
