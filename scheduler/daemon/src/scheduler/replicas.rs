@@ -35,7 +35,12 @@ impl Scheduler {
                 reason: format!("kernel {} hibernates since tenure {}", up.kernel, up.tenure),
             });
         }
-        self.pool_lends(&up.pool.clone().unwrap_or_else(|| self.default_pool()))
+        let pool = up.pool.clone().unwrap_or_else(|| self.default_pool());
+        // A kernel that is known keeps its running cell, though its pool isn't lent any more.
+        match self.core.owner(&up.kernel) {
+            Some(_) => self.pool_exists(&pool),
+            None => self.pool_lends(&pool),
+        }
     }
 
     /// Registers a replica in a seat of its user's. If it can't be said yet whether the pool takes the user's cells, the

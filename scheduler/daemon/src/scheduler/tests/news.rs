@@ -175,6 +175,55 @@ async fn a_parked_cell_waits_on_for_its_pool() {
     assert!(waits_for_its_pool(&long));
 }
 
+/// "Running cells end as they would", whatever breaks meanwhile.
+#[tokio::test]
+async fn what_runs_in_a_pool_not_lent_outlives_a_broken_connection() {
+    for restarts in [false, true] {
+        let mut lending = Lending::new();
+        let lease = lending.lease();
+        lending.house.say(lending.agent.0, started(lease));
+        let (mut house, conn, mut agents) = (lending.house, lending.ada.0, vec![lending.agent.1]);
+        if restarts {
+            house = house.restarted();
+            let (agent, mailbox) = house.connect("gresshopper", Role::Agent);
+            agents.push(mailbox);
+            let live = hop_api::message::LiveLease {
+                order: order(lease),
+                handover: handover(),
+            };
+            let leases = vec![live];
+            house.say(agent, report_of(|report| AgentUp { leases, ..report }));
+        }
+        house.scheduler.facts(Ok(not_lent()));
+        house.scheduler.settle();
+        house.scheduler.closed(conn);
+        house.seat(7, "ada", "n0");
+        let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+        let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+            unreachable!("made above")
+        };
+        report.holds = Some((lease, Some("c1".into())));
+        let answer = house.ask(ada, &mut mailbox, Request::ReplicaUp(report));
+        let id = ReplicaId {
+            kernel: "a".into(),
+            incarnation: hop_words::id::Incarnation(1),
+        };
+        house.scheduler.replica_away(&id);
+        house.scheduler.grace_over();
+        house.scheduler.settle();
+        let state = house.scheduler.core.lease(lease).map(|l| l.state);
+        assert_eq!(state, Some("RUNNING"), "{restarts}: {answer:?}");
+        house.scheduler.core.sanity_check().unwrap();
+        // A kernel that nobody knows doesn't begin in such a pool.
+        house.seat(9, "cleo", "n0");
+        let (cleo, mut mailbox) = house.connect("cleo", Role::Replica);
+        waits_on(
+            &house.ask(cleo, &mut mailbox, up("cleo", "n", 1, 9, "n0")),
+            "is not lent",
+        );
+    }
+}
+
 /// The configuration has given the node to another pool.
 #[tokio::test]
 async fn a_pool_whose_nodes_have_pilots_of_another_says_so() {
