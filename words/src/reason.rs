@@ -379,6 +379,9 @@ pub enum RefusedBecause {
     NoNode { pool: PoolName },
     #[error("the kernel's process was lost while the cell waited, and none came back: run the cell again")]
     ReplicaLost,
+    /// The kernel's pool doesn't take cells of its user's any more, or isn't lent.
+    #[error("{why}")]
+    NotTaken { why: String },
     #[error("cancelled by {by}")]
     Cancelled { by: String },
     #[error("the kernel was closed")]

@@ -15,7 +15,9 @@ fn main() {
     let now = Timestamp(1_000_000);
     let mut core = Core::new(Config::default(), now);
     let mut out = Vec::new();
-    core.handle(Input::Pool(PoolConfig::fixed("main", 0, 2, 8)), now, &mut out);
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    core.handle(Input::Pool(pool), now, &mut out);
     for n in 0..NODES {
         let facts = NodeFacts {
             node: format!("n{n}").as_str().into(),

@@ -560,6 +560,19 @@ impl Core {
         }
     }
 
+    /// Refuses the kernel's waiting cells, but for a parked one.
+    pub(crate) fn refuse_cells(&mut self, kernel: &KernelId, why: &str, out: &mut Vec<Output>) {
+        let Some(kernel) = self.find_kernel(kernel) else {
+            return;
+        };
+        for cell in self.work.kernels[kernel].cells.clone() {
+            if self.work.cells.get(cell).is_some_and(|c| c.parked.is_none()) {
+                let why = why.to_owned();
+                self.drop_cell(cell, Some(RefusedBecause::NotTaken { why }), out);
+            }
+        }
+    }
+
     fn drop_started(&mut self, lease: LeaseId, because: Option<RefusedBecause>, out: &mut Vec<Output>) {
         let cause = hop_words::lease::EndCause::Cancelled;
         if let Some(cell) = self.end_lease_keep_cell(lease, cause, out)

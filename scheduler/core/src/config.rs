@@ -142,6 +142,11 @@ impl PoolConfig {
             pack: true,
         }
     }
+
+    /// Whether the configuration has the pool. Pilots of a former configuration may name others.
+    pub(crate) fn is_configured(&self) -> bool {
+        self.cpus_per_pilot > 0
+    }
 }
 
 /// Limits on GPUs held at once and on GPU-minutes used, as Slurm's associations and QOS state them for gres/gpu.

@@ -95,6 +95,7 @@ impl Core {
             Input::KernelBound { kernel, incarnation } => self.kernel_bound(&kernel, incarnation, out),
             Input::Submit(asked) => self.submit(asked, out),
             Input::CancelCell { kernel, cell } => self.cancel_cell(&kernel, &cell, None, out),
+            Input::CellsRefused { kernel, why } => self.refuse_cells(&kernel, &why, out),
             Input::CellEnded {
                 kernel,
                 cell,

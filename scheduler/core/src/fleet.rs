@@ -72,12 +72,14 @@ impl Core {
         }
     }
 
-    /// Nothing is placed on the node, and Slurm starts no pilot there.
+    /// Nothing is placed on the node, and Slurm starts no pilot there. Those that are there drain: the rules of their
+    /// pool's partition on users don't hold on the node any more.
     pub(crate) fn node_gone(&mut self, name: &NodeName, out: &mut Vec<Output>) {
         if let Some(i) = self.find_node(name) {
             self.supply.nodes[i].standing = Standing::Gone;
             self.list_node(i);
             self.give_up_tickets(i, |_, _| true, out);
+            self.drain_other_pools(i, out);
         }
     }
 
@@ -103,15 +105,14 @@ impl Core {
         self.give_up_tickets(node, |_, t| t.pool == old, out);
     }
 
-    /// Ends the pilots of other pools on a node that is this pool's own by Slurm's word. Their pool's partition doesn't
+    /// Ends the pilots on a node that is another pool's own by Slurm's word, or no pool's. Their pool's partition doesn't
     /// have the node any more, and its rules on users would be passed by. Pools may share nodes of a burst partition.
     fn drain_other_pools(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let n = &self.supply.nodes[node];
-        if !n.sized || n.burst.is_some() {
-            return;
-        }
-        let others = n.pilots.iter().copied();
-        let others = others.filter(|&p| self.supply.pilots[p].pool != n.pool);
+        let is_gone = n.standing == Standing::Gone;
+        let is_own = n.sized && n.burst.is_none();
+        let is_others = |p: &Idx<Pilot>| is_gone || is_own && self.supply.pilots[*p].pool != n.pool;
+        let others = n.pilots.iter().copied().filter(is_others);
         for pilot in others.collect::<Vec<_>>() {
             self.drain(pilot, out);
         }
@@ -123,8 +124,7 @@ impl Core {
         let p = &self.supply.pools[pool];
         let most = p.config.max_pilots.max(p.config.min_pilots) * u32::from(p.config.gpus_per_pilot);
         let least = p.config.min_pilots;
-        // A pool without any pilots in its configuration is one that isn't configured (yet).
-        if most == 0 || p.tally.gpus <= most {
+        if !p.config.is_configured() || p.tally.gpus <= most {
             return;
         }
         let mut own: Vec<_> = p.pilots.iter().copied().collect();

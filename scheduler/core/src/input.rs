@@ -38,7 +38,8 @@ pub enum Input {
     NodeDown {
         node: NodeName,
     },
-    /// A node is in no pool's partition any more, by Slurm's word: no placement there, and no pilot can start.
+    /// A node is in no pool's partition any more, by Slurm's word: no placement there, and no pilot can start. Its pilots
+    /// drain.
     NodeGone {
         node: NodeName,
     },
@@ -141,6 +142,11 @@ pub enum Input {
     CancelCell {
         kernel: KernelId,
         cell: CellId,
+    },
+    /// The kernel's pool takes no cells of it any more: refuses those that wait. A parked cell has begun, and waits on.
+    CellsRefused {
+        kernel: KernelId,
+        why: String,
     },
     CellEnded {
         kernel: KernelId,

@@ -45,7 +45,7 @@ impl Core {
         let p = &self.supply.pools[pool];
         let (config, name) = (&p.config, || p.config.name.clone());
         // An unconfigured pool has no shape (yet): cells wait for it.
-        if config.max_pilots == 0 && config.min_pilots == 0 {
+        if !config.is_configured() {
             return None;
         }
         let (asked, most) = (need.gpus, config.gpus_per_pilot);

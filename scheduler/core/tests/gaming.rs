@@ -1,8 +1,8 @@
 //! Two people who want the only GPU all the time: an honest one with one kernel, and one with eight cells at a time who goes
 //! round fair share.
 
-use crate::world::World;
-use hop_core::config::{Config, PoolConfig};
+use crate::world::{World, by_hand};
+use hop_core::config::Config;
 use hop_words::id::{CellId, KernelId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Span;
@@ -11,7 +11,7 @@ const AT_A_TIME: usize = 8;
 
 /// The cheat's part of the cells of a minute that begin.
 fn part(cheats: impl Fn(usize, &World) -> (String, Need, Class)) -> f64 {
-    let mut w = World::new(1, Config::default(), PoolConfig::fixed("main", 0, 2, 8));
+    let mut w = World::new(1, Config::default(), by_hand(2, 8));
     w.pilot("n0", 1, 8);
     let honest = w.kernel("honest", "ada", &["n0"], 1);
     let mut own = w.submit(&honest, Need::gpus(1)).0;

@@ -580,6 +580,25 @@ fn a_pilot_drains_when_its_node_goes_to_another_pool() {
     assert_eq!(drained(&out), [], "{here} is its pool's own");
 }
 
+/// The configuration names the node's partition no more. Slurm's rules on users don't hold there.
+#[test]
+fn a_pilot_drains_when_its_node_leaves_every_pool() {
+    let mut w = world(2);
+    let [busy, other] = ["n0", "n1"].map(|node| w.pilot(node, 2, 8));
+    let kernel = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&kernel, Need::gpus(1));
+    w.settle();
+    assert_eq!(drained(&w.tell(gone("n0"))), [busy]);
+    assert_eq!(drained(&w.tell(gone("n0"))), [], "told once, and {other} stays");
+    assert_eq!(w.running.len(), 1, "its cell ends as it would");
+    // An agent that reports itself later than Slurm.
+    let (late, out) = w.pilot_up("n0", 2, 8);
+    assert_eq!(drained(&out), [late]);
+    w.tell(Input::Node(facts("n0")));
+    let (back, out) = w.pilot_up("n0", 2, 8);
+    assert_eq!(drained(&out), [], "{back} is its pool's own");
+}
+
 #[test]
 fn pilots_beyond_a_maximum_that_was_lowered_drain_the_idle_ones_first() {
     let mut w = world(3);
@@ -593,6 +612,19 @@ fn pilots_beyond_a_maximum_that_was_lowered_drain_the_idle_ones_first() {
     // One more comes that an earlier daemon had asked for.
     let (late, out) = w.pilot_up("n2", 2, 8);
     assert_eq!(drained(&out), [late], "{busy} lends");
+}
+
+#[test]
+fn a_maximum_of_zero_drains_all_pilots_the_idle_ones_first() {
+    let mut w = world(3);
+    let [busy, idle] = ["n0", "n1"].map(|node| w.pilot(node, 2, 8));
+    let kernel = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&kernel, Need::gpus(1));
+    w.settle();
+    assert_eq!(drained(&w.tell(Input::Pool(pool("main", 0)))), [idle, busy]);
+    assert_eq!(w.running.len(), 1, "its cell ends as it would");
+    let (late, out) = w.pilot_up("n1", 2, 8);
+    assert_eq!(drained(&out), [late], "an earlier daemon had asked for it");
 }
 
 /// The next daemon's core. Its journal has a kernel on n1, and a pilot that was asked for there.

@@ -1,6 +1,6 @@
 //! What the core says to one input at a time, and that it says nothing else.
 
-use crate::world::{World, report};
+use crate::world::{World, by_hand, report};
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::{Core, Input, Output, Record, ReportedLease, Submit};
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
@@ -10,7 +10,7 @@ use hop_words::reason::{Reason, RefusedBecause};
 use hop_words::time::{Span, Timestamp};
 
 fn pool() -> PoolConfig {
-    PoolConfig::fixed("main", 0, 2, 8)
+    by_hand(2, 8)
 }
 
 fn world() -> World {

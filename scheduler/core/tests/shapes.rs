@@ -1,6 +1,6 @@
 //! Cells of other shapes beside a due one: holds go by the type of its GPUs, and by its cores as well.
 
-use crate::world::World;
+use crate::world::{World, by_hand};
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_words::id::{CellId, KernelId};
 use hop_words::need::Need;
@@ -177,7 +177,7 @@ fn what_two_pilots_have_free_together_is_no_room() {
         fair_share: false,
         ..Config::default()
     };
-    let mut w = World::new(1, config, PoolConfig::fixed("main", 0, GPUS, CORES));
+    let mut w = World::new(1, config, by_hand(GPUS, CORES));
     w.pilot("n0", 3, 24);
     w.pilot("n0", 1, 8);
     let [long, large, short] = ["long", "large", "short"].map(|name| w.kernel(name, name, &["n0"], 1));

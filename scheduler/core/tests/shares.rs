@@ -1,6 +1,6 @@
 //! Fair share and GPU-minutes: what leases used, and what Slurm says of people's own jobs, each counted once.
 
-use crate::world::World;
+use crate::world::{World, by_hand};
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig, Share, Shares};
 use hop_core::journal::Entry;
 use hop_core::{Core, Input, Output};
@@ -20,7 +20,7 @@ fn config() -> Config {
 }
 
 fn pool() -> PoolConfig {
-    PoolConfig::fixed("main", 0, 2, 8)
+    by_hand(2, 8)
 }
 
 /// Slurm's word at `at`: GPU-hours of each user, and of each account.

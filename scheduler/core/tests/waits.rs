@@ -1,6 +1,6 @@
 //! The line before a waiting cell: who counts in it, and how long a wait it makes.
 
-use crate::world::{World, facts};
+use crate::world::{World, by_hand, facts};
 use hop_core::config::{Burst, Config, Limit, LimitOf, Limits, Migrate, PoolConfig, Scale};
 use hop_core::{CellView, Input, NodeFacts};
 use hop_words::id::{CellId, KernelId};
@@ -49,7 +49,7 @@ fn view(w: &World, kernel: &KernelId) -> CellView {
 
 #[test]
 fn a_wait_behind_cells_known_to_be_long_is_the_sum_of_their_runs() {
-    let mut w = World::new(1, Config::default(), PoolConfig::fixed("main", 0, 1, 64));
+    let mut w = World::new(1, Config::default(), by_hand(1, 64));
     w.pilot("n0", 1, 64);
     let long = kernels(&mut w, &["u0", "u1", "u2", "u3", "u4"]);
     let quick = w.kernel("q", "quinn", &["n0"], 1);
@@ -75,7 +75,7 @@ fn a_wait_behind_cells_known_to_be_long_is_the_sum_of_their_runs() {
 
 #[test]
 fn the_cells_ahead_spread_over_all_pilots_of_a_node() {
-    let mut w = World::new(1, Config::default(), PoolConfig::fixed("main", 0, 4, 64));
+    let mut w = World::new(1, Config::default(), by_hand(4, 64));
     (0..4).for_each(|_| _ = w.pilot("n0", 1, 16));
     let users = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let eight = kernels(&mut w, &users);
@@ -98,7 +98,7 @@ fn the_cells_ahead_spread_over_all_pilots_of_a_node() {
 
 #[test]
 fn cells_over_a_limit_go_before_nobody() {
-    let mut w = World::new(1, Config::default(), PoolConfig::fixed("main", 0, 2, 64));
+    let mut w = World::new(1, Config::default(), by_hand(2, 64));
     w.pilot("n0", 2, 64);
     w.tell(one_gpu_each(LimitOf::EachUser));
     let adas = kernels(&mut w, &["ada"; 21]);
@@ -119,7 +119,7 @@ fn cells_over_a_limit_go_before_nobody() {
 
 #[test]
 fn only_as_many_go_before_others_as_their_limit_leaves_gpus_for() {
-    let mut w = World::new(1, Config::default(), PoolConfig::fixed("main", 0, 2, 64));
+    let mut w = World::new(1, Config::default(), by_hand(2, 64));
     w.pilot("n0", 2, 64);
     w.tell(one_gpu_each(LimitOf::EachUser));
     let adas = kernels(&mut w, &["ada"; 21]);

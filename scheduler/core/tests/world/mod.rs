@@ -33,6 +33,13 @@ pub fn on_demand(gpus: u16, most: u32) -> PoolConfig {
     pool
 }
 
+/// A pool whose pilots come by hand: on nodes that have one, none is asked for.
+pub fn by_hand(gpus: u16, cpus: u16) -> PoolConfig {
+    let mut pool = PoolConfig::fixed("main", 0, gpus, cpus);
+    pool.max_pilots = 8;
+    pool
+}
+
 /// A report of a replica that has nothing to say.
 pub fn report(kernel: &KernelId, user: &str, incarnation: Incarnation, node: &str) -> ReplicaFacts {
     ReplicaFacts {

@@ -35,7 +35,12 @@ impl Scheduler {
                 reason: format!("kernel {} hibernates since tenure {}", up.kernel, up.tenure),
             });
         }
-        self.pool_lends(&up.pool.clone().unwrap_or_else(|| self.default_pool()))
+        let pool = up.pool.clone().unwrap_or_else(|| self.default_pool());
+        // A kernel that is known keeps its running cell, though its pool isn't lent any more.
+        match self.core.owner(&up.kernel) {
+            Some(_) => self.pool_exists(&pool),
+            None => self.pool_lends(&pool),
+        }
     }
 
     /// Registers a replica in a seat of its user's. If it can't be said yet whether the pool takes the user's cells, the
@@ -59,7 +64,13 @@ impl Scheduler {
         match self.takes(&pool, &access.caller.groups, job) {
             Ok(()) => up.waiting = waiting,
             Err(refusal @ Refusal::Unavailable { .. }) if !waiting.is_empty() => answer = Err(refusal),
-            Err(refusal) => self.refuse_cells(conn, &up.kernel, waiting, &refusal),
+            Err(refusal) => {
+                let parked = up.parked.as_ref().map(|parked| &parked.cell);
+                let has_begun = |waiting: &WaitingCell| parked == Some(&waiting.cell);
+                let (begun, refused) = waiting.into_iter().partition(has_begun);
+                up.waiting = begun;
+                self.refuse_cells(conn, &up.kernel, refused, &refusal);
+            }
         }
         self.replica_up(conn, &access.caller.user, up);
         answer
@@ -74,6 +85,25 @@ impl Scheduler {
                 reason: why.to_string(),
             };
             self.connections.send(conn, 0, Response::Event(event));
+        }
+    }
+
+    /// Refuses the waiting cells that their pools take no more: the configuration, or Slurm's settings and rules, have
+    /// changed. Cells wait on while that is unknown, or while their kernel is away: its next report is judged.
+    pub(super) fn refuse_waiting(&mut self) {
+        for kernel in self.registry.owned() {
+            if self.core.waiting_in(&kernel) == 0 {
+                continue;
+            }
+            let executor = self.registry.executor(&kernel);
+            let Some(conn) = executor.and_then(|(_, replica)| replica.conn) else {
+                continue;
+            };
+            if let Err(refusal @ Refusal::Invalid { .. }) = self.may_lease(conn, &kernel) {
+                let why = refusal.to_string();
+                info!(%kernel, "its waiting cells are refused: {why}");
+                self.todo.push_back(Input::CellsRefused { kernel, why });
+            }
         }
     }
 

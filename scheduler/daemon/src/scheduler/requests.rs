@@ -329,11 +329,7 @@ impl Scheduler {
                 ),
             });
         }
-        if !self.config.pool.contains_key(&up.pool) {
-            return Err(Refusal::NotFound {
-                what: format!("pool {}", up.pool),
-            });
-        }
+        self.pool_exists(&up.pool)?;
         if let Some(open) = self.connections.get_mut(conn) {
             open.ended.append(&mut up.ended);
             if up.more {
@@ -509,12 +505,17 @@ impl Scheduler {
 
     // --- pools, owners ---
 
-    pub(super) fn pool_lends(&self, pool: &PoolName) -> Result<(), Refusal> {
-        if !self.config.pool.contains_key(pool) {
-            return Err(Refusal::NotFound {
+    pub(super) fn pool_exists(&self, pool: &PoolName) -> Result<(), Refusal> {
+        match self.config.pool.contains_key(pool) {
+            true => Ok(()),
+            false => Err(Refusal::NotFound {
                 what: format!("pool {pool}"),
-            });
+            }),
         }
+    }
+
+    pub(super) fn pool_lends(&self, pool: &PoolName) -> Result<(), Refusal> {
+        self.pool_exists(pool)?;
         match self.pilot_jobs.refusal(pool) {
             Some(why) => Err(Refusal::Unavailable {
                 reason: format!("pool {pool} is not lent: {why}"),

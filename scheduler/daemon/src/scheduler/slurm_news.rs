@@ -485,6 +485,7 @@ impl Scheduler {
                 let acts = self.pilot_jobs.facts(facts.usable, facts.refused, now);
                 self.act(acts);
                 self.drain_refused();
+                self.refuse_waiting();
                 let next = match self.without_rules().is_empty() {
                     true => self.refresh(),
                     false => SOON,

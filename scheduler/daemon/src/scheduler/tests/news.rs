@@ -59,6 +59,171 @@ async fn a_pool_that_must_not_be_lent_takes_no_cell_of_a_kernel_that_is_up() {
     assert!(drains(), "an agent that comes back");
 }
 
+/// Ada's cell runs on the only GPU, and bobby's waits. Of the seats, ada's alone has its account told.
+fn runs_and_waits() -> (Lending, LeaseId, Mailbox) {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    let house = &mut lending.house;
+    house.say(lending.agent.0, started(lease));
+    house.seat(8, "bobby", "n0");
+    let (bob, mut mailbox) = house.connect("bobby", Role::Replica);
+    house.ask(bob, &mut mailbox, up("bobby", "b", 1, 8, "n0"));
+    house.say(bob, submit("b", 1));
+    assert_eq!(house.scheduler.core.waiting_in(&"b".into()), 1);
+    (lending, lease, mailbox)
+}
+
+/// The reasons of refusals that a replica was told.
+fn refusals(mailbox: &mut Mailbox) -> Vec<String> {
+    told(mailbox, |event| match event {
+        Event::Refused { reason, .. } => Some(reason),
+        _ => None,
+    })
+}
+
+fn not_lent() -> Facts {
+    Facts {
+        refused: [("main".into(), "its partition has OverSubscribe=FORCE".into())].into(),
+        ..facts(Ok([("main".into(), Rules::default())].into()))
+    }
+}
+
+/// Waiting cells would wait for nothing: no pilot of the pool lends, and none comes.
+#[tokio::test]
+async fn a_cell_that_waits_is_refused_once_its_pool_takes_it_no_more() {
+    let not_for_bob = || facts(Ok(rules_for("lab")));
+    for (news, why) in [
+        (
+            not_lent as fn() -> Facts,
+            "pool main is not lent: its partition has OverSubscribe=FORCE",
+        ),
+        (not_for_bob, "pool main is not for you: your seat has no account"),
+    ] {
+        let (Lending { mut house, .. }, lease, mut bob) = runs_and_waits();
+        house.scheduler.facts(Ok(news()));
+        house.scheduler.settle();
+        house.scheduler.core.sanity_check().unwrap();
+        let said = refusals(&mut bob);
+        assert!(matches!(&said[..], [said] if said.starts_with(why)), "{said:?}");
+        assert_eq!(house.scheduler.core.waiting_count(), 0);
+        let state = house.scheduler.core.lease(lease).map(|l| l.state);
+        assert_eq!(state, Some("RUNNING"), "it ends as it would");
+        let rows = house.rows().await;
+        let row = rows.iter().find(|r| r.kernel == "b".into()).unwrap();
+        assert!(row.reason.starts_with(why), "{row:?}");
+    }
+}
+
+/// Slurm, slurmdbd or the user's seat can't say it just now.
+#[tokio::test]
+async fn a_cell_waits_on_while_it_is_unknown_whether_its_pool_takes_it() {
+    let (Lending { mut house, .. }, _, mut bob) = runs_and_waits();
+    let unnamed = Seat {
+        user: "bobby".into(),
+        account: None,
+        qos: None,
+        nodes: Vec::new(),
+    };
+    house.scheduler.seats.restore(JobId(8), unnamed);
+    for answer in [
+        Err("away".to_owned()),
+        Ok(facts(Err("slurmdbd is down".into()))),
+        Ok(facts(Ok(rules_for("lab")))),
+    ] {
+        house.scheduler.facts(answer);
+        house.scheduler.settle();
+        assert_eq!(house.scheduler.core.waiting_in(&"b".into()), 1);
+    }
+    house.scheduler.news.rules = Some(BTreeMap::new());
+    house.scheduler.facts(Ok(facts(Err("slurmdbd is down".into()))));
+    house.scheduler.settle();
+    assert_eq!(
+        house.scheduler.core.waiting_in(&"b".into()),
+        1,
+        "a pool without rules"
+    );
+    assert_eq!(refusals(&mut bob), Vec::<String>::new());
+}
+
+/// It runs, though it stands still: it would be lost.
+#[tokio::test]
+async fn a_parked_cell_waits_on_for_its_pool() {
+    let mut long = Long::new(true);
+    let lease = long.lease;
+    long.says(parked(lease, "a", "c1"));
+    let waits_for_its_pool = |long: &Long| long.house.scheduler.core.waiting_in(&"a".into()) == 1;
+    assert!(waits_for_its_pool(&long));
+    long.house.scheduler.facts(Ok(not_lent()));
+    long.house.scheduler.settle();
+    assert!(waits_for_its_pool(&long));
+    assert_eq!(long.house.scheduler.core.waiting_in(&"b".into()), 0);
+    // Its replica reports anew.
+    let conn = long.ada.0;
+    long.house.scheduler.closed(conn);
+    long.ada = long.house.connect("ada", Role::Replica);
+    let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+        unreachable!("made above")
+    };
+    report.waiting = vec![waits("c1", Need::gpus(1), Class::Interactive)];
+    report.parked = Some(hop_api::message::ParkedCell {
+        cell: "c1".into(),
+        lease,
+        ran: Span::from_secs(1),
+    });
+    long.says(Request::ReplicaUp(report));
+    assert_eq!(refusals(&mut long.ada.1), Vec::<String>::new());
+    assert!(waits_for_its_pool(&long));
+}
+
+/// "Running cells end as they would", whatever breaks meanwhile.
+#[tokio::test]
+async fn what_runs_in_a_pool_not_lent_outlives_a_broken_connection() {
+    for restarts in [false, true] {
+        let mut lending = Lending::new();
+        let lease = lending.lease();
+        lending.house.say(lending.agent.0, started(lease));
+        let (mut house, conn, mut agents) = (lending.house, lending.ada.0, vec![lending.agent.1]);
+        if restarts {
+            house = house.restarted();
+            let (agent, mailbox) = house.connect("gresshopper", Role::Agent);
+            agents.push(mailbox);
+            let live = hop_api::message::LiveLease {
+                order: order(lease),
+                handover: handover(),
+            };
+            let leases = vec![live];
+            house.say(agent, report_of(|report| AgentUp { leases, ..report }));
+        }
+        house.scheduler.facts(Ok(not_lent()));
+        house.scheduler.settle();
+        house.scheduler.closed(conn);
+        house.seat(7, "ada", "n0");
+        let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+        let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+            unreachable!("made above")
+        };
+        report.holds = Some((lease, Some("c1".into())));
+        let answer = house.ask(ada, &mut mailbox, Request::ReplicaUp(report));
+        let id = ReplicaId {
+            kernel: "a".into(),
+            incarnation: hop_words::id::Incarnation(1),
+        };
+        house.scheduler.replica_away(&id);
+        house.scheduler.grace_over();
+        house.scheduler.settle();
+        let state = house.scheduler.core.lease(lease).map(|l| l.state);
+        assert_eq!(state, Some("RUNNING"), "{restarts}: {answer:?}");
+        house.scheduler.core.sanity_check().unwrap();
+        // A kernel that nobody knows doesn't begin in such a pool.
+        house.seat(9, "cleo", "n0");
+        let (cleo, mut mailbox) = house.connect("cleo", Role::Replica);
+        waits_on(
+            &house.ask(cleo, &mut mailbox, up("cleo", "n", 1, 9, "n0")),
+            "is not lent",
+        );
+    }
+}
+
 /// The configuration has given the node to another pool.
 #[tokio::test]
 async fn a_pool_whose_nodes_have_pilots_of_another_says_so() {
