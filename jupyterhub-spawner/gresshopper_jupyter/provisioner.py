@@ -85,6 +85,7 @@ class Front:
         self._saved = False
         self._was_up = False
         self._was_dismissed = False
+        self._is_dead = False
         # A front records here which outputs pages may lack, and what was delivered; the next front reads the records.
         self._memory = {name: os.memfd_create(f"hop-front-{name}") for name in ("heirs", "delivered")}
         start.update({name: f"/proc/{os.getpid()}/fd/{fd}" for name, fd in self._memory.items()})
@@ -160,6 +161,8 @@ class Front:
     def end(self, close: bool = False) -> None:
         """Ends the kernel and waits until it is over."""
         self.release(close)
+        # A front that is there closes the kernel itself.
+        is_left = close and self._is_dead and self._process.poll() is not None
         self.send_signal(signal.SIGTERM)
         try:
             self._process.wait(_END)
@@ -167,6 +170,8 @@ class Front:
             self.send_signal(signal.SIGKILL)
             self._process.wait()
         self._over.wait(_CLOSED + 1)
+        if is_left:
+            self._forget()
 
     def hibernate(self) -> None:
         """Has the kernel saved, and waits until its front has ended. A kernel that no opening could find again ends."""
@@ -252,6 +257,16 @@ class Front:
                 check=False,
             )
 
+    def _forget(self) -> None:
+        """Removes the state of a dead kernel after its front's end. The front has kept the state for a restart. Nobody
+        else comes back for a kernel without a notebook."""
+        if self._start.get("notebook") is None and not self._saved:
+            self._is_dead = False
+            # Their descriptors are closed.
+            for name in self._memory:
+                self._start.pop(name, None)
+            self._close_in_its_place()
+
     def _listen(self, process: subprocess.Popen[str]) -> tuple[bool, bool]:
         """What the front says, until it ends. Returns whether the kernel is dead, and whether the front came up."""
         assert process.stdout is not None
@@ -275,7 +290,7 @@ class Front:
             elif event == "failed":
                 self._reason = said.get("reason", "")
             elif event == "dead":
-                dead = True
+                dead = self._is_dead = True
                 self._reason = said.get("reason", "")
                 # The front stays a little to answer what the kernel was asked; the kernel doesn't.
                 self._returncode = 1

@@ -220,7 +220,7 @@ def test_a_kernel_that_dies_over_and_over_is_given_up(kernel: Kernel) -> None:
         reply, _ = error_of(kernel, suicide)
         assert reply["ename"] == "CellLost"
     reply, _ = error_of(kernel, suicide)
-    assert reply["ename"] == "KernelDied" and "5 times within a minute" in reply["evalue"]
+    assert reply["ename"] == "KernelDied" and "6 times within a minute" in reply["evalue"]
     eventually(lambda: not kernel.km.is_alive(), "the death is reported", 5)
 
 

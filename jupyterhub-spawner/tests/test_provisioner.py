@@ -62,6 +62,40 @@ def test_a_first_front_that_does_not_come_up_is_told_and_not_followed(tmp_path: 
     assert count.read_text() == "2"
 
 
+#: A front whose kernel dies, and that ends soon after. Each start is noted with whether it is a close.
+_DEAD = """
+import json, pathlib, sys
+start = json.loads(sys.stdin.readline())
+with pathlib.Path(sys.argv[1]).open("a") as noted:
+    print(start.get("close", False), file=noted)
+ports = dict.fromkeys(("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"), 1)
+print(json.dumps({"event": "launched", "kernel": "k", **ports}), flush=True)
+print(json.dumps({"event": "dead", "reason": "it ran out of memory"}), flush=True)
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("notebook", "close", "starts"),
+    [
+        (None, True, ["False", "True"]),
+        (None, False, ["False"]),
+        ({"path": "/home/a/x.ipynb", "kernelspec": "python3"}, True, ["False"]),
+    ],
+)
+def test_a_dead_kernel_is_closed_with_its_state_unless_somebody_comes_back_for_it(
+    tmp_path: Path, notebook: dict[str, str] | None, close: bool, starts: list[str]
+) -> None:
+    noted = tmp_path / "noted"
+    start = {"epoch": 1, "ports": {}, "notebook": notebook}
+    front = provisioner.Front([sys.executable, "-c", _DEAD, str(noted)], start, dict(os.environ))
+    front.wait(20)
+    front._process.wait(20)
+    for _ in range(2):
+        front.end(close=close)
+    assert noted.read_text().split() == starts
+
+
 def test_an_opening_is_waited_for_while_it_waits_for_the_notebooks_kernel_to_be_saved() -> None:
     rust = (ROOT / "kernel/front/src/termination.rs").read_text()
     parting = re.search(r"const PARTING: Span = Span::from_secs\((\d+)\);", rust)

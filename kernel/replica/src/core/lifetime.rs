@@ -83,10 +83,11 @@ impl Core {
         if self.is_found_again() && (self.outlives_process() || self.is_leaving()) {
             return self.sleep_as_an_orphan(reason);
         }
-        let (kernel, tenure) = self.office();
-        self.tell_hopd(ToHopd::KernelEnded { kernel, tenure });
+        // The server may end before its front does, which else closes a kernel without a state.
+        if !self.has_state() {
+            self.tell_ended();
+        }
         self.out.push(Output::KillKernel);
-        // The server may end before its front does.
         self.over(wording::ended_unsaved(&reason));
     }
 
@@ -132,9 +133,31 @@ impl Core {
     }
 
     fn say_over(&mut self, over: Over) {
+        // A client that ends or restarts a kernel decides on the state, with the front.
+        let leaves_state = !matches!(over, Over::Shutdown) && self.has_state();
         self.phase = Phase::Over;
+        if leaves_state {
+            self.tell_kept();
+        }
         self.note(Note::KernelOver { over });
         self.disband();
         self.out.push(Output::Leave);
+    }
+
+    /// The kernel is dead, and its state stays. A kernel that its notebook finds again counts as one that hibernates:
+    /// nothing starts it, and its user can forget it. Without a word `hopd` would list the kernel as starting for a day.
+    fn tell_kept(&mut self) {
+        // Else the lease of a running cell would end as one that was given back.
+        self.forget_process();
+        if !self.is_found_again() {
+            return self.tell_ended();
+        }
+        let (kernel, tenure) = self.office();
+        self.tell_hopd(ToHopd::Hibernated { kernel, tenure });
+    }
+
+    fn tell_ended(&mut self) {
+        let (kernel, tenure) = self.office();
+        self.tell_hopd(ToHopd::KernelEnded { kernel, tenure });
     }
 }

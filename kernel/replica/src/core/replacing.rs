@@ -83,7 +83,9 @@ impl Core {
             durable.deaths.pop_front();
         }
         if durable.deaths.len() > DEATHS_MAX {
-            return self.over(wording::died_too_often(&reason, DEATHS_MAX));
+            let deaths = durable.deaths.len();
+            let comes_back = self.has_state() && self.is_found_again();
+            return self.over(wording::died_too_often(&reason, deaths, comes_back));
         }
         durable.restore_deaths += u32::from(restoring);
         // The move goes on once the process is back: no cell runs before.
@@ -119,7 +121,7 @@ impl Core {
     }
 
     /// The process is gone, with its GPU memory.
-    fn forget_process(&mut self) {
+    pub(super) fn forget_process(&mut self) {
         self.gpu.park = Park::Home;
         self.gpu.doomed = None;
         self.gpu.last = None;

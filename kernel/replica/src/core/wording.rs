@@ -282,8 +282,13 @@ pub(super) fn runs_again(reason: &str) -> String {
     format!("gresshopper: {reason}. The cell runs again (%%retry).\n")
 }
 
-pub(super) fn died_too_often(reason: &str, times: usize) -> String {
-    format!("{reason}. It has died {times} times within a minute")
+/// `comes_back`: the notebook's next opening finds the kernel.
+pub(super) fn died_too_often(reason: &str, times: usize, comes_back: bool) -> String {
+    let kept = match comes_back {
+        true => ". Its saved variables are back at its notebook's next opening",
+        false => "",
+    };
+    format!("{reason}. It has died {times} times within a minute{kept}")
 }
 
 /// To the first cell of a process whose predecessor died between two cells.

@@ -1,6 +1,7 @@
 //! The death of a kernel's process while the store writes: its answers are told apart.
 
 use super::durable::{answering_from_the_store, capturing, durably, greet};
+use super::group::grown;
 use super::*;
 
 /// A kernel with a record for each of these cells on its way to the store.
@@ -246,4 +247,102 @@ fn an_answer_of_the_log_says_what_may_be_missing_where_the_front_lacks_the_cells
         .concat();
         assert_eq!(out, told, "{lacks}");
     }
+}
+
+/// A kernel with a saved state, at the edge of being given up: its process has died five times.
+fn dies_again_and_again(given: Option<Durably>) -> World {
+    let mut world = World::new(given);
+    world.permits = true;
+    world.hopd(News::Up);
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    let ready = |world: &mut World, id| {
+        world.answer(id, json!({}));
+        world.answer(id + 1, json!({}));
+        world.answer(id + 2, json!({}));
+    };
+    ready(&mut world, 1);
+    for n in 1..=5 {
+        let out = world.dies();
+        assert!(out.contains(&"start".into()), "{out:?}");
+        world.reopened();
+        world.heard_again();
+        ready(&mut world, 1 + 3 * n);
+    }
+    assert!(matches!(world.core.phase, Phase::Up));
+    world
+}
+
+/// As `hopd` and the front hear of the end of a kernel that its notebook finds again, or doesn't.
+fn given_up(found_again: bool) -> Vec<String> {
+    let given = durably(super::durable::settled(2)).map(|d| Durably { found_again, ..d });
+    let mut world = dies_again_and_again(given);
+    let out = world.dies();
+    assert_eq!(
+        world.after(Span::from_secs(3600)),
+        [""; 0],
+        "nothing starts it again"
+    );
+    out
+}
+
+#[test]
+fn a_kernel_that_is_given_up_hibernates_where_its_notebook_finds_it() {
+    let died = "front: note kernel-over died it ran out of memory. It has died 6 times within a minute";
+    let kept = ". Its saved variables are back at its notebook's next opening";
+    let over = format!("{died}{kept}");
+    assert_eq!(given_up(true), ["hopd: hibernated", &over, "leave"]);
+    assert_eq!(given_up(false), ["hopd: kernel-ended", died, "leave"]);
+}
+
+#[test]
+fn a_cell_that_a_kernel_is_given_up_in_is_lost_for_its_lease() {
+    let mut world = dies_again_and_again(durably(super::durable::settled(2)));
+    world.run("a", gpu());
+    world.grant("a", 3, 1);
+    let out = world.dies();
+    assert_eq!(out[..2], ["hopd: ended a 3 Lost", "hopd: hibernated"], "{out:?}");
+}
+
+#[test]
+fn a_kernel_that_is_given_up_ends_its_group() {
+    let mut world = grown();
+    world.commits = true;
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    world.synced(1);
+    world.core.durable.as_mut().unwrap().deaths = [world.now; 5].into();
+    let out = world.dies();
+    assert_eq!(out[0], "hopd: hibernated", "{out:?}");
+    assert_eq!(out[2..], ["disband", "leave"], "{out:?}");
+}
+
+/// Also a kernel that is given up for another reason.
+#[test]
+fn a_dead_kernels_state_is_told_to_hopd_whatever_it_died_of() {
+    let mut ended = dies_again_and_again(durably(super::durable::settled(2)));
+    ended.input(Input::Hopd(News::Event(Event::Close {
+        kernel: "k".into(),
+        reason: "its seat".into(),
+    })));
+    let out = ended.dies();
+    assert_eq!(out[0], "hopd: hibernated", "{out:?}");
+
+    let mut asked = World::new(durably(super::durable::settled(2)));
+    asked.input(Input::End);
+    let out = asked.dies();
+    assert_eq!(
+        out,
+        ["front: note kernel-over shutdown", "leave"],
+        "its front closes it"
+    );
+
+    let silent = Some("no library".to_owned());
+    let given = durably(super::durable::settled(2)).map(|d| Durably { silent, ..d });
+    let mut unsaved = World::new(given);
+    unsaved.input(Input::KernelUp { pid: 7 });
+    let reason = "nobody is there".into();
+    let out = unsaved.input(Input::Orphaned { reason });
+    assert_eq!(out[..2], ["kill", "hopd: hibernated"], "{out:?}");
 }
