@@ -6,6 +6,7 @@ mod answered;
 mod audience;
 mod before;
 mod control;
+mod losses;
 mod marks;
 mod requests;
 mod seating;
@@ -20,7 +21,7 @@ pub(crate) use self::control::is_request_of;
 pub use self::control::{Asked, Interrupt, Shutdown};
 pub use self::marks::Mark;
 use self::marks::{Idle, Marks};
-use self::requests::{Open, is_open};
+use self::requests::Open;
 pub use self::seating::SeatWaits;
 use self::seating::Seating;
 pub(crate) use self::seating::{NO_SLURMCTLD, NO_STEP};
@@ -28,7 +29,7 @@ use self::told::Told;
 pub use self::unseen::Records;
 use self::unseen::{Change, Unseen};
 use bytes::Bytes;
-use hop_log::{CellNumber, Ledger, State};
+use hop_log::{CellNumber, Ledger};
 use hop_protocol::comm::CommContent;
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, can_be_asked_again, date};
 use hop_protocol::link::Item;
@@ -43,9 +44,6 @@ use std::collections::{HashMap, VecDeque};
 
 /// Bytes kept for absent clients. Beyond them the oldest outputs go first.
 const KEEP: usize = 64 << 20;
-
-/// Number of remembered execution counts, for the names of lost cells.
-const COUNTS: usize = 1000;
 
 /// The things that the front can do.
 pub trait Wire {
@@ -382,37 +380,6 @@ impl Front {
         self.open.iter().any(|o| o.identity == *identity) || self.replies.keys().any(|(_, to)| to == identity)
     }
 
-    /// The kernel goes on from a state without some answered cells: the user reads their names.
-    pub fn reopened(&mut self, state: &State, at: Time, wire: &mut impl Wire) {
-        let open = &self.open;
-        let lost = self.ledger.reopened(state, |cell| is_open(open, cell));
-        self.name_lost(&lost, at, wire);
-    }
-
-    /// A cell as its user knows it.
-    fn name_of(&self, cell: &CellId) -> String {
-        let count = self.counts.iter().find(|(c, _)| c == cell);
-        count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
-    }
-
-    fn unsaved(&self, cell: &CellId, is_lost: bool) -> Unsaved {
-        let name = self.name_of(cell);
-        let cell = cell.clone();
-        Unsaved { cell, name, is_lost }
-    }
-
-    fn name_lost(&mut self, lost: &[CellId], at: Time, wire: &mut impl Wire) {
-        if lost.is_empty() {
-            return;
-        }
-        let lost = lost.iter().map(|cell| self.unsaved(cell, true)).collect();
-        match &mut self.meanwhile {
-            Some(meanwhile) => meanwhile.unsaved.extend::<Vec<Unsaved>>(lost),
-            None => self.notices.push(Notice::Lost(lost)),
-        }
-        self.tell_at_open_cell(at, wire);
-    }
-
     /// The replica has dropped outputs on their way here.
     fn lacks(&mut self, messages: u64, at: Time, wire: &mut impl Wire) {
         if let Some(meanwhile) = &mut self.meanwhile {
@@ -468,8 +435,7 @@ impl Front {
     /// The kernel has ended, with this message for its next front. `None` means that the kernel ended at its user's
     /// wish.
     pub fn parted(&mut self) -> Option<Meanwhile> {
-        let unsaved = self.ledger.cells().map(|cell| self.unsaved(cell, false));
-        let unsaved: Vec<Unsaved> = unsaved.collect();
+        let unsaved = self.at_stake();
         if self.meanwhile.is_none() && matches!(self.end, Some(End::Dead { .. })) {
             self.meanwhile = Some(self.take_untold());
         }
@@ -615,25 +581,17 @@ impl Front {
                 count,
                 lost,
             } => {
-                if !lost {
-                    self.ledger.answered(CellNumber(number), cell.clone());
-                }
                 self.heard = CellNumber(number);
                 self.unheard.push((self.heard, cell.clone()));
                 self.clients_read(count);
-                if let Some(count) = count {
-                    self.counts.push_back((cell, count));
-                    if self.counts.len() > COUNTS {
-                        self.counts.pop_front();
-                    }
+                if !lost {
+                    self.is_at_stake(self.heard, cell, count);
                 }
             }
-            Note::Settled { through } => self.ledger.settled(CellNumber(through)),
+            Note::Settled { through } => self.is_saved(CellNumber(through)),
             Note::Tenure { tenure, lost } => {
                 self.tenure = tenure;
-                let open = &self.open;
-                let lost = self.ledger.lost(lost, |cell| is_open(open, cell));
-                self.name_lost(&lost, at, wire);
+                self.lost(lost, at, wire);
             }
             Note::ClientGone { .. }
             | Note::Interrupt

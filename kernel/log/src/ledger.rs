@@ -57,6 +57,16 @@ impl Ledger {
         self.answered.values()
     }
 
+    /// The same, with their numbers.
+    pub fn numbered(&self) -> impl Iterator<Item = (CellNumber, &CellId)> {
+        self.answered.iter().map(|(number, cell)| (*number, cell))
+    }
+
+    /// The lost cells that the user was told of.
+    pub fn named(&self) -> impl Iterator<Item = &CellId> {
+        self.named.iter()
+    }
+
     /// Cells that would be lost with the kernel now.
     pub fn len(&self) -> usize {
         self.answered.len()

@@ -445,18 +445,19 @@ impl Core {
         }
     }
 
-    /// The log has elected an executor since the move was asked for. [`Self::moved_in`] comes first, so the new
-    /// executor isn't the move's target. The executor in charge of the move is gone, and no other process knows of the
-    /// move.
+    /// The kernel has another executor since the move was asked for. [`Self::moved_in`] comes first, so the new executor
+    /// isn't the move's target. The executor in charge of the move is gone, and no other process knows of the move.
     pub(crate) fn move_overtaken(&mut self, kernel: Idx<Kernel>, up: &ReplicaFacts, out: &mut Vec<Output>) {
-        let overtakes = |m: &Moving| m.tenure.is_some() && up.executes > m.tenure;
-        if self.work.kernels[kernel]
-            .migrating
-            .as_ref()
-            .is_some_and(overtakes)
-        {
-            self.withdraw_move(kernel, Withdrawal::Overtaken(up.incarnation), out);
+        let moving = self.work.kernels[kernel].migrating.as_mut();
+        let Some(m) = moving.filter(|m| m.tenure.is_some() && up.executes > m.tenure) else {
+            return;
+        };
+        if up.incarnation == m.victim {
+            // The kernel's process was lost, and the replica goes on with the move in the next one.
+            m.tenure = up.executes;
+            return;
         }
+        self.withdraw_move(kernel, Withdrawal::Overtaken(up.incarnation), out);
     }
 
     fn withdraw_move(&mut self, kernel: Idx<Kernel>, why: Withdrawal, out: &mut Vec<Output>) {

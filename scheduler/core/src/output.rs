@@ -237,6 +237,9 @@ pub enum Record {
 pub enum Withdrawal {
     #[error("it took too long")]
     Late,
-    #[error("replica {0} had to take the kernel over meanwhile")]
+    /// This replica executes the kernel now. Users know no replicas by their numbers.
+    #[error(
+        "its process was lost or restarted meanwhile, and the new one has to be asked again (`hop migrate`)"
+    )]
     Overtaken(Incarnation),
 }

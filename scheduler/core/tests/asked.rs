@@ -103,10 +103,30 @@ fn a_move_is_over_once_the_log_elects_somebody_else() {
     w.elect(&k, 1, "n0", &[]);
     goes_to(&asks(&mut w, &k, None, Some("n1")));
     let out = w.elect(&k, 9, "n2", &[]);
-    let overtaken = |o: &Output| matches!(o, Output::MoveWithdrawn { why, .. } if *why == Withdrawal::Overtaken(Incarnation(9)));
-    assert!(out.iter().any(overtaken), "{out:?}");
+    let why = out.iter().find_map(|o| match o {
+        Output::MoveWithdrawn { why, .. } => Some(*why),
+        _ => None,
+    });
+    assert_eq!(why, Some(Withdrawal::Overtaken(Incarnation(9))), "{out:?}");
+    let told =
+        "its process was lost or restarted meanwhile, and the new one has to be asked again (`hop migrate`)";
+    assert_eq!(why.unwrap().to_string(), told);
     assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Idle);
     goes_to(&asks(&mut w, &k, None, Some("n1")));
+}
+
+/// The replica outlives the kernel's process, and carries the move out with the next one.
+#[test]
+fn a_move_goes_on_with_the_next_process_of_the_same_replica() {
+    let (mut w, k) = world(None);
+    w.elect(&k, 1, "n0", &[]);
+    goes_to(&asks(&mut w, &k, None, Some("n1")));
+    for _ in 0..2 {
+        let out = w.elect(&k, 1, "n0", &[]);
+        assert!(!out.iter().any(is_withdrawn), "{out:?}");
+        assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Moving);
+    }
+    assert!(w.elect(&k, 9, "n2", &[]).iter().any(is_withdrawn));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! replica lacks, under the first tenure in which the cell may have begun (docs/replication.md, "Why each attempt is on
 //! one replica").
 
+use super::losses::account;
 use super::marks::{Idle, Mark};
 use super::texts::Text;
 use super::unseen::{Answer, Change, Request};
@@ -45,7 +46,7 @@ pub(super) struct Open {
 }
 
 /// Whether a client still waits for the cell's reply.
-pub(super) fn is_open(open: &[Open], cell: &CellId) -> bool {
+fn is_open(open: &[Open], cell: &CellId) -> bool {
     open.iter().any(|o| o.id == *cell)
 }
 
@@ -109,7 +110,7 @@ impl Front {
                 Change::Closed(id) => self.closes(&id),
                 Change::Audience(count) => self.audience.awaits(count),
                 Change::Count(count) => self.last_count = Some(count),
-                _ => {}
+                account => self.takes_account(account),
             }
         }
         self.takes_on_debts(at);
@@ -126,6 +127,7 @@ impl Front {
     pub fn records(&mut self) -> Option<Records> {
         let (answered, open, audience, tenure) = (&self.answered, &self.open, &self.audience, self.tenure);
         let count = self.last_count;
+        let (ledger, counts, notices) = (&self.ledger, &self.counts, &self.notices);
         let requests = open.iter().filter_map(|o| o.message.as_ref());
         let size =
             requests.map(Message::size).sum::<usize>() + answered.iter().map(|a| a.size()).sum::<usize>();
@@ -135,6 +137,7 @@ impl Front {
             requests
                 .chain([audience.record()])
                 .chain(count.map(Change::Count))
+                .chain(account(ledger, counts, notices))
         };
         self.unseen.records(size, all)
     }

@@ -72,6 +72,7 @@ impl Front {
         let runs = self.open.iter().any(|o| o.header == *header && o.runs);
         for notice in notices {
             let size = self.show_notice(header, &notice, at, wire);
+            self.has_read(&notice);
             if !runs {
                 self.told.keep(header, notice, size);
             }

@@ -126,7 +126,12 @@ impl Unseen {
             | Change::Answered(_)
             | Change::Closed(_)
             | Change::Audience(_)
-            | Change::Count(_) => {}
+            | Change::Count(_)
+            | Change::AtStake { .. }
+            | Change::Saved(_)
+            | Change::ToldByReply(_)
+            | Change::Lost(_)
+            | Change::Read(_) => {}
         }
         Vec::new()
     }

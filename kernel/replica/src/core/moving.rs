@@ -6,8 +6,8 @@
 //! follows the log first: the kernel is then away for a few records' time only. In a hot standby's seat a follower runs
 //! already. Without a follower the seat starts a replica.
 
-use super::Core;
 use super::durable::{Awaiting, Farewell, Leaving, Move};
+use super::{Core, wording};
 use hop_api::message::{MoveCause, Request as ToHopd, SeatPlan};
 use hop_protocol::message::Note;
 use hop_words::id::Incarnation;
@@ -89,7 +89,7 @@ impl Core {
             return Some("its state is not saved, or its process ends".into());
         };
         if victim != self.identity.incarnation {
-            return Some(format!("its replica {victim} is not there any more"));
+            return Some(wording::ORDER_TO_ANOTHER.into());
         }
         if !durable.is_saved() {
             return Some("its state is not saved yet".into());

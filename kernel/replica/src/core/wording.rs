@@ -29,6 +29,11 @@ pub(super) const LEASE_TOO_SMALL: &str =
 pub(super) const STANDS_IN_CUDA: &str = "gresshopper: the cell is interrupted, but stands in a GPU operation, which waits for \
     a GPU. It ends as soon as it has one. To end it now, restart the kernel.\n";
 
+/// To an order to move that names the replica before this one. `hopd` says the same of a move that another replica
+/// overtakes (`Withdrawal` in scheduler/core).
+pub(super) const ORDER_TO_ANOTHER: &str =
+    "its process was lost or restarted meanwhile, and the new one has to be asked again (`hop migrate`)";
+
 /// Why a replica leaves its group.
 pub(super) const MOST_REPLICAS_GONE: &str = "most of its replicas are out of reach";
 

@@ -17,6 +17,8 @@ struct Ear {
     told: Vec<String>,
     /// The execution counts of replies.
     counts: Vec<i64>,
+    /// The sentences shown at cells.
+    texts: Vec<String>,
     done: Vec<u64>,
     left: Vec<Mark>,
 }
@@ -42,8 +44,10 @@ impl Wire for Ear {
     fn publish(&mut self, message: &Message, mark: Option<Mark>) -> bool {
         if !self.absent {
             self.left.extend(mark);
-            let kind = Envelope::parse(message).unwrap().header().unwrap().msg_type;
-            self.told.push(kind);
+            let envelope = Envelope::parse(message).unwrap();
+            let content = serde_json::from_slice::<Value>(&envelope.content).unwrap();
+            self.told.push(envelope.header().unwrap().msg_type);
+            self.texts.extend(content["text"].as_str().map(str::to_owned));
         }
         !self.absent
     }
@@ -287,6 +291,84 @@ fn a_front_without_a_replica_answers_with_the_last_number_that_clients_have_read
         world.front.send_obituaries(&mut world.ear);
         assert_eq!(world.ear.counts, [5, 5], "the kernel died in the cell");
     }
+}
+
+/// A kernel with three answered cells, `[4]` to `[6]`. The first of them is saved.
+fn half_saved() -> World {
+    let mut world = World::new();
+    for number in 1..=3 {
+        world.comes(Item::Note(Note::Answered {
+            cell: format!("c{number}").into(),
+            number,
+            count: Some(number as i64 + 3),
+            lost: false,
+        }));
+    }
+    world.comes(Item::Note(Note::Settled { through: 1 }));
+    world
+}
+
+/// The kernel goes on without the effects of two cells, by the word of its group's log, or by that of the store.
+fn loses_two(world: &mut World, by_log: bool) {
+    let note = Note::Tenure {
+        tenure: Tenure(2),
+        lost: vec!["c2".into(), "c3".into()],
+    };
+    match by_log {
+        true => world.comes(Item::Note(note)),
+        false => world
+            .front
+            .reopened(&hop_log::State::new(), Time(0), &mut world.ear),
+    }
+    world.settles();
+}
+
+#[test]
+fn a_front_names_the_lost_cells_that_a_killed_front_had_answered() {
+    let lost = "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: [5], [6]\n";
+    for by_log in [false, true] {
+        // A front is killed before the loss, before its user has read of the loss, or never.
+        for (before, unread) in [(true, false), (false, true), (true, true), (false, false)] {
+            let mut world = half_saved();
+            let follows = |world: &mut World, is_killed| {
+                // The second front has its predecessor's account alone.
+                for _ in 0..if is_killed { 2 } else { 0 } {
+                    world.follows();
+                }
+            };
+            follows(&mut world, before);
+            loses_two(&mut world, by_log);
+            follows(&mut world, unread);
+            world.asks("next");
+            assert_eq!(world.ear.texts, [lost], "{by_log} {before} {unread}");
+            world.follows();
+            loses_two(&mut world, !by_log);
+            world.asks("later");
+            assert_eq!(world.ear.texts.len(), 1, "they are named once");
+        }
+    }
+}
+
+/// The log has the end of a cell whose reply is on its way.
+#[test]
+fn a_lost_cell_whose_reply_tells_so_is_not_named_by_the_next_front() {
+    let mut world = World::new();
+    let cell = world.asks("a");
+    world.begins(&cell);
+    world.comes(Item::Note(Note::Answered {
+        cell: id(&cell),
+        number: 1,
+        count: Some(4),
+        lost: false,
+    }));
+    world.comes(Item::Note(Note::Tenure {
+        tenure: Tenure(2),
+        lost: vec![id(&cell)],
+    }));
+    assert_eq!(world.front.ledger.len(), 0);
+    world.follows();
+    assert_eq!(world.front.ledger.len(), 0);
+    assert_eq!(world.ear.texts, [""; 0]);
 }
 
 #[test]

@@ -4,7 +4,9 @@
 use super::{Cell, Follower, Unseen};
 use crate::core::texts::Text;
 use bytes::Bytes;
+use hop_log::CellNumber;
 use hop_protocol::jupyter::Channel;
+use hop_protocol::meanwhile::Unsaved;
 use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::line;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -84,6 +86,20 @@ pub(in crate::core) enum Change {
     Audience(usize),
     /// The last execution count that clients have read.
     Count(i64),
+    /// A cell is answered and not known to be saved. `count` is its execution count.
+    AtStake {
+        number: CellNumber,
+        cell: CellId,
+        count: Option<i64>,
+    },
+    /// The store has the effects of all cells up to this one.
+    Saved(CellNumber),
+    /// Cells are lost whose replies are still to come, and tell of the loss.
+    ToldByReply(Vec<CellId>),
+    /// Answered cells are lost, and their user has not read so.
+    Lost(Vec<Unsaved>),
+    /// Users have read that these cells are lost.
+    Read(Vec<CellId>),
 }
 
 /// A part of a cell's answer that its client lacks. The bytes are in hex.
@@ -166,7 +182,12 @@ impl Unseen {
                     | Change::Answered(_)
                     | Change::Closed(_)
                     | Change::Audience(_)
-                    | Change::Count(_)),
+                    | Change::Count(_)
+                    | Change::AtStake { .. }
+                    | Change::Saved(_)
+                    | Change::ToldByReply(_)
+                    | Change::Lost(_)
+                    | Change::Read(_)),
                 ) => requests.push(change),
                 Ok(change) => drop(self.apply(change)),
                 Err(error) => {

@@ -205,6 +205,21 @@ fn a_process_that_dies_before_the_move_comes_back_and_then_moves() {
 }
 
 #[test]
+fn a_replica_that_came_since_the_order_says_that_it_has_to_be_asked_itself() {
+    let mut world = capturing();
+    let order = Event::Move {
+        kernel: "k".into(),
+        victim: Incarnation(7),
+        seat: seat(2),
+        cause: MoveCause::Asked,
+    };
+    let why =
+        "its process was lost or restarted meanwhile, and the new one has to be asked again (`hop migrate`)";
+    let out = world.hopd(News::Event(order));
+    assert_eq!(out, [format!("hopd: not moved 2 {why}")]);
+}
+
+#[test]
 fn a_moving_kernel_does_not_fall_asleep() {
     let mut world = moving();
     let (kernel, reason) = ("k".into(), "maintenance".into());
