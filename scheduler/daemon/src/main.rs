@@ -173,7 +173,7 @@ async fn run(config: Config, file: PathBuf, state: &StateDir, service_uid: u32) 
     let term = snapshot.term;
     let server = Server::new(identity, names, service_uid, term, inbox.clone(), &config);
     let installation = state.installation()?;
-    let slurm = SlurmSide::new(config.clone(), file, installation, service_uid);
+    let slurm = SlurmSide::new(config.clone(), file, installation);
     let mut scheduler = Scheduler::new(config, slurm, journal, term, snapshot.entries, accounting)?;
     scheduler.learn_limits(LIMITS_PATIENCE).await;
     let serving = tokio::spawn(server::serve(listener, Arc::new(server)));

@@ -15,7 +15,7 @@ use hop_slurm::span::TimeLimit;
 use hop_slurm::state::JobState;
 use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, SubmitError};
 use hop_words::error::chain;
-use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName};
+use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ pub(crate) struct Owner {
 pub(crate) struct Queue {
     /// Of the service account.
     pub pilots: Vec<SeenJob>,
-    /// The live seats, and live jobs of the service account.
+    /// Live jobs of the users with seats.
     pub alive: Vec<JobId>,
     /// Running jobs of `alive` with a time limit.
     pub ends: BTreeMap<JobId, Ending>,
@@ -84,12 +84,10 @@ pub(crate) struct SlurmSide {
     /// Where the configuration was read, for pilots: an absolute path.
     file: PathBuf,
     installation: Installation,
-    /// The service account's. Its name counts for nothing here: the user database may have a gap.
-    service: u32,
 }
 
 impl SlurmSide {
-    pub(crate) fn new(config: Config, file: PathBuf, installation: Installation, service: u32) -> Self {
+    pub(crate) fn new(config: Config, file: PathBuf, installation: Installation) -> Self {
         let settings = Settings {
             timeout: Duration::from_secs(20),
             ..Settings::default()
@@ -100,7 +98,6 @@ impl SlurmSide {
             config,
             file,
             installation,
-            service,
         }
     }
 
@@ -227,36 +224,28 @@ done
         self.slurm.cancel(job).await.map_err(|e| chain(&e))
     }
 
-    /// A single look for all: our pilots, the seats, and the drained nodes. `known`: the pilots known by their ids.
+    /// A single look for all: our pilots, the jobs of users with seats, and the drained nodes. `known`: the pilots known
+    /// by their ids.
     pub(crate) async fn queue(
         &self,
-        seats: &BTreeSet<JobId>,
+        seat_users: Vec<UserName>,
         known: &BTreeSet<JobId>,
     ) -> Result<Queue, String> {
+        let service = self.config.service_user.clone();
+        let mut users = vec![service.clone()];
+        users.extend(seat_users.into_iter().filter(|u| *u != service));
         // An ended pilot's row tells the node on which it came to nothing.
         let filter = JobFilter {
+            users,
             ended: true,
             ..JobFilter::default()
         };
         let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
-        let concerns = |job: &Job| job.uid == self.service || seats.contains(&job.id);
-        let jobs: Vec<Job> = jobs.into_iter().filter(concerns).collect();
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
-        let rooms = supply::rooms(
-            &self.config,
-            self.service,
-            &jobs,
-            &nodes,
-            known,
-            &self.installation,
-        );
-        let pilots = jobs
-            .into_iter()
-            .filter(|j| j.uid == self.service)
-            .map(seen)
-            .collect();
+        let rooms = supply::rooms(&self.config, &jobs, &nodes, known, &self.installation);
+        let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
         let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
         Ok(Queue {
@@ -633,8 +622,6 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
-    const SERVICE: u32 = 990;
-
     fn installation() -> Installation {
         Installation::parse("0123456789abcdef0123456789abcdef").unwrap()
     }
@@ -645,7 +632,6 @@ mod tests {
             Config::parse(text, "x".as_ref()).unwrap(),
             "/site/g.toml".into(),
             installation(),
-            SERVICE,
         )
     }
 
@@ -852,7 +838,7 @@ mod tests {
             name: name.to_owned(),
             comment: None,
             user: user.into(),
-            uid: if user == "gresshopper" { SERVICE } else { 1 },
+            uid: 1,
             account: None,
             partition: "p".to_owned(),
             qos: None,
@@ -915,14 +901,7 @@ mod tests {
                 ..uses("full", "gpu:t4:0(IDX:N/A)", 1)
             },
         ];
-        let rooms = supply::rooms(
-            &config,
-            SERVICE,
-            &jobs,
-            &nodes,
-            &[JobId(2)].into(),
-            &installation(),
-        );
+        let rooms = supply::rooms(&config, &jobs, &nodes, &[JobId(2)].into(), &installation());
         let room = |taken, seat| hop_core::Room { taken, seat };
         let expected = [
             ("another", room(4, true)),
@@ -976,12 +955,11 @@ mod tests {
     async fn a_look_at_the_queue_shows_where_a_pilot_died() {
         let dir = tempfile::tempdir().unwrap();
         let mut side = side();
-        // Slurm shows a user by number while the user database doesn't know the name.
+        let service = side.config.service_user.to_string();
         let died = Job {
             id: JobId(11),
             state: JobState::Failed,
-            uid: SERVICE,
-            ..job("hop-pool.main.1", "990", "n1", 8, "gpu:2")
+            ..job("hop-pool.main.1", &service, "n1", 8, "gpu:2")
         };
         let ended = Job {
             id: JobId(12),
@@ -989,7 +967,7 @@ mod tests {
             ..job("a seat", "ada", "n1", 1, "")
         };
         side.slurm = slurm_with(dir.path(), &[died, ended], &[node("n1", "gpu:2", None)]);
-        let queue = side.queue(&[JobId(12)].into(), &BTreeSet::new()).await.unwrap();
+        let queue = side.queue(vec!["ada".into()], &BTreeSet::new()).await.unwrap();
         assert_eq!((queue.alive, queue.ends), (vec![], BTreeMap::new()));
         let free = hop_core::Room {
             taken: 0,
@@ -1031,7 +1009,6 @@ mod tests {
             Config::parse(text, "x".as_ref()).unwrap(),
             "/site/g.toml".into(),
             installation(),
-            SERVICE,
         );
         let of = |name: &str, nodes: &[&str]| Partition {
             name: name.into(),

@@ -38,11 +38,11 @@ pub struct Job {
     pub limit: TimeLimit,
 }
 
-/// Which jobs; empty lists mean all. Users are no part of it: `squeue` asks the user database for each of them, and says
-/// without an error that a user who isn't found has no job.
+/// Which jobs; empty lists mean all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobFilter {
     pub ids: Vec<JobId>,
+    pub users: Vec<UserName>,
     pub names: Vec<String>,
     pub partitions: Vec<String>,
     /// Includes ended jobs that slurmctld still remembers.
@@ -83,6 +83,7 @@ impl JobFilter {
     pub fn matches(&self, job: &Job) -> bool {
         let any = |empty: bool, found: bool| empty || found;
         any(self.ids.is_empty(), self.ids.contains(&job.id))
+            && any(self.users.is_empty(), self.users.contains(&job.user))
             && any(self.names.is_empty(), self.names.contains(&job.name))
             && any(
                 self.partitions.is_empty(),
@@ -106,6 +107,7 @@ impl JobFilter {
             }
         };
         list("jobs", self.ids.iter().map(ToString::to_string).collect());
+        list("user", self.users.iter().map(ToString::to_string).collect());
         list("name", self.names.clone());
         list("partition", self.partitions.clone());
         args
@@ -304,17 +306,13 @@ mod tests {
             "a comma would mean two names"
         );
         assert_eq!(ids(named), [1]);
-        let notebooks = JobFilter {
+        let bobs = JobFilter {
+            users: vec!["bob".into()],
             partitions: vec!["notebook".into()],
             ..JobFilter::default()
         };
-        assert!(notebooks.args().contains(&"--partition=notebook".to_owned()));
-        assert_eq!(ids(notebooks), [3, 1, 2]);
-        let others = JobFilter {
-            partitions: vec!["notebooks".into()],
-            ..JobFilter::default()
-        };
-        assert!(ids(others).is_empty());
+        assert!(bobs.args().contains(&"--user=bob".to_owned()));
+        assert_eq!(ids(bobs), [3, 2]);
     }
 
     #[test]

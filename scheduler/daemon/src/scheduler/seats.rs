@@ -71,8 +71,9 @@ impl Seats {
         self.known.get(&job)
     }
 
-    pub(super) fn jobs(&self) -> BTreeSet<JobId> {
-        self.known.keys().copied().collect()
+    /// The users who have seats.
+    pub(super) fn users(&self) -> BTreeSet<UserName> {
+        self.known.values().map(|seat| seat.user.clone()).collect()
     }
 
     pub(super) fn forget(&mut self, job: JobId) {

@@ -134,11 +134,11 @@ impl Scheduler {
             return;
         }
         self.news.looking = Some(self.clock.now());
-        let seats = self.seats.jobs();
+        let users = self.seats.users();
         let known = self.pilot_jobs.known_jobs(self.live_pilots());
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
-            let answer = slurm.queue(&seats, &known).await;
+            let answer = slurm.queue(users.into_iter().collect(), &known).await;
             let _ = reports.send(Report::Looked(answer));
         });
     }

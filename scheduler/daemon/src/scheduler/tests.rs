@@ -81,7 +81,7 @@ impl House {
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
         let mut scheduler = Scheduler::new(
             config.clone(),
-            SlurmSide::new(config, "/g.toml".into(), Installation::default(), 0),
+            SlurmSide::new(config, "/g.toml".into(), Installation::default()),
             journal,
             snapshot.term,
             snapshot.entries,
