@@ -410,21 +410,27 @@ impl Node {
     }
 
     fn undo(&self, step: StepKey, device: &Device) -> Result<(), Refusal> {
-        match self.take_back(step)? {
-            Some((taken, _)) if !taken.clean => Err(Refusal::Blocked {
-                index: device.index,
-                why: why(&taken.holders),
-            }),
-            Some(_) => Ok(()),
-            None => self.clear_unknown(device),
+        let Some((record, locks)) = self.lock_lease(step)? else {
+            return self.clear_unknown(device);
+        };
+        // Under the locks: a lease in its take-back has ended by now.
+        decide::check_undo(device.index, &record, start_time(record.stepd.pid))?;
+        let taken = self.take_back_locked(&record, Word::Ours);
+        drop(locks);
+        if taken.clean {
+            return Ok(());
         }
+        Err(Refusal::Blocked {
+            index: device.index,
+            why: why(&taken.holders),
+        })
     }
 
     /// Undoes a lost lease of the kernel: nobody else takes back a lease without its slurmstepd, and a kernel has one
     /// lease.
     fn undo_lost_lease_of(&self, kernel: &KernelRecord) -> Result<(), Refusal> {
         for lease in self.leases_of(kernel)? {
-            if start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
+            if decide::lives(&lease, start_time(lease.stepd.pid)) {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
             match lease.devices.first() {
@@ -458,6 +464,12 @@ impl Node {
         };
         if told {
             return Ok(());
+        }
+        // A lease tells of its devices without their records, too.
+        for lease in self.store.all::<LeaseRecord>()? {
+            if numbers(&lease.devices).contains(&Number::of(device)) {
+                decide::check_undo(device.index, &lease, start_time(lease.stepd.pid))?;
+            }
         }
         self.close_everywhere(device)?;
         let numbers = [Number::of(device)];
@@ -631,14 +643,20 @@ impl Node {
     }
 
     fn take_back_by(&self, step: StepKey, word: Word) -> Result<Option<(TakenBack, Agent)>, StoreError> {
-        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
-            return Ok(None);
-        };
-        let _locks = self.lock(&record.devices, record.kernel)?;
-        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
+        let Some((record, _locks)) = self.lock_lease(step)? else {
             return Ok(None);
         };
         Ok(Some((self.take_back_locked(&record, word), record.notify)))
+    }
+
+    /// The lease of a step under the locks of its devices and its kernel.
+    fn lock_lease(&self, step: StepKey) -> Result<Option<(LeaseRecord, Vec<Lock>)>, StoreError> {
+        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
+            return Ok(None);
+        };
+        let locks = self.lock(&record.devices, record.kernel)?;
+        let record = self.store.get::<LeaseRecord>(step)?;
+        Ok(record.map(|record| (record, locks)))
     }
 
     /// Carries out a token's [`crate::token::Op::TakeBack`].
