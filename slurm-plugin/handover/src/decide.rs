@@ -5,7 +5,7 @@
 
 use crate::probe::DeviceFile;
 use crate::record::{Blocked, DeviceRecord, DeviceState, KernelRecord, LeaseRecord, StepKey};
-use crate::token::{Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
+use crate::token::{BlockedDevice, Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
 use hop_words::id::{Epoch, GpuIndex};
 use hop_words::time::Timestamp;
 
@@ -156,13 +156,30 @@ pub fn check_undo(index: GpuIndex, lease: &LeaseRecord, stepd: Option<u64>) -> R
     if !lives(lease, stepd) {
         return Ok(());
     }
-    Err(Refusal::Blocked {
-        index,
-        why: format!(
-            "it is lent to lease {}, which lives. Slurm gave it to another step as well, as after a change of the \
-             GPUs' order in gres.conf",
-            lease.lease
-        ),
+    let why = why_lent(lease);
+    Err(Refusal::Blocked { index, why })
+}
+
+fn why_lent(lease: &LeaseRecord) -> String {
+    format!(
+        "it is lent to lease {}, which lives. Slurm gave it to another step as well, as after a change of the GPUs' \
+         order in gres.conf",
+        lease.lease
+    )
+}
+
+/// The device as a blocked one under Slurm's newest name, if the lease has it under another.
+pub fn renamed(record: &DeviceRecord, lease: &LeaseRecord) -> Option<BlockedDevice> {
+    let (device, is_lent) = (
+        &record.device,
+        matches!(record.state, DeviceState::Lent { step, .. } if step == lease.step),
+    );
+    let same = |d: &&Device| (d.major, d.minor) == (device.major, device.minor);
+    let before = lease.devices.iter().find(same).filter(|_| is_lent)?;
+    (before.index != device.index).then(|| BlockedDevice {
+        index: device.index,
+        lease: lease.lease,
+        why: why_lent(lease),
     })
 }
 

@@ -132,11 +132,13 @@ def test_a_living_lease_keeps_its_device_when_the_order_changes(cluster: Cluster
         end(second)
         assert (refused["code"], refused["index"]) == ("blocked", 1 - lent["index"]), refused
         assert refused["why"].startswith(f"it is lent to lease {told['lease']}, which lives"), refused
+        assert [(b["index"], b["lease"]) for b in pilot.look()["blocked"]] == [(1 - lent["index"], told["lease"])]
         assert bob.opens() == EPERM
         assert alice.ask("open", lent["path"]) == "ok" and alice.ask("alive", holder)
         end(first)
         taken = pilot.hear()
         assert (taken["clean"], taken["ended_pids"]) == (True, [holder])
+        assert pilot.look()["blocked"] == []
         second, told = pilot.lend(bob)
         assert bob.ask("open", told["devices"][0]["path"]) == "ok"
         end(second)
