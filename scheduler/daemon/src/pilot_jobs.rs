@@ -507,6 +507,34 @@ impl PilotJobs {
         wanted.find_map(|t| self.word_against(t))
     }
 
+    /// Why Slurm has started none of the pool's submitted jobs, as a clause.
+    pub(crate) fn delay(&self, pool: &PoolName) -> Option<String> {
+        self.delay_of(|t| t.request.pool == *pool)
+    }
+
+    /// Why Slurm has not started the job that is wanted on this node, as a clause.
+    pub(crate) fn delay_on(&self, node: &NodeName) -> Option<String> {
+        self.delay_of(|t| t.request.node.as_ref() == Some(node))
+    }
+
+    fn delay_of(&self, of: impl Fn(&Ticket) -> bool) -> Option<String> {
+        let wanted = self.tickets.values().filter(|t| !t.cancelled && of(t));
+        let reason = |job: JobId| {
+            let said = self.waits.get(&job).filter(|said| tells_why(said))?;
+            Some(format!("Slurm has not started job {job}: {said}"))
+        };
+        // The pool waits for no other job while one runs and its agent comes up.
+        let all: Option<Vec<String>> = wanted.filter_map(Ticket::job).map(reason).collect();
+        all?.into_iter().next()
+    }
+
+    /// The pools whose jobs wait in Slurm's queue, each with the reason.
+    pub(crate) fn delays(&self) -> BTreeMap<PoolName, String> {
+        let pools: BTreeSet<&PoolName> = self.tickets.values().map(|t| &t.request.pool).collect();
+        let delays = pools.into_iter().map(|p| Some((p.clone(), self.delay(p)?)));
+        delays.flatten().collect()
+    }
+
     /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
         let rejected = self.rejections().into_iter().map(|((pool, partition), why)| {
@@ -995,6 +1023,11 @@ impl PilotJobs {
             .filter(|until| *until > now)
             .min()
     }
+}
+
+/// Whether Slurm's word on a waiting job tells more than that the job waits.
+pub(crate) fn tells_why(reason: &str) -> bool {
+    !["", "None", "Priority"].contains(&reason)
 }
 
 #[cfg(test)]

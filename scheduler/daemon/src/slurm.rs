@@ -84,6 +84,8 @@ pub(crate) struct SlurmSide {
     /// Where the configuration was read, for pilots: an absolute path.
     file: PathBuf,
     installation: Installation,
+    /// The service account. Its name is of no use while this host's user database doesn't know it.
+    uid: u32,
 }
 
 impl SlurmSide {
@@ -98,6 +100,7 @@ impl SlurmSide {
             config,
             file,
             installation,
+            uid: rustix::process::geteuid().as_raw(),
         }
     }
 
@@ -231,12 +234,10 @@ done
         seat_users: Vec<UserName>,
         known: &BTreeSet<JobId>,
     ) -> Result<Queue, String> {
-        let service = self.config.service_user.clone();
-        let mut users = vec![service.clone()];
-        users.extend(seat_users.into_iter().filter(|u| *u != service));
         // An ended pilot's row tells the node on which it came to nothing.
         let filter = JobFilter {
-            users,
+            users: seat_users,
+            uids: vec![self.uid],
             ended: true,
             ..JobFilter::default()
         };
@@ -244,8 +245,9 @@ done
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
-        let rooms = supply::rooms(&self.config, &jobs, &nodes, known, &self.installation);
-        let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
+        let rooms = supply::rooms(&self.config, self.uid, &jobs, &nodes, known, &self.installation);
+        let service = self.uid;
+        let pilots = jobs.into_iter().filter(|j| j.uid == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
         let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
         Ok(Queue {
@@ -289,11 +291,12 @@ done
         let associations = self.slurm.associations(&cluster).await.map_err(|e| chain(&e))?;
         let qos = self.slurm.qos_limits().await.map_err(|e| chain(&e))?;
         let partitions = self.slurm.partitions().await.map_err(|e| chain(&e))?;
-        let jobs = self
+        let mut jobs = self
             .slurm
             .jobs(&JobFilter::default())
             .await
             .map_err(|e| chain(&e))?;
+        jobs.retain(|j| j.uid != self.uid);
         let pools = self.config.pool.iter();
         let pools: Vec<_> = pools
             .map(|(name, p)| (name.clone(), p.partition.clone()))
@@ -832,13 +835,17 @@ mod tests {
         );
     }
 
-    fn job(name: &str, user: &str, node: &str, cpus: u32, gres: &str) -> Job {
+    /// The service account's uid in the tests.
+    const SERVICE: u32 = 61000;
+
+    fn job(name: &str, uid: u32, node: &str, cpus: u32, gres: &str) -> Job {
         Job {
             id: JobId(1),
             name: name.to_owned(),
             comment: None,
-            user: user.into(),
-            uid: 1,
+            // As Slurm shows a user without a name.
+            user: "nobody".into(),
+            uid,
             account: None,
             partition: "p".to_owned(),
             qos: None,
@@ -863,22 +870,21 @@ mod tests {
             mem_mib: 1 << 20,
             ..node(name, "gpu:t4:4", None)
         };
-        let service = config.service_user.to_string();
         let of = |name, comment| Job {
             comment,
-            ..job("hop-pool.a.7", &service, name, 8, "gpu:t4:4")
+            ..job("hop-pool.a.7", SERVICE, name, 8, "gpu:t4:4")
         };
         let pilot = |node| of(node, Some(installation().comment()));
         let renamed = Job {
             id: JobId(2),
-            ..job("evil", &service, "renamed", 8, "gpu:t4:4")
+            ..job("evil", SERVICE, "renamed", 8, "gpu:t4:4")
         };
         let jobs = [
             pilot("ours"),
             pilot("both"),
             renamed,
-            job("train", "ada", "batch", 8, "gpu:t4:4"),
-            job("hop-pool.a.7", "ada", "forged", 8, "gpu:t4:4"),
+            job("train", 1, "batch", 8, "gpu:t4:4"),
+            job("hop-pool.a.7", 1, "forged", 8, "gpu:t4:4"),
             of("another", Some(Installation::random().comment())),
             of("unsigned", None),
         ];
@@ -901,7 +907,14 @@ mod tests {
                 ..uses("full", "gpu:t4:0(IDX:N/A)", 1)
             },
         ];
-        let rooms = supply::rooms(&config, &jobs, &nodes, &[JobId(2)].into(), &installation());
+        let rooms = supply::rooms(
+            &config,
+            SERVICE,
+            &jobs,
+            &nodes,
+            &[JobId(2)].into(),
+            &installation(),
+        );
         let room = |taken, seat| hop_core::Room { taken, seat };
         let expected = [
             ("another", room(4, true)),
@@ -951,20 +964,49 @@ mod tests {
         Slurm::new(Settings::default()).with_link(helper)
     }
 
+    /// As `squeue` and `scontrol` answer on a host whose user database names nobody: the jobs of named users are left
+    /// out, and all ends well.
+    const NAMELESS: &str = r#"#!/bin/sh
+case "$0" in *scontrol) exit 0;; esac
+for word in "$@"; do case "$word" in
+--user=*) echo "squeue: error: Invalid user: ${word#*=}" >&2; exit 0;;
+--format=*) format=${word#*=};;
+esac; done
+printf %s "$format" | sed 's/%A/7/; s/%T/RUNNING/; s/%r/None/; s/%u/nobody/; s/%U/UID/; s/%P/p/; s/%a/pool/
+s/%q/normal/; s/%N/n1/; s/%C/8/; s/%b/gpu:2/; s/%V/1/; s/%S/1/; s/%e/N\/A/; s/%l/UNLIMITED/; s/%k//; s/%j/hop-pool.main.1/'
+"#;
+
+    #[tokio::test]
+    async fn pilots_are_seen_while_the_user_database_names_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut side = side();
+        for name in ["squeue", "scontrol"] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, NAMELESS.replace("UID", &side.uid.to_string())).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        side.slurm = Slurm::new(Settings {
+            bin: Some(dir.path().into()),
+            ..Settings::default()
+        });
+        let queue = side.queue(vec!["ada".into()], &BTreeSet::new()).await.unwrap();
+        let pilots: Vec<JobId> = queue.pilots.iter().map(|p| p.job).collect();
+        assert_eq!((pilots, queue.alive), (vec![JobId(7)], vec![JobId(7)]));
+    }
+
     #[tokio::test]
     async fn a_look_at_the_queue_shows_where_a_pilot_died() {
         let dir = tempfile::tempdir().unwrap();
         let mut side = side();
-        let service = side.config.service_user.to_string();
         let died = Job {
             id: JobId(11),
             state: JobState::Failed,
-            ..job("hop-pool.main.1", &service, "n1", 8, "gpu:2")
+            ..job("hop-pool.main.1", side.uid, "n1", 8, "gpu:2")
         };
         let ended = Job {
             id: JobId(12),
             state: JobState::Completed,
-            ..job("a seat", "ada", "n1", 1, "")
+            ..job("a seat", 1, "n1", 1, "")
         };
         side.slurm = slurm_with(dir.path(), &[died, ended], &[node("n1", "gpu:2", None)]);
         let queue = side.queue(vec!["ada".into()], &BTreeSet::new()).await.unwrap();

@@ -101,9 +101,10 @@ pub(crate) fn own<'a>(config: &Config, nodes: impl Iterator<Item = &'a Node>) ->
 }
 
 /// Room by Slurm's word, of its jobs and nodes at about the same time. `known`: the pilots, also those renamed.
-/// Those of another `hopd` are jobs of others.
+/// Those of another `hopd` are jobs of others. `service`: the uid of the pilots' jobs.
 pub(crate) fn rooms(
     config: &Config,
+    service: u32,
     jobs: &[Job],
     nodes: &[Node],
     known: &BTreeSet<JobId>,
@@ -111,7 +112,7 @@ pub(crate) fn rooms(
 ) -> Rooms {
     let is_signed = |j: &Job| Installation::of_comment(j.comment.as_deref()).as_ref() == Some(installation);
     let is_pilot = |j: &Job| is_pilot(&j.name) && is_signed(j) || known.contains(&j.id);
-    let is_ours = |j: &&Job| j.user == config.service_user && j.state.holds_resources() && is_pilot(j);
+    let is_ours = |j: &&Job| j.uid == service && j.state.holds_resources() && is_pilot(j);
     let mut ours: BTreeMap<&NodeName, Vec<&Job>> = BTreeMap::new();
     for job in jobs.iter().filter(is_ours) {
         if let Some(node) = job.nodes.first() {

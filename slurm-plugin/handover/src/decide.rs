@@ -4,8 +4,8 @@
 //! part of the contract: who calls comes before what is asked, and nothing is touched before all have passed.
 
 use crate::probe::DeviceFile;
-use crate::record::{Blocked, DeviceRecord, DeviceState, KernelRecord, StepKey};
-use crate::token::{Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
+use crate::record::{Blocked, DeviceRecord, DeviceState, KernelRecord, LeaseRecord, StepKey};
+use crate::token::{BlockedDevice, Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
 use hop_words::id::{Epoch, GpuIndex};
 use hop_words::time::Timestamp;
 
@@ -140,6 +140,49 @@ pub fn check_device(index: GpuIndex, record: Option<&DeviceRecord>, epoch: Epoch
     })
 }
 
+/// Whether a lease has the slurmstepd that takes the lease back at its end.
+///
+/// `stepd`: the start time of the process with that slurmstepd's pid now.
+pub fn lives(lease: &LeaseRecord, stepd: Option<u64>) -> bool {
+    !lease.closed && stepd == Some(lease.stepd.start_time)
+}
+
+/// Decides whether a grant of the device may undo this lease of it. A lease that lives keeps the device: Slurm gives one
+/// device to two steps once it calls the device by another index than at the first one's start.
+///
+/// # Errors
+/// [`Refusal::Blocked`].
+pub fn check_undo(index: GpuIndex, lease: &LeaseRecord, stepd: Option<u64>) -> Result<(), Refusal> {
+    if !lives(lease, stepd) {
+        return Ok(());
+    }
+    let why = why_lent(lease);
+    Err(Refusal::Blocked { index, why })
+}
+
+fn why_lent(lease: &LeaseRecord) -> String {
+    format!(
+        "it is lent to lease {}, which lives. Slurm gave it to another step as well, as after a change of the GPUs' \
+         order in gres.conf",
+        lease.lease
+    )
+}
+
+/// The device as a blocked one under Slurm's newest name, if the lease has it under another.
+pub fn renamed(record: &DeviceRecord, lease: &LeaseRecord) -> Option<BlockedDevice> {
+    let (device, is_lent) = (
+        &record.device,
+        matches!(record.state, DeviceState::Lent { step, .. } if step == lease.step),
+    );
+    let same = |d: &&Device| (d.major, d.minor) == (device.major, device.minor);
+    let before = lease.devices.iter().find(same).filter(|_| is_lent)?;
+    (before.index != device.index).then(|| BlockedDevice {
+        index: device.index,
+        lease: lease.lease,
+        why: why_lent(lease),
+    })
+}
+
 /// A process seen with a device after its cgroup was denied the device.
 #[derive(Debug, Clone)]
 pub struct Suspect {
@@ -199,8 +242,9 @@ pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
 mod tests {
     use super::*;
     use crate::bpf::{Number, Program};
-    use crate::record::{KernelCgroup, ProcessId};
-    use crate::token::{Op, VERSION};
+    use crate::cpuset::CpuSet;
+    use crate::record::{Agent, KernelCgroup, ProcessId};
+    use crate::token::{Level, Op, VERSION};
     use hop_words::id::{JobId, LeaseId};
     use proptest::prelude::*;
 
@@ -447,6 +491,49 @@ mod tests {
         });
         assert_eq!(before(blocked), Before::Undo(PILOT));
         assert_eq!(check_device(GpuIndex(1), None, Epoch(0)), Ok(Before::Unknown));
+    }
+
+    #[test]
+    fn a_grant_undoes_no_lease_whose_slurmstepd_lives() {
+        let stepd = ProcessId {
+            pid: 41,
+            start_time: 6,
+        };
+        let lease = |closed| LeaseRecord {
+            step: PILOT,
+            lease: LeaseId(2),
+            epoch: Epoch(3),
+            kernel: SEAT,
+            uid: 1000,
+            process: record().process,
+            cgroup: record().cgroup,
+            level: Level::Counted,
+            group: None,
+            devices: vec![gpu(0)],
+            cores: CpuSet::default(),
+            affinity: CpuSet::default(),
+            notify: Agent {
+                socket: "/x".into(),
+                uid: SERVICE,
+            },
+            grace_ms: 1,
+            closed,
+            stepd,
+        };
+        // Slurm calls the device by another index since.
+        let refused = check_undo(GpuIndex(1), &lease(false), Some(6)).unwrap_err();
+        let told = refused.to_string();
+        assert!(
+            told.starts_with("GPU 1 is blocked: it is lent to lease 2, which lives."),
+            "{told}"
+        );
+        for (closed, stepd) in [(false, None), (false, Some(7)), (true, Some(6))] {
+            assert_eq!(
+                check_undo(GpuIndex(1), &lease(closed), stepd),
+                Ok(()),
+                "{stepd:?}"
+            );
+        }
     }
 
     #[test]

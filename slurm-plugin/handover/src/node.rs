@@ -396,7 +396,7 @@ impl Node {
         devices: &[Device],
     ) -> Result<(), Refusal> {
         for device in devices {
-            let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
+            let record = self.record_of(device)?;
             match decide::check_device(device.index, record.as_ref(), epoch)? {
                 Before::Nothing => {}
                 Before::Unknown => self.clear_unknown(device)?,
@@ -409,22 +409,46 @@ impl Node {
         self.undo_lost_lease_of(kernel)
     }
 
-    fn undo(&self, step: StepKey, device: &Device) -> Result<(), Refusal> {
-        match self.take_back(step)? {
-            Some((taken, _)) if !taken.clean => Err(Refusal::Blocked {
-                index: device.index,
-                why: why(&taken.holders),
-            }),
-            Some(_) => Ok(()),
-            None => self.clear_unknown(device),
+    /// The device's record, with the name that Slurm has for the device now: agents and operators know no other.
+    fn record_of(&self, device: &Device) -> Result<Option<DeviceRecord>, StoreError> {
+        let number = Number::of(device);
+        let record: Option<DeviceRecord> = self.store.get(number)?;
+        if record.as_ref().is_none_or(|r| r.device.index == device.index) {
+            return Ok(record);
         }
+        let _lock = self.lock_device(device)?;
+        let record = self.store.get::<DeviceRecord>(number)?.map(|r| DeviceRecord {
+            device: device.clone(),
+            ..r
+        });
+        if let Some(record) = &record {
+            self.store.put(record)?;
+        }
+        Ok(record)
+    }
+
+    fn undo(&self, step: StepKey, device: &Device) -> Result<(), Refusal> {
+        let Some((record, locks)) = self.lock_lease(step)? else {
+            return self.clear_unknown(device);
+        };
+        // Under the locks: a lease in its take-back has ended by now.
+        decide::check_undo(device.index, &record, start_time(record.stepd.pid))?;
+        let taken = self.take_back_locked(&record, Word::Ours);
+        drop(locks);
+        if taken.clean {
+            return Ok(());
+        }
+        Err(Refusal::Blocked {
+            index: device.index,
+            why: why(&taken.holders),
+        })
     }
 
     /// Undoes a lost lease of the kernel: nobody else takes back a lease without its slurmstepd, and a kernel has one
     /// lease.
     fn undo_lost_lease_of(&self, kernel: &KernelRecord) -> Result<(), Refusal> {
         for lease in self.leases_of(kernel)? {
-            if start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
+            if decide::lives(&lease, start_time(lease.stepd.pid)) {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
             match lease.devices.first() {
@@ -458,6 +482,12 @@ impl Node {
         };
         if told {
             return Ok(());
+        }
+        // A lease tells of its devices without their records, too.
+        for lease in self.store.all::<LeaseRecord>()? {
+            if numbers(&lease.devices).contains(&Number::of(device)) {
+                decide::check_undo(device.index, &lease, start_time(lease.stepd.pid))?;
+            }
         }
         self.close_everywhere(device)?;
         let numbers = [Number::of(device)];
@@ -631,14 +661,20 @@ impl Node {
     }
 
     fn take_back_by(&self, step: StepKey, word: Word) -> Result<Option<(TakenBack, Agent)>, StoreError> {
-        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
-            return Ok(None);
-        };
-        let _locks = self.lock(&record.devices, record.kernel)?;
-        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
+        let Some((record, _locks)) = self.lock_lease(step)? else {
             return Ok(None);
         };
         Ok(Some((self.take_back_locked(&record, word), record.notify)))
+    }
+
+    /// The lease of a step under the locks of its devices and its kernel.
+    fn lock_lease(&self, step: StepKey) -> Result<Option<(LeaseRecord, Vec<Lock>)>, StoreError> {
+        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
+            return Ok(None);
+        };
+        let locks = self.lock(&record.devices, record.kernel)?;
+        let record = self.store.get::<LeaseRecord>(step)?;
+        Ok(record.map(|record| (record, locks)))
     }
 
     /// Carries out a token's [`crate::token::Op::TakeBack`].
@@ -699,13 +735,14 @@ impl Node {
             lease: blocked.lease,
             why: blocked.why.clone(),
         });
+        let renamed = self.lent_under_another_name()?;
         let freed = before.iter().filter(|(b, _)| after.iter().all(|(a, _)| a != b));
         Ok(Standing {
             node: NodeName::from(self.site.node.as_str()),
             pilot: token.pilot,
             level,
             why: why.to_owned(),
-            blocked: blocked.collect(),
+            blocked: blocked.chain(renamed).collect(),
             freed: freed.map(|(d, blocked)| (d.index, blocked.lease)).collect(),
             asked: look.asked,
             at: now(),
@@ -720,6 +757,16 @@ impl Node {
             DeviceState::Free | DeviceState::Lent { .. } => None,
         });
         Ok(blocked.collect())
+    }
+
+    /// Devices of leases that live, under the names that Slurm has for them since.
+    fn lent_under_another_name(&self) -> Result<Vec<BlockedDevice>, StoreError> {
+        let leases = self.store.all::<LeaseRecord>()?;
+        let records = self.store.all::<DeviceRecord>()?;
+        let renamed = records
+            .iter()
+            .filter_map(|record| leases.iter().find_map(|lease| decide::renamed(record, lease)));
+        Ok(renamed.collect())
     }
 
     /// Takes back all leases of an ended job, and forgets its kernels. Returns the agent's socket with each lease.
@@ -829,7 +876,7 @@ impl Node {
                 })
             };
             self.store.put(&DeviceRecord {
-                device: device.clone(),
+                device: known.as_ref().map_or(device, |r| &r.device).clone(),
                 epoch: known.map_or(record.epoch, |r| r.epoch.max(record.epoch)),
                 pilot: Some(record.step.job),
                 state,
@@ -1101,6 +1148,73 @@ mod tests {
         assert_eq!(node.register(key, 1000, pid).unwrap(), None);
         assert_eq!(node.store.get::<KernelRecord>(key).unwrap(), None);
         assert!(!is_admitted(counter, group));
+    }
+
+    /// Slurm calls the device by another index since its lease began, and gives it to another step.
+    #[test]
+    fn a_device_has_slurms_newest_name_and_is_blocked_under_it_while_it_is_lent() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let (lease, record) = lent(Number { major: 195, minor: 3 }, None);
+        let pid = std::process::id();
+        let stepd = ProcessId {
+            pid,
+            start_time: start_time(pid).unwrap(),
+        };
+        let lease = LeaseRecord { stepd, ..lease };
+        node.store.put(&lease).unwrap();
+        node.store.put(&record).unwrap();
+        let kernel = KernelRecord {
+            key: StepKey {
+                job: JobId(2),
+                step: 0,
+            },
+            uid: 1001,
+            process: stepd,
+            cgroup: gone_v2(),
+            group: None,
+            denied: Vec::new(),
+        };
+        let blocked = || {
+            let token = Token {
+                v: crate::token::VERSION,
+                op: crate::token::Op::TakeBack,
+                lease: LeaseId(0),
+                epoch: Epoch(0),
+                pilot: JobId(1),
+                notify: "/nowhere".into(),
+                grace_ms: 0,
+                issued_at: now(),
+            };
+            let arrival = Arrival {
+                step: lease.step,
+                job_uid: 900,
+                service_uid: 900,
+                now: now(),
+            };
+            let blocked = node.look(&token, &Look::default(), &arrival).unwrap().blocked;
+            blocked
+                .into_iter()
+                .map(|b| (b.index, b.lease))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(blocked(), []);
+        let device = Device {
+            index: GpuIndex(1),
+            ..record.device
+        };
+        let refused = node.undo_before(Epoch(8), lease.step, &kernel, &[device]);
+        assert!(
+            matches!(
+                refused,
+                Err(Refusal::Blocked {
+                    index: GpuIndex(1),
+                    ..
+                })
+            ),
+            "{refused:?}"
+        );
+        assert_eq!(blocked(), [(GpuIndex(1), LeaseId(2))]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use hop_handover::mounts::Mounts;
 use hop_handover::node::{Node, NodeError, Site};
 use hop_handover::options::Isolation;
 use hop_handover::probe::DeviceFile;
-use hop_handover::record::{KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
+use hop_handover::record::{DeviceRecord, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
 use hop_handover::token::{KernelProcess, Lend, Level, Op, Refusal, Token, VERSION};
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
 use hop_words::process::start_time;
@@ -370,6 +370,7 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
     )
     .unwrap();
     assert!(shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    check_that_a_living_lease_stays(node, kernel, shell, gpus, steps[0]);
     // A lost one is taken back with its job.
     let ended = node.job_ended(JobId(500)).unwrap();
     assert!(
@@ -378,6 +379,44 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
     );
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
     assert!(node.store().all::<LeaseRecord>().unwrap().is_empty());
+}
+
+/// Slurm calls the device of a lease by another index since, and gives it to another kernel's step.
+fn check_that_a_living_lease_stays(
+    node: &Node,
+    kernel: &KernelRecord,
+    shell: &mut Shell,
+    gpus: &Gpus,
+    step: u32,
+) {
+    let other = KernelRecord {
+        key: StepKey {
+            job: JobId(609),
+            ..kernel.key
+        },
+        ..kernel.clone()
+    };
+    node.store().put(&other).unwrap();
+    let (second, lend) = token(&other, 11);
+    let refused = node.lend(&second, &lend, &arrival(5), &[GpuIndex(1)], step, this_process());
+    let lent = "it is lent to lease 10, which lives";
+    assert!(
+        matches!(&refused, Err(Refusal::Blocked { index: GpuIndex(1), why }) if why.starts_with(lent)),
+        "{refused:?}"
+    );
+    assert!(shell.opens(&gpus.paths[0]));
+    // Nor is it taken for a device of which nothing is known.
+    let number = gpus.numbers()[0];
+    let record: DeviceRecord = node.store().get(number).unwrap().unwrap();
+    node.store().remove::<DeviceRecord>(number).unwrap();
+    let refused = node.lend(&second, &lend, &arrival(5), &[GpuIndex(1)], step, this_process());
+    assert!(
+        matches!(&refused, Err(Refusal::Blocked { why, .. }) if why.starts_with(lent)),
+        "{refused:?}"
+    );
+    assert!(shell.opens(&gpus.paths[0]));
+    node.store().put(&record).unwrap();
+    node.store().remove::<KernelRecord>(other.key).unwrap();
 }
 
 /// As Slurm does.

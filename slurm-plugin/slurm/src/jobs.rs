@@ -38,11 +38,13 @@ pub struct Job {
     pub limit: TimeLimit,
 }
 
-/// Which jobs; empty lists mean all.
+/// Which jobs; empty lists mean all. A job needs to be of one of the users: by name, or by uid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobFilter {
     pub ids: Vec<JobId>,
     pub users: Vec<UserName>,
+    /// An owner by uid is recognised while this host's user database names nobody.
+    pub uids: Vec<u32>,
     pub names: Vec<String>,
     pub partitions: Vec<String>,
     /// Includes ended jobs that slurmctld still remembers.
@@ -83,7 +85,10 @@ impl JobFilter {
     pub fn matches(&self, job: &Job) -> bool {
         let any = |empty: bool, found: bool| empty || found;
         any(self.ids.is_empty(), self.ids.contains(&job.id))
-            && any(self.users.is_empty(), self.users.contains(&job.user))
+            && any(
+                self.users.is_empty() && self.uids.is_empty(),
+                self.users.contains(&job.user) || self.uids.contains(&job.uid),
+            )
             && any(self.names.is_empty(), self.names.contains(&job.name))
             && any(
                 self.partitions.is_empty(),
@@ -92,6 +97,15 @@ impl JobFilter {
                     .any(|p| self.partitions.iter().any(|wanted| wanted == p)),
             )
             && (self.ended || !job.state.is_over())
+    }
+
+    /// The same filter for jobs of all users.
+    pub(crate) fn of_all_users(&self) -> Self {
+        Self {
+            users: Vec::new(),
+            uids: Vec::new(),
+            ..self.clone()
+        }
     }
 
     /// The arguments of `squeue` for this filter.
@@ -107,7 +121,11 @@ impl JobFilter {
             }
         };
         list("jobs", self.ids.iter().map(ToString::to_string).collect());
-        list("user", self.users.iter().map(ToString::to_string).collect());
+        let users = self.users.iter().map(ToString::to_string);
+        list(
+            "user",
+            users.chain(self.uids.iter().map(ToString::to_string)).collect(),
+        );
         list("name", self.names.clone());
         list("partition", self.partitions.clone());
         args
@@ -313,6 +331,18 @@ mod tests {
         };
         assert!(bobs.args().contains(&"--user=bob".to_owned()));
         assert_eq!(ids(bobs), [3, 2]);
+        let either = JobFilter {
+            users: vec!["bob".into()],
+            uids: vec![61101],
+            ..JobFilter::default()
+        };
+        assert!(either.args().contains(&"--user=bob,61101".to_owned()));
+        assert_eq!(ids(either.clone()), [3, 1, 2]);
+        let alices = JobFilter {
+            users: Vec::new(),
+            ..either
+        };
+        assert_eq!(ids(alices), [1]);
     }
 
     #[test]

@@ -9,27 +9,50 @@ use crate::run::{Call, QueryError};
 use hop_words::id::JobId;
 use std::sync::PoisonError;
 
+/// Whether `squeue` knew all users that it was asked for.
+enum Users {
+    Known,
+    Unknown,
+}
+
 impl Slurm {
     /// The jobs that `filter` lets through. An id that Slurm has forgotten is not an error.
+    ///
+    /// If this host's user database doesn't know one of the filter's users now, the jobs of all users come: `squeue`
+    /// leaves out the jobs of such a user, and ends well.
     pub async fn jobs(&self, filter: &JobFilter) -> Result<Vec<Job>, QueryError> {
         if let Some(link) = &self.link
             && let Some(jobs) = link.jobs().await
         {
             return Ok(jobs.iter().filter(|job| filter.matches(job)).cloned().collect());
         }
+        match self.squeue(filter).await {
+            Ok((jobs, Users::Known)) => Ok(jobs.into_iter().filter(|job| filter.matches(job)).collect()),
+            Ok((_, Users::Unknown)) => {
+                let all = filter.of_all_users();
+                let (jobs, _) = self.squeue(&all).await?;
+                Ok(jobs.into_iter().filter(|job| all.matches(job)).collect())
+            }
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn squeue(&self, filter: &JobFilter) -> Result<(Vec<Job>, Users), QueryError> {
         let marks = Marks::random();
         let mut args = filter.args();
         args.push(format!("--format={}", marks.format(&JOB_LETTERS)));
         let call = Call::new("squeue", args);
-        match self
-            .runner
-            .query(&call, |out| jobs::parse_jobs(&marks, out))
-            .await
-        {
-            Ok(jobs) => Ok(jobs.into_iter().filter(|job| filter.matches(job)).collect()),
-            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
+        let said = self.runner.run(&call).await?;
+        let jobs = jobs::parse_jobs(&marks, &said.stdout).map_err(|source| QueryError::Output {
+            command: call.failed(),
+            source,
+        })?;
+        let users = match said.stderr.contains("Invalid user") {
+            true => Users::Unknown,
+            false => Users::Known,
+        };
+        Ok((jobs, users))
     }
 
     /// A job, running or ended; `None` once Slurm has forgotten it.

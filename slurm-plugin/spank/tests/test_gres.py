@@ -100,3 +100,46 @@ def test_a_step_that_shares_the_pilots_gpus_is_refused(cluster: Cluster, pilot: 
     assert told["reason"] == {"code": "wrong-gpus", "token": 1, "step": 2, "opens": 2}
     end(step)
     assert alice.opens() == EPERM
+
+
+@contextlib.contextmanager
+def order_swapped(cluster: Cluster) -> Iterator[None]:
+    """Slurm has read gres.conf anew, with the node's two GPUs the other way round."""
+    text = (cluster.base / "etc" / "gres.conf").read_text(encoding="utf-8").splitlines()
+    here = [i for i, line in enumerate(text) if f"/fakegpu-{cluster.node}-" in line]
+    text[here[0]], text[here[1]] = text[here[1]], text[here[0]]
+
+    def read_anew() -> None:
+        cluster.run("root", "scontrol", "reconfigure")
+        cluster.devcluster("kill-slurmd", cluster.node)
+        cluster.devcluster("start-slurmd", cluster.node)
+
+    with gres_conf(cluster, *text):
+        read_anew()
+        yield
+    read_anew()
+
+
+def test_a_living_lease_keeps_its_device_when_the_order_changes(cluster: Cluster, pilot: Pilot) -> None:
+    """Slurm gives bob's step the device of alice's lease, under its other GPU's index."""
+    alice, bob = kernel(cluster, "alice"), kernel(cluster, "bob")
+    first, told = pilot.lend(alice)
+    (lent,) = told["devices"]
+    holder = alice.ask("daemon", lent["path"])
+    with order_swapped(cluster):
+        second = pilot.step(pilot.mint(pilot.token(bob)))
+        refused = pilot.hear()["reason"]
+        end(second)
+        assert (refused["code"], refused["index"]) == ("blocked", 1 - lent["index"]), refused
+        assert refused["why"].startswith(f"it is lent to lease {told['lease']}, which lives"), refused
+        assert [(b["index"], b["lease"]) for b in pilot.look()["blocked"]] == [(1 - lent["index"], told["lease"])]
+        assert bob.opens() == EPERM
+        assert alice.ask("open", lent["path"]) == "ok" and alice.ask("alive", holder)
+        end(first)
+        taken = pilot.hear()
+        assert (taken["clean"], taken["ended_pids"]) == (True, [holder])
+        assert pilot.look()["blocked"] == []
+        second, told = pilot.lend(bob)
+        assert bob.ask("open", told["devices"][0]["path"]) == "ok"
+        end(second)
+        assert pilot.hear()["clean"]

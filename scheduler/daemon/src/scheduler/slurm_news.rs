@@ -3,7 +3,7 @@
 use super::records::{JournalKey, JournalValue};
 use super::{Due, Report, Scheduler};
 use crate::admission::Rules;
-use crate::pilot_jobs::{Seen, SeenJob};
+use crate::pilot_jobs::{Seen, SeenJob, tells_why};
 use crate::slurm::{Facts, Queue};
 use crate::supply::Rooms;
 use hop_core::config::{Limits, Shares};
@@ -169,8 +169,10 @@ impl Scheduler {
                 let pilots = self.live_pilots();
                 self.say_what_pilots_wait_for(&queue.pilots);
                 self.rooms(queue.rooms);
+                let before = self.pilot_jobs.delays();
                 let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);
                 self.act(acts);
+                self.tell_of_delays(&before);
                 self.seats_gone(&queue.alive);
                 self.drained(queue.drained);
                 let skew = self.clock.skew();
@@ -224,7 +226,7 @@ impl Scheduler {
     fn say_what_pilots_wait_for(&mut self, jobs: &[SeenJob]) {
         let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
         let said: Vec<String> = waiting
-            .filter(|j| !["", "None", "Priority"].contains(&j.reason.as_str()))
+            .filter(|j| tells_why(&j.reason))
             .map(|j| format!("{} ({})", j.job, j.reason))
             .collect();
         if said.is_empty() {

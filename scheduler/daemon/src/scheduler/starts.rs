@@ -9,7 +9,7 @@ use hop_words::explain::Item;
 use hop_words::id::{JobId, LeaseId, PoolName};
 use hop_words::reason::Reason;
 use hop_words::time::{Span, spell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Time of a start after which the delay is told. Slurm needs 50 ms without a hold-up.
 const SLOW: Span = Span::from_secs(2);
@@ -62,6 +62,9 @@ impl Scheduler {
         if let Some(why) = self.rejection(reason) {
             return format!("{reason}; its submission failed: {why}");
         }
+        if let Some(why) = self.delay(reason) {
+            return format!("{reason}; {why}");
+        }
         let Reason::NoPilot { pool, .. } = reason else {
             return reason.to_string();
         };
@@ -112,6 +115,23 @@ impl Scheduler {
         }
     }
 
+    fn delay(&self, reason: &Reason) -> Option<String> {
+        match reason {
+            Reason::NoPilot { pool, coming: true } => self.pilot_jobs.delay(pool),
+            Reason::PilotLate { node } => self.pilot_jobs.delay_on(node),
+            _ => None,
+        }
+    }
+
+    /// Slurm was looked at. Cells that wait for a pool's pilots are told if Slurm's reason has changed.
+    pub(super) fn tell_of_delays(&mut self, before: &BTreeMap<PoolName, String>) {
+        let now = self.pilot_jobs.delays();
+        let pools: BTreeSet<&PoolName> = before.keys().chain(now.keys()).collect();
+        for pool in pools.into_iter().filter(|p| before.get(*p) != now.get(*p)) {
+            self.tell_those_who_wait_for_pilots(pool);
+        }
+    }
+
     /// sbatch answered. Cells that wait for the pool's pilots are told if Slurm's word has changed.
     pub(super) fn submitted(&mut self, ticket: u64, answer: Result<JobId, Failure>) {
         let now = self.clock.now();
@@ -123,15 +143,18 @@ impl Scheduler {
         let acts = self.pilot_jobs.submitted(ticket, answer, now);
         let has_changed = self.pilot_jobs.rejection(&pool) != before.as_deref();
         self.act(acts);
-        if !has_changed {
-            return;
+        if has_changed {
+            self.tell_those_who_wait_for_pilots(&pool);
         }
+    }
+
+    fn tell_those_who_wait_for_pilots(&mut self, pool: &PoolName) {
         let waits = |c: &CellView| {
             let for_pilot = matches!(
                 c.reason,
                 Reason::NoPilot { coming: true, .. } | Reason::PilotLate { .. }
             );
-            for_pilot && c.pool == pool
+            for_pilot && c.pool == *pool
         };
         for cell in self.core.waiting().into_iter().filter(waits) {
             self.for_kernels(Output::Queued {

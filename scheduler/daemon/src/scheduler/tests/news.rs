@@ -564,6 +564,59 @@ async fn a_pilot_up_before_whose_agent_is_refused_is_listed_with_the_reason() {
     assert_eq!(row(&mut house), ("UP".to_owned(), String::new()));
 }
 
+/// A reservation for maintenance, for instance.
+#[tokio::test]
+async fn all_read_why_slurm_starts_no_pilot() {
+    let mut house = House::new();
+    house.seat(7, "ada", "n0");
+    let mut ada = house.connect("ada", Role::Replica);
+    house.ask(ada.0, &mut ada.1, up("ada", "a", 1, 7, "n0"));
+    house.say(ada.0, submit("a", 1));
+    let mut told = || {
+        let all = std::iter::from_fn(|| ada.1.try_recv().ok());
+        let reasons = all.filter_map(|m| match m.body {
+            Response::Event(Event::Queued { reason, .. }) => Some(reason),
+            _ => None,
+        });
+        reasons.collect::<Vec<_>>()
+    };
+    let waits = "pool main is starting a job with GPUs for it";
+    assert_eq!(told(), [waits]);
+    let job = JobId(44);
+    let request = PilotRequest {
+        pool: "main".into(),
+        partition: None,
+        node: None,
+        gpus: None,
+        gpu_type: None,
+    };
+    house.scheduler.pilot_jobs.restore(1, request, Some(job));
+    let mut look = |reason: &str| {
+        let pilot = SeenJob {
+            job,
+            name: "hop-pool.main.1".into(),
+            node: None,
+            state: Seen::Waiting,
+            reason: reason.into(),
+            installation: None,
+        };
+        house.scheduler.looked(Ok(crate::slurm::Queue {
+            pilots: vec![pilot],
+            alive: vec![JobId(7)],
+            ends: BTreeMap::new(),
+            drained: BTreeMap::new(),
+            rooms: crate::supply::Rooms::default(),
+        }));
+        house.scheduler.settle();
+        told()
+    };
+    let maintenance = "ReqNodeNotAvail, Reserved for maintenance";
+    let why = format!("{waits}; Slurm has not started job {job}: {maintenance}");
+    assert_eq!(look(maintenance), [why.as_str()]);
+    assert_eq!(look(maintenance), [""; 0], "nothing is new");
+    assert_eq!(look("Priority"), [waits]);
+}
+
 /// An account that may not use the partition, for instance.
 #[tokio::test]
 async fn all_read_why_slurm_takes_no_pilot() {
