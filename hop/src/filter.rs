@@ -18,6 +18,10 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
+    pub(crate) fn names(&self) -> Vec<PoolName> {
+        self.pools.iter().map(|name| name.as_str().into()).collect()
+    }
+
     pub(crate) fn has(&self, pool: &PoolName) -> bool {
         self.pools.is_empty() || self.pools.iter().any(|wanted| wanted == pool.as_str())
     }

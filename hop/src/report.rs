@@ -1,18 +1,17 @@
 //! `hop report`: usage and waits in sums, by day or by whom. Slurm's `sreport` is the model.
 //!
-//! The rows are those of `hop acct`, requested day by day, because one answer of `hopd` is bounded.
+//! `hopd` sums the rows of `hop acct`, day by day, because one answer of it is bounded.
 
-use crate::acct;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::filter::{Accounts, Pools};
+use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::{days, parse_time, tell_span, write_date};
 use clap::ValueEnum;
-use hop_api::message::{AcctQuery, AcctRow};
-use hop_words::id::{CellId, KernelId, UserName};
+use hop_api::message::{Request, Response, SumBy, Sums, SumsQuery};
 use hop_words::time::{Span, Timestamp};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,6 +21,9 @@ Examples:
   hop report -a --json | jq '.rows[] | [.group, .wait_p95]'
 
 A lease and its cells count on the day on which they were asked for.";
+
+/// Days of which the sums are asked for at once, where no row is of a day.
+const DAYS_AT_ONCE: usize = 28;
 
 /// Usage and waits in sums: GPU-hours, cells, how long they waited.
 #[derive(Debug, clap::Args)]
@@ -56,91 +58,32 @@ enum By {
     Name,
 }
 
-/// Sums of a group.
+/// A row of the report.
 #[derive(Debug, Default)]
-struct Sums {
+struct Row {
     group: String,
-    users: BTreeSet<UserName>,
-    leases: u64,
-    cells: u64,
-    failed: u64,
-    withdrawn: u64,
-    /// Of cells that began, in order once all are counted.
-    waits: Vec<Span>,
-    /// Microseconds of one GPU.
-    held: u64,
-    run: u64,
+    /// The waits are in order once all are counted.
+    sums: Sums,
 }
 
-impl Sums {
-    /// `again`: the cell was parked, and counted by an earlier row.
-    fn add(&mut self, row: &AcctRow, again: bool) {
-        let gpus = row.gpus.len() as u64;
-        self.users.insert(row.user.clone());
-        if row.cell.is_some() {
-            self.failed += u64::from(matches!(row.state.as_str(), "FAILED" | "NODE_FAIL"));
-            if !again {
-                self.cells += 1;
-                self.waits.extend(row.start.map(|_| row.wait));
-            }
-        } else if row.start.is_none() {
-            let withdrawn = row.state == "CANCELLED";
-            self.withdrawn += u64::from(withdrawn);
-            self.failed += u64::from(!withdrawn && row.end.is_some());
-        } else {
-            self.leases += 1;
-            self.held = self.held.saturating_add(row.held.0.saturating_mul(gpus));
-            self.run = self.run.saturating_add(row.run.0.saturating_mul(gpus));
-        }
-    }
-
-    fn absorb(&mut self, other: &Self) {
-        self.users.extend(other.users.iter().cloned());
-        self.waits.extend_from_slice(&other.waits);
-        self.leases += other.leases;
-        self.cells += other.cells;
-        self.failed += other.failed;
-        self.withdrawn += other.withdrawn;
-        self.held = self.held.saturating_add(other.held);
-        self.run = self.run.saturating_add(other.run);
-    }
-
+impl Row {
     /// The wait within which this share of the cells began. Needs `waits` in order.
     fn within(&self, percent: usize) -> Option<Span> {
-        let at = (self.waits.len() * percent).div_ceil(100).saturating_sub(1);
-        self.waits.get(at).copied()
+        let at = (self.sums.waits.len() * percent).div_ceil(100).saturating_sub(1);
+        self.sums.waits.get(at).copied()
     }
 
     fn hours(&self) -> f64 {
-        self.held as f64 / 3.6e9
+        self.sums.held as f64 / 3.6e9
     }
 
     fn efficiency(&self) -> Option<f64> {
-        let share = self.run as f64 / self.held as f64;
-        (self.held > 0).then(|| (share * 1000.0).round() / 10.0)
+        let share = self.sums.run as f64 / self.sums.held as f64;
+        (self.sums.held > 0).then(|| (share * 1000.0).round() / 10.0)
     }
 }
 
-/// Cells that were parked: each has a row for each of its leases, the first lease first.
-#[derive(Default)]
-struct Parked(BTreeSet<(KernelId, CellId)>);
-
-impl Parked {
-    /// Whether an earlier row is of the same cell.
-    fn counted(&mut self, row: &AcctRow) -> bool {
-        let Some(cell) = row.cell.clone() else {
-            return false;
-        };
-        let id = (row.kernel.clone(), cell);
-        let again = self.0.contains(&id);
-        if row.state == "PREEMPTED" {
-            self.0.insert(id);
-        }
-        again
-    }
-}
-
-static FIELDS: [Field<Sums>; 14] = [
+static FIELDS: [Field<Row>; 14] = [
     field!(
         "Group",
         -12,
@@ -148,10 +91,12 @@ static FIELDS: [Field<Sums>; 14] = [
         |s| { Value::text(&s.group) }
     ),
     field!("Users", 5, "users who asked for something", |s| Value::Number(
-        s.users.len() as u64
+        s.sums.users.len() as u64
     )),
-    field!("Leases", 6, "leases that began", |s| Value::Number(s.leases)),
-    field!("Cells", 7, "cells that ran on them", |s| Value::Number(s.cells)),
+    field!("Leases", 6, "leases that began", |s| Value::Number(s.sums.leases)),
+    field!("Cells", 7, "cells that ran on them", |s| Value::Number(
+        s.sums.cells
+    )),
     field!(
         "GPUHours",
         8,
@@ -178,17 +123,17 @@ static FIELDS: [Field<Sums>; 14] = [
     field!("WaitMax", 9, "the longest wait", |s| span(s.within(100))),
     field!("WaitMaxRaw", 10, "in seconds", |s| seconds(s.within(100))),
     field!("Withdrawn", 9, "cells that waited in vain", |s| Value::Number(
-        s.withdrawn
+        s.sums.withdrawn
     )),
     field!(
         "Failed",
         6,
         "cells that failed, and leases that never began",
-        |s| Value::Number(s.failed)
+        |s| Value::Number(s.sums.failed)
     ),
 ];
 
-static VIEW: View<Sums> = View {
+static VIEW: View<Row> = View {
     command: "report",
     fields: &FIELDS,
     default: "Group,Leases,Cells,GPUHours,Efficiency,WaitP50,WaitP95,Withdrawn",
@@ -207,32 +152,38 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Err(Failure::Usage(text.to_owned()));
     }
     let mut groups: BTreeMap<String, Sums> = BTreeMap::new();
-    let mut parked = Parked::default();
-    for (first, next) in days(since, until, &context.zone) {
+    let mut total = Row::default();
+    let days = days(since, until, &context.zone);
+    let at_once = match args.by {
+        By::Day => 1,
+        _ => DAYS_AT_ONCE,
+    };
+    for days in days.chunks(at_once) {
+        let (first, next) = (days[0].0, days[days.len() - 1].1);
         let day = write_date(first, &context.zone);
         if args.by == By::Day {
             groups.insert(day.clone(), Sums::default());
         }
-        for row in asked_for(args, (first, next.min(until)), context)? {
-            groups
-                .entry(args.by.group(&row, &day))
-                .or_default()
-                .add(&row, parked.counted(&row));
+        for sums in asked_for(args, (first, next.min(until)), context)? {
+            total.sums.absorb(&sums);
+            let group = match args.by {
+                By::Day => &day,
+                _ => &sums.group,
+            };
+            groups.entry(group.clone()).or_default().absorb(&sums);
         }
     }
-    let mut total = Sums::default();
     let mut rows = Vec::new();
     for (group, mut sums) in groups {
-        total.absorb(&sums);
         sums.waits.sort_unstable();
-        rows.push(Sums { group, ..sums });
+        rows.push(Row { group, sums });
     }
     if args.by != By::Day {
-        rows.sort_by_key(|sums| std::cmp::Reverse(sums.held));
+        rows.sort_by_key(|row| std::cmp::Reverse(row.sums.held));
     }
     args.output.write(&VIEW, &rows, context)?;
     if args.output.is_table() {
-        total.waits.sort_unstable();
+        total.sums.waits.sort_unstable();
         for sentence in in_words(&total) {
             writeln!(context.err, "hop: {sentence}.")?;
         }
@@ -241,14 +192,14 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 }
 
 impl By {
-    fn group(self, row: &AcctRow, day: &str) -> String {
+    fn sums(self) -> SumBy {
         match self {
-            Self::Day => day.to_owned(),
-            Self::User => row.user.to_string(),
-            Self::Account => row.account.as_ref().map(ToString::to_string).unwrap_or_default(),
-            Self::Pool => row.pool.to_string(),
-            Self::Node => row.node.to_string(),
-            Self::Name => row.name.clone(),
+            Self::Day => SumBy::All,
+            Self::User => SumBy::User,
+            Self::Account => SumBy::Account,
+            Self::Pool => SumBy::Pool,
+            Self::Node => SumBy::Node,
+            Self::Name => SumBy::Name,
         }
     }
 }
@@ -256,42 +207,44 @@ impl By {
 /// What was submitted within a day.
 fn asked_for(
     args: &Args,
-    (first, next): (Timestamp, Timestamp),
+    (since, until): (Timestamp, Timestamp),
     context: &mut Context<'_>,
-) -> Result<Vec<AcctRow>, Failure> {
-    let query = AcctQuery {
+) -> Result<Vec<Sums>, Failure> {
+    let query = SumsQuery {
         users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),
         accounts: args.accounts.names(),
-        since: Some(first),
-        until: Some(next),
-        cells: true,
-        ..AcctQuery::default()
+        pools: args.pools.names(),
+        since,
+        until,
+        by: args.by.sums(),
     };
-    let (mut rows, more) = acct::ask(query, context)?;
+    let (rows, more) = match context.hopd.ask(Request::Sums(query))? {
+        Response::Sums { rows, more } => (rows, more),
+        other => return Err(unexpected(&other)),
+    };
     if more {
-        let day = write_date(first, &context.zone);
+        let day = write_date(since, &context.zone);
         writeln!(
             context.err,
-            "hop: {day} has more rows than hopd hands out at once: its sums are too small"
+            "hop: {day} has more cells than hopd hands out the waits of: some waits are missing"
         )?;
     }
-    rows.retain(|row| (first..next).contains(&row.submit) && args.pools.has(&row.pool));
     Ok(rows)
 }
 
-fn in_words(total: &Sums) -> [String; 2] {
+fn in_words(total: &Row) -> [String; 2] {
     let used = format!(
         "{:.1} GPU-hours in {} leases of {} users; {} cells waited in vain",
         total.hours(),
-        total.leases,
-        total.users.len(),
-        total.withdrawn
+        total.sums.leases,
+        total.sums.users.len(),
+        total.sums.withdrawn
     );
     let waits = match (total.within(50), total.within(95)) {
         (Some(half), Some(most)) => format!(
             "half of {} cells began within {}, 95 % within {}",
-            total.cells,
+            total.sums.cells,
             tell_span(half),
             tell_span(most)
         ),
@@ -312,81 +265,14 @@ fn seconds(span: Option<Span>) -> Value {
 mod tests {
     use super::*;
 
-    /// A row of one GPU for `seconds`; none: it never began.
-    fn row(lease: u64, cell: Option<&str>, state: &str, seconds: Option<u64>) -> AcctRow {
-        let at = Timestamp(1_000_000);
-        let ran = Span::from_secs(seconds.unwrap_or(0));
-        AcctRow {
-            lease: hop_words::id::LeaseId(lease),
-            cell: cell.map(Into::into),
-            user: "ada".into(),
-            account: None,
-            pool: "main".into(),
-            kernel: "k".into(),
-            name: "nb".into(),
-            node: "n1".into(),
-            gpus: seconds.iter().map(|_| hop_words::id::GpuIndex(0)).collect(),
-            cpus: 1,
-            pilot: hop_words::id::JobId(3),
-            step: 0,
-            state: state.into(),
-            submit: at,
-            start: seconds.map(|_| at),
-            end: Some(at + ran),
-            wait: Span::from_secs(lease),
-            held: ran,
-            run: ran,
-            linger: Span::ZERO,
-            cells: 0,
-            reason: String::new(),
-        }
-    }
-
-    fn sums(rows: &[AcctRow]) -> Sums {
-        let (mut sums, mut parked) = (Sums::default(), Parked::default());
-        for row in rows {
-            sums.add(row, parked.counted(row));
-        }
-        sums
-    }
-
-    #[test]
-    fn each_lease_and_each_cell_counts_once() {
-        let waits = row(9, None, "PENDING", None);
-        let sums = sums(&[
-            // The first lease of cell `a` was lost before the start. On the second lease the cell was parked, on
-            // the third the cell failed.
-            row(1, None, "FAILED", None),
-            row(2, None, "PREEMPTED", Some(10)),
-            row(2, Some("a"), "PREEMPTED", Some(10)),
-            row(3, None, "COMPLETED", Some(20)),
-            row(3, Some("a"), "FAILED", Some(5)),
-            row(3, Some("b"), "COMPLETED", Some(5)),
-            // Withdrawn from the queue, and while its lease was being started.
-            row(4, None, "CANCELLED", None),
-            row(5, None, "CANCELLED", None),
-            row(6, None, "NODE_FAIL", None),
-            AcctRow { end: None, ..waits },
-        ]);
-        let counts = (sums.leases, sums.cells, sums.failed, sums.withdrawn);
-        assert_eq!(counts, (2, 2, 3, 2));
-        assert_eq!(
-            sums.waits,
-            [Span::from_secs(2), Span::from_secs(3)],
-            "until it first began"
-        );
-        assert_eq!(
-            (sums.held, sums.run),
-            (30 * 1_000_000, 30 * 1_000_000),
-            "no GPU was held before"
-        );
-    }
-
     #[test]
     fn a_share_of_the_cells_began_within() {
-        let of = |waits: &[u64]| Sums {
-            waits: waits.iter().map(|w| Span(*w)).collect(),
-            ..Sums::default()
+        let of = |waits: &[u64]| Row {
+            group: String::new(),
+            sums: Sums {
+                waits: waits.iter().map(|w| Span(*w)).collect(),
+                ..Sums::default()
+            },
         };
         let at = |waits: &[u64], percent| of(waits).within(percent).map(|s| s.0);
         assert_eq!(at(&[], 95), None);

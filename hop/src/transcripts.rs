@@ -8,7 +8,7 @@ use crate::{Cli, dispatch};
 use clap::Parser;
 use hop_api::message::{
     AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, KernelRow, KernelState, KernelsQuery,
-    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response, Told,
+    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response, Told, add_rows,
 };
 use hop_words::explain::Item;
 use hop_words::id::{GpuIndex, Incarnation, JobId, LeaseId, Tenure, Term};
@@ -283,6 +283,16 @@ impl Hopd for Table {
                 rows: acct_rows(),
                 more: false,
             }),
+            Request::Sums(query) => {
+                let mut rows = acct_rows();
+                rows.retain(|row| (query.since..query.until).contains(&row.submit));
+                let mut sums = Vec::new();
+                add_rows(&mut sums, query.by, &rows);
+                Ok(Response::Sums {
+                    rows: sums,
+                    more: false,
+                })
+            }
             Request::Queue(_) if self.starts => {
                 let mut rows = queue_rows();
                 rows.truncate(1);

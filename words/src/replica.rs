@@ -4,6 +4,9 @@ use crate::id::{Incarnation, JobId, NodeName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
+/// The name of a seat's Slurm job.
+pub const SEAT_JOB: &str = "kernels";
+
 /// Seat of a new replica: the user's seat on the node, or a seat still to be submitted by a process of the user's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeatPlan {

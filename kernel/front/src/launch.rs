@@ -19,7 +19,7 @@ use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::process::children_named;
-use hop_words::replica::Replicas;
+use hop_words::replica::{Replicas, SEAT_JOB};
 use hop_words::time::Timestamp;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -930,7 +930,7 @@ fn sbatch(plan: &SeatPlan, seat: &Seat, bill: &Bill, log: &str) -> Command {
     command
         .args([
             "--parsable",
-            "--job-name=kernels",
+            &format!("--job-name={SEAT_JOB}"),
             "--nodes=1",
             "--ntasks=1",
             "--no-requeue",

@@ -6,6 +6,7 @@ use hop_api::message::GpuSlot;
 use hop_slurm::gres::Gres;
 use hop_slurm::id::StepKey;
 use hop_slurm::{Settings, Slurm};
+use hop_words::error::chain;
 use hop_words::id::{GpuIndex, GpuType, JobId, NodeName};
 use hop_words::time::Timestamp;
 use std::time::Duration;
@@ -94,6 +95,14 @@ fn slurm() -> Slurm {
     Slurm::new(Settings {
         timeout: Duration::from_secs(5),
         ..Settings::default()
+    })
+}
+
+/// Whether Slurm preempts the job; `false` without an answer.
+pub(crate) async fn is_preempted(job: JobId) -> bool {
+    slurm().is_preempted(job).await.unwrap_or_else(|error| {
+        tracing::warn!(%job, "Slurm can't say whether it preempts the job: {}", chain(&error));
+        false
     })
 }
 

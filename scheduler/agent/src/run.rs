@@ -480,6 +480,7 @@ impl Agent {
                     }
                 }
                 Output::Rescue { lease, epoch, grace } => self.rescue(lease, epoch, grace),
+                Output::AskPreemption { lease } => self.ask_preemption(lease),
                 Output::Look(look) => self.look(look),
                 Output::Watch {
                     lease,
@@ -571,6 +572,14 @@ impl Agent {
             // The confirmation came before the exit, on another socket: let it be read first.
             tokio::time::sleep(Duration::from_millis(500)).await;
             let _ = events.send(Event::Input(Input::RescueExited { lease, detail }));
+        });
+    }
+
+    fn ask_preemption(&self, lease: LeaseId) {
+        let (pilot, events) = (self.steps.pilot, self.events.clone());
+        tokio::spawn(async move {
+            let preempted = crate::pilot::is_preempted(pilot).await;
+            let _ = events.send(Event::Input(Input::Preemption { lease, preempted }));
         });
     }
 

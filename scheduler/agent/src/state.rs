@@ -109,6 +109,8 @@ struct Ending {
     deadline: Timestamp,
     /// Until when the end of a lost step is kept back: it may yet turn out who ended the step.
     word_by: Option<Timestamp>,
+    /// Slurm was asked whether it preempts the pilot.
+    asked: bool,
     grace: Span,
 }
 
@@ -224,6 +226,7 @@ impl AgentState {
                 );
             }
             Input::OrphanStep { step } => self.orphan_step(step, &mut out),
+            Input::Preemption { lease, preempted } => self.preemption(lease, preempted, now, &mut out),
             Input::Terminated => self.terminate(now, &mut out),
             Input::Tick => {}
         }

@@ -10,11 +10,13 @@ mod agent;
 mod explanation;
 mod query;
 mod replica;
+mod sums;
 
 pub use agent::*;
 pub use explanation::*;
 pub use query::*;
 pub use replica::*;
+pub use sums::*;
 
 pub use hop_words::cell::{CancelTarget, EndedCell, ParkedCell, WaitingCell};
 pub use hop_words::gpu::{Device, GpuSlot};
@@ -241,6 +243,8 @@ pub enum Request {
 
     // Clients.
     Acct(AcctQuery),
+    /// Sums of the accounting. Answered by [`Response::Sums`].
+    Sums(SumsQuery),
     Queue(QueueQuery),
     Info,
     /// Why does this cell (or the kernel's waiting cell) wait, or why did it wait?
@@ -294,6 +298,12 @@ pub enum Response {
     Acct {
         rows: Vec<AcctRow>,
         /// The rest is missing: an answer is of bounded length.
+        #[serde(default)]
+        more: bool,
+    },
+    Sums {
+        rows: Vec<Sums>,
+        /// Waits are missing: an answer is of bounded length.
         #[serde(default)]
         more: bool,
     },

@@ -66,6 +66,7 @@ impl Sender {
             | Request::NodeStands(_)
             | Request::LeaseEnded(_) => Self::Agent,
             Request::Acct(_)
+            | Request::Sums(_)
             | Request::Queue(_)
             | Request::Info
             | Request::Explain { .. }

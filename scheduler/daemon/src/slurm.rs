@@ -16,6 +16,7 @@ use hop_slurm::state::JobState;
 use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, SubmitError};
 use hop_words::error::chain;
 use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
+use hop_words::replica::SEAT_JOB;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -67,6 +68,16 @@ pub(crate) struct Queue {
     /// Drained nodes, with the reason given for each.
     pub drained: BTreeMap<NodeName, String>,
     pub rooms: Rooms,
+    pub seats: Vec<WaitingSeat>,
+}
+
+/// A seat that Slurm has not started yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WaitingSeat {
+    pub job: JobId,
+    pub user: UserName,
+    /// Slurm's word for why it waits.
+    pub why: String,
 }
 
 /// A job's end by its time limit. Slurm says it by the wall clock.
@@ -246,6 +257,10 @@ done
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
         let rooms = supply::rooms(&self.config, self.uid, &jobs, &nodes, known, &self.installation);
+        let seats = jobs
+            .iter()
+            .filter_map(|j| waiting_seat(&self.config, j))
+            .collect();
         let service = self.uid;
         let pilots = jobs.into_iter().filter(|j| j.uid == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
@@ -256,6 +271,7 @@ done
             ends,
             drained,
             rooms,
+            seats,
         })
     }
 
@@ -611,6 +627,23 @@ fn seen(job: Job) -> SeenJob {
     }
 }
 
+/// The job, if it is a seat that waits for a reason that Slurm has said.
+fn waiting_seat(config: &Config, job: &Job) -> Option<WaitingSeat> {
+    let bursts = config.pool.values().flat_map(|pool| &pool.burst);
+    let mut partitions = bursts.map(|b| &b.partition).chain([&config.seat.partition]);
+    let is_there = partitions.any(|p| job.partition.split(',').any(|asked| asked == p));
+    let is_seat = job.name == SEAT_JOB && is_there && job.state.is_waiting();
+    let why = job
+        .reason
+        .clone()
+        .filter(|why| !["", "None"].contains(&why.as_str()));
+    Some(WaitingSeat {
+        job: job.id,
+        user: job.user.clone(),
+        why: why.filter(|_| is_seat)?,
+    })
+}
+
 /// A single word for a POSIX shell, whatever the text.
 fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -858,6 +891,38 @@ mod tests {
             start: None,
             end: None,
             limit: TimeLimit::Unlimited,
+        }
+    }
+
+    #[test]
+    fn a_seat_that_waits_is_told_with_slurms_word() {
+        let config = two_pools("gpu_type='t4'", "gpu_type='a100'");
+        let seat = || Job {
+            state: JobState::Pending,
+            partition: format!("other,{}", config.seat.partition),
+            reason: Some("Resources".to_owned()),
+            nodes: Vec::new(),
+            ..job(SEAT_JOB, "ada", "", 1, "")
+        };
+        let told = waiting_seat(&config, &seat()).unwrap();
+        assert_eq!((told.user.as_str(), told.why.as_str()), ("ada", "Resources"));
+        let others = [
+            job(SEAT_JOB, "ada", "n1", 1, ""),
+            Job {
+                name: "train".to_owned(),
+                ..seat()
+            },
+            Job {
+                partition: "other".to_owned(),
+                ..seat()
+            },
+            Job {
+                reason: None,
+                ..seat()
+            },
+        ];
+        for other in others {
+            assert_eq!(waiting_seat(&config, &other), None, "{other:?}");
         }
     }
 

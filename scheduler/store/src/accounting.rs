@@ -45,15 +45,17 @@ CREATE TABLE cells (
 ";
 
 /// A lease's end; beyond all times while it goes on.
-const END: &str = "coalesce(\"end\", 9223372036854775807)";
+pub(crate) const END: &str = "coalesce(\"end\", 9223372036854775807)";
 
-/// Queries with a user or an earliest time read no others' rows. Older releases keep these indexes up as well.
+/// Queries with a user or an earliest time read no others' rows, and sums those of their time alone. Older releases keep these indexes up as well.
 fn indexes() -> String {
     format!(
         "CREATE INDEX IF NOT EXISTS leases_end ON leases ({END});
          CREATE INDEX IF NOT EXISTS leases_user_end ON leases (user, {END});
          CREATE INDEX IF NOT EXISTS cells_end ON cells ({END});
-         CREATE INDEX IF NOT EXISTS cells_user_end ON cells (user, {END});"
+         CREATE INDEX IF NOT EXISTS cells_user_end ON cells (user, {END});
+         CREATE INDEX IF NOT EXISTS cells_submit ON cells (submit);
+         CREATE INDEX IF NOT EXISTS cells_parked ON cells ({END}) WHERE state = 'PREEMPTED';"
     )
 }
 
@@ -255,7 +257,7 @@ impl Accounting {
         Ok(First { rows, more })
     }
 
-    fn reader(&self) -> Result<Connection, rusqlite::Error> {
+    pub(crate) fn reader(&self) -> Result<Connection, rusqlite::Error> {
         let reader = Connection::open_with_flags(&self.path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
         reader.busy_timeout(std::time::Duration::from_secs(5))?;
         Ok(reader)
@@ -498,7 +500,7 @@ fn statement(table: Table, query: &AcctQuery, rows: usize) -> (String, Vec<Value
     (sql, values)
 }
 
-fn conditions(query: &AcctQuery) -> (String, Vec<Value>) {
+pub(crate) fn conditions(query: &AcctQuery) -> (String, Vec<Value>) {
     let (mut parts, mut values) = (vec!["1".to_owned()], Vec::new());
     let mut list = |column: &str, items: Vec<Value>| {
         if !items.is_empty() {

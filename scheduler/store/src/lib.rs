@@ -9,8 +9,10 @@
 
 mod accounting;
 mod journal;
+mod sums;
 mod writer;
 
 pub use accounting::{Accounting, AccountingError, AccountingOpenError, Discrepancy, First, Most};
 pub use journal::{Journal, JournalOpenError, Snapshot};
+pub use sums::Summed;
 pub use writer::{Health, SaveError, Ticket};

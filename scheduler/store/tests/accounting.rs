@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use hop_api::message::{AcctQuery, AcctRow};
+use hop_api::message::{AcctQuery, AcctRow, SumBy, Sums, SumsQuery, add_rows};
 use hop_store::{Accounting, AccountingOpenError, Discrepancy, First, Most};
 use hop_words::id::{GpuIndex, JobId, LeaseId};
 use hop_words::time::{Span, Timestamp};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 fn at(seconds: u64) -> Timestamp {
@@ -227,7 +228,14 @@ fn a_database_without_the_indexes_of_today_gets_them() {
         names.map(Result::unwrap).collect()
     };
     let today = indexes();
-    let new = ["cells_end", "cells_user_end", "leases_end", "leases_user_end"];
+    let new = [
+        "cells_end",
+        "cells_parked",
+        "cells_submit",
+        "cells_user_end",
+        "leases_end",
+        "leases_user_end",
+    ];
     let drop = new.map(|name| format!("DROP INDEX {name};")).concat();
     rusqlite::Connection::open(&path)
         .unwrap()
@@ -397,4 +405,125 @@ fn newer_and_foreign_databases_are_refused() {
         Accounting::open(&text),
         Err(AccountingOpenError::Foreign(_))
     ));
+}
+
+/// Leases and cells of all kinds, over 1000 s.
+fn all_kinds() -> Vec<AcctRow> {
+    let mut seed = 7_u64;
+    let mut below = |n: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) % n
+    };
+    let mut rows = Vec::new();
+    for id in 1..400 {
+        let (start, goes_on) = (2 + below(1000), below(20) == 0);
+        let end = if goes_on { 0 } else { start + 1 + below(100) };
+        let mut row = lease(id, ["ada", "bob", "eve"][below(3) as usize], 0, start, end);
+        row.account = [Some("lab".into()), None][below(2) as usize].clone();
+        row.pool = ["main", "old"][below(2) as usize].into();
+        row.node = ["n1", "n2"][below(2) as usize].into();
+        row.gpus = (0..below(3) as u16).map(GpuIndex).collect();
+        row.wait = Span(below(5_000_000));
+        row.run = Span(row.held.0 / 2);
+        if !goes_on {
+            let states = ["COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "PREEMPTED"];
+            row.state = states[below(5) as usize].into();
+        }
+        for n in 0..below(3) {
+            let mut ran = cell(&row, &format!("c{id}-{n}"));
+            (ran.submit, ran.wait) = (Timestamp(row.submit.0 + below(9_000_000)), Span(below(9_000_000)));
+            if ran.state == "PREEMPTED" {
+                let again = AcctRow {
+                    lease: LeaseId(1000 + 2 * id + n),
+                    state: "COMPLETED".into(),
+                    submit: ran.end.unwrap(),
+                    ..ran.clone()
+                };
+                rows.push(again);
+            }
+            rows.push(ran);
+        }
+        if below(9) == 0 {
+            (row.start, row.held, row.run, row.gpus) = (None, Span::ZERO, Span::ZERO, Vec::new());
+        }
+        rows.push(row);
+    }
+    rows
+}
+
+#[test]
+fn sums_are_those_of_the_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let accounting = open(&folder.path().join("accounting.db"));
+    let mut rows = all_kinds();
+    record(&accounting, rows.clone());
+    let now = at(2000);
+    rows.sort_by_key(|row| (row.lease, row.cell.is_some()));
+    for row in rows.iter_mut().filter(|row| row.end.is_none()) {
+        row.held = row.start.map_or(Span::ZERO, |start| now.since(start));
+    }
+    let all = SumsQuery {
+        all_users: true,
+        until: at(5000),
+        ..SumsQuery::default()
+    };
+    let asked = [
+        all.clone(),
+        SumsQuery {
+            since: at(300),
+            until: at(600),
+            ..all.clone()
+        },
+        SumsQuery {
+            all_users: false,
+            users: vec!["ada".into(), "eve".into()],
+            ..all.clone()
+        },
+        SumsQuery {
+            accounts: vec!["lab".into()],
+            pools: vec!["old".into()],
+            ..all
+        },
+    ];
+    let in_order = |mut sums: Vec<Sums>| {
+        sums.sort_by(|a, b| a.group.cmp(&b.group));
+        sums.iter_mut().for_each(|s| s.waits.sort_unstable());
+        sums
+    };
+    for query in asked {
+        let is_wanted = |row: &&AcctRow| {
+            (query.all_users || query.users.contains(&row.user))
+                && (query.accounts.is_empty()
+                    || row.account.as_ref().is_some_and(|a| query.accounts.contains(a)))
+                && (query.pools.is_empty() || query.pools.contains(&row.pool))
+                && (query.since..query.until).contains(&row.submit)
+        };
+        for by in [
+            SumBy::All,
+            SumBy::User,
+            SumBy::Account,
+            SumBy::Pool,
+            SumBy::Node,
+            SumBy::Name,
+        ] {
+            let query = SumsQuery { by, ..query.clone() };
+            let summed = accounting.sums(&query, now, usize::MAX).unwrap();
+            assert!(!summed.more);
+            let mut sums = summed.sums;
+            add_rows(&mut sums, by, &summed.open);
+            let mut expected: BTreeMap<&str, Sums> = BTreeMap::new();
+            for row in rows.iter().filter(is_wanted) {
+                let again = rows.iter().any(|first| {
+                    first.state == "PREEMPTED" && first.cell == row.cell && first.lease < row.lease
+                });
+                let sums = expected.entry(by.group(row)).or_default();
+                by.group(row).clone_into(&mut sums.group);
+                sums.add(row, row.cell.is_some() && again);
+            }
+            let expected = expected.into_values().collect();
+            assert_eq!(in_order(sums), in_order(expected), "{query:?}");
+        }
+        let few = accounting.sums(&query, now, 3).unwrap();
+        assert_eq!((few.sums[0].waits.len(), few.more), (3, true));
+    }
 }

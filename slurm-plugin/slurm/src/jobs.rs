@@ -244,6 +244,14 @@ pub(crate) fn parse_job_gres(output: &str) -> Result<Vec<JobGres>, ParseError> {
         .collect()
 }
 
+/// Whether a job has a time of its preemption. Slurm writes the line for jobs that can be preempted.
+pub(crate) fn parse_preempted(output: &str) -> bool {
+    let mut lines = output.lines();
+    let line = lines.find(|line| line.starts_with("   PreemptEligibleTime="));
+    let at = line.and_then(|line| value_of(line, "PreemptTime"));
+    at.is_some_and(|at| !["None", "N/A", "Unknown", ""].contains(&at))
+}
+
 fn parse_gres_line(line: &str) -> Result<JobGres, ParseError> {
     let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
     Ok(JobGres {
@@ -268,6 +276,19 @@ mod tests {
                 include_str!(concat!("../tests/recorded/24.11/", $file)),
             ]
         };
+    }
+
+    #[test]
+    fn a_job_is_preempted_once_it_has_a_time_of_that() {
+        for job in recorded!("job-1.txt") {
+            let with = |times: &str| job.replacen("   StartTime=", &format!("   {times}\n   StartTime="), 1);
+            assert!(!parse_preempted(job));
+            let eligible = "PreemptEligibleTime=1795274881";
+            assert!(!parse_preempted(&with(&format!("{eligible} PreemptTime=None"))));
+            assert!(parse_preempted(&with(&format!(
+                "{eligible} PreemptTime=1795274991"
+            ))));
+        }
     }
 
     /// The random word of the recorded calls.

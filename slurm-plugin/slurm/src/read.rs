@@ -88,6 +88,15 @@ impl Slurm {
         }
     }
 
+    /// Whether Slurm preempts the job, or has. With a GraceTime the job runs for that long, though its steps have been
+    /// told to end.
+    pub async fn is_preempted(&self, id: JobId) -> Result<bool, QueryError> {
+        let call = Call::new("scontrol", ["show".to_owned(), "job".to_owned(), id.to_string()]);
+        self.runner
+            .query(&call, |out| Ok(jobs::parse_preempted(out)))
+            .await
+    }
+
     /// The steps of a job that have not ended, `extern` and `batch` among them. `squeue` would leave out steps started
     /// by the job's own step manager (`--stepmgr`).
     pub async fn steps(&self, job: JobId) -> Result<Vec<Step>, QueryError> {

@@ -49,6 +49,7 @@ impl AgentState {
             return;
         };
         lease.srun = false;
+        let (pilot, waits) = (self.facts.pilot, self.facts.waits);
         match &mut lease.phase {
             // Not the lease's fault: the lease waits until hopd withdraws it.
             Phase::Starting { .. } | Phase::Restarting { .. } if word == SrunWord::Away => {
@@ -69,7 +70,11 @@ impl AgentState {
                 // After a handover, the death of srun says nothing about the step.
                 ending.step_over |= ending.handover.is_none() || ending.taken.is_some();
                 if let SrunWord::Ended(by) = word {
-                    ending.was_ended(by, self.facts.pilot);
+                    ending.was_ended(by, pilot);
+                }
+                // With a GraceTime Slurm ends the steps of a pilot that it preempts as if they were cancelled.
+                if ending.cause == EndCause::Cancelled && ending.may_ask(now + waits.preemption) {
+                    out.push(Output::AskPreemption { lease: id });
                 }
                 if ending.cause == EndCause::PilotLost {
                     ending.word_by = None;
@@ -133,6 +138,24 @@ impl AgentState {
         }
     }
 
+    /// A pilot that Slurm preempts takes no more leases: it ends within Slurm's GraceTime.
+    pub(super) fn preemption(&mut self, id: LeaseId, preempted: bool, now: Timestamp, out: &mut Vec<Output>) {
+        let (pilot, waits) = (self.facts.pilot, self.facts.waits);
+        self.draining |= preempted;
+        self.ending(id, |ending| {
+            if ending.word_by.is_none() {
+                return;
+            }
+            if preempted {
+                ending.is_the_pilots(pilot, "was preempted");
+            }
+            // Slurm's signal to a pilot that somebody cancels may be on its way.
+            let waits_on = !preempted && ending.cause == EndCause::Cancelled;
+            ending.word_by = waits_on.then_some(now + waits.word);
+        });
+        self.finish_if_over(id, now, out);
+    }
+
     pub(super) fn terminate(&mut self, now: Timestamp, out: &mut Vec<Output>) {
         self.terminated = Some(now);
         self.draining = true;
@@ -186,6 +209,7 @@ impl AgentState {
             handover,
             taken: None,
             word_by,
+            asked: false,
             step_over,
             device_lost: false,
             rescue: Rescue::No,
@@ -345,10 +369,20 @@ impl AgentState {
 
     /// Reports a lost lease although nothing has told who ended its step.
     fn hear_out(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
-        let mut is_over = false;
+        let (mut is_over, mut asks, answer_by) = (false, false, now + self.facts.waits.preemption);
         self.ending(id, |ending| {
-            is_over = ending.word_by.take_if(|by| *by <= now).is_some();
+            if ending.word_by.is_none_or(|by| by > now) {
+                return;
+            }
+            asks = ending.cause == EndCause::StepLost && ending.may_ask(answer_by);
+            is_over = !asks;
+            if is_over {
+                ending.word_by = None;
+            }
         });
+        if asks {
+            out.push(Output::AskPreemption { lease: id });
+        }
         if is_over {
             self.finish_if_over(id, now, out);
         }
@@ -441,19 +475,34 @@ impl Ending {
         if self.word_by.is_none() {
             return;
         }
-        let (cause, did) = match by {
-            SlurmEnd::Cancelled if self.cause == EndCause::PilotLost => return,
+        match by {
+            SlurmEnd::Cancelled if self.cause == EndCause::PilotLost => {}
             SlurmEnd::Cancelled => {
                 self.cause = EndCause::Cancelled;
                 "its Slurm step was cancelled".clone_into(&mut self.detail);
-                return;
             }
-            SlurmEnd::TimeLimit => (EndCause::PilotLost, "reached its time limit"),
-            SlurmEnd::Preempted => (EndCause::PilotLost, "was preempted"),
-            SlurmEnd::Requeued => (EndCause::PilotLost, "was requeued"),
-            SlurmEnd::NodeFailed => (EndCause::NodeLost, "was ended because its node failed"),
-        };
-        self.cause = cause;
+            SlurmEnd::TimeLimit => self.is_the_pilots(pilot, "reached its time limit"),
+            SlurmEnd::Preempted => self.is_the_pilots(pilot, "was preempted"),
+            SlurmEnd::Requeued => self.is_the_pilots(pilot, "was requeued"),
+            SlurmEnd::NodeFailed => {
+                self.is_the_pilots(pilot, "was ended because its node failed");
+                self.cause = EndCause::NodeLost;
+            }
+        }
+    }
+
+    /// Whether Slurm is to be asked if it preempts the pilot: once, while it isn't clear who ended the step.
+    fn may_ask(&mut self, answer_by: Timestamp) -> bool {
+        let may = self.word_by.is_some() && !self.asked;
+        if may {
+            (self.asked, self.word_by) = (true, Some(answer_by));
+        }
+        may
+    }
+
+    /// The pilot's end has ended the lease.
+    fn is_the_pilots(&mut self, pilot: JobId, did: &str) {
+        self.cause = EndCause::PilotLost;
         self.detail = format!("the Slurm job {pilot} that held the GPU {did}");
     }
 

@@ -35,6 +35,8 @@ pub(crate) struct Waits {
     /// From the loss of a lease's step to its report: Slurm's signal to the agent, and srun's last word, tell who ended
     /// the step.
     pub(crate) word: Span,
+    /// From the question whether Slurm preempts the pilot to its answer.
+    pub(crate) preemption: Span,
 }
 
 impl Default for Waits {
@@ -52,6 +54,7 @@ impl Default for Waits {
             look: Span::from_secs(300),
             disk: Span::from_secs(1),
             word: Span::from_secs(1),
+            preemption: Span::from_secs(10),
         }
     }
 }
@@ -116,6 +119,11 @@ pub(crate) enum Input {
     OrphanStep {
         step: u32,
     },
+    /// Whether Slurm preempts the pilot, asked on account of this lease. `false`, too, if Slurm could not say.
+    Preemption {
+        lease: LeaseId,
+        preempted: bool,
+    },
     /// Slurm ends the pilot.
     Terminated,
     /// [`AgentState::next_wake`] is due.
@@ -146,6 +154,10 @@ pub(crate) enum Output {
     },
     /// The step stands alone from now on: the death of its srun must not end the step.
     Detach {
+        lease: LeaseId,
+    },
+    /// Ask Slurm whether it preempts the pilot. Answered by [`Input::Preemption`].
+    AskPreemption {
         lease: LeaseId,
     },
     /// Start the step that takes back the lease of a dead slurmstepd.

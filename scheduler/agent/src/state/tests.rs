@@ -117,6 +117,7 @@ fn short(output: &Output) -> String {
         Output::Detach { lease } => format!("detach {lease}"),
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
+        Output::AskPreemption { lease } => format!("preempted? {lease}"),
         Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
         Output::Look(look) => {
             let indices: Vec<u16> = look.again.iter().map(|i| i.0).collect();
@@ -610,7 +611,8 @@ fn a_dead_slurmstepd_is_followed_by_a_take_back_step_and_its_slot_is_lost() {
     b.live(1, 0);
     b.quiet(gone(1));
     b.quiet(exited(1));
-    b.tick(5_999, &[]);
+    b.tick(5_999, &["preempted? 1"]);
+    b.quiet(preemption(1, false));
     b.tick(6_000, &["rescue 1 epoch 100", "blocked 0"]);
     b.expect(taken(1, 0, true), &["forget 1", "ended 1 StepLost"]);
     assert!(b.state.agent_up().gpus[0].blocked.is_some());
@@ -628,6 +630,8 @@ fn a_lease_whose_task_dies_before_it_speaks_is_taken_back() {
     );
     b.tick(4_999, &[]);
     b.tick(5_000, &[]);
+    b.tick(6_000, &["preempted? 1"]);
+    b.quiet(preemption(1, false));
     b.tick(11_000, &["rescue 1 epoch 100", "blocked 0"]);
     b.expect(taken(1, 0, true), &["forget 1", "ended 1 StepLost"]);
 }
@@ -757,10 +761,57 @@ fn a_lease_whose_step_somebody_cancels_is_cancelled() {
     b.live(1, 0);
     b.quiet(gone(1));
     b.quiet(taken(1, 0, true));
-    b.quiet(ended_by(1, SlurmEnd::Cancelled));
-    b.tick(999, &[]);
-    b.tick(1_000, &["forget 1", "ended 1 Cancelled"]);
+    b.expect(ended_by(1, SlurmEnd::Cancelled), &["preempted? 1"]);
+    b.tick(1_500, &[]);
+    b.quiet(preemption(1, false));
+    b.tick(2_499, &[]);
+    b.tick(2_500, &["forget 1", "ended 1 Cancelled"]);
     assert_eq!(told_of(&b, 1), "its Slurm step was cancelled");
+}
+
+fn preemption(lease: u64, preempted: bool) -> Input {
+    let lease = LeaseId(lease);
+    Input::Preemption { lease, preempted }
+}
+
+/// Slurm ends the steps first, in the same words as a cancelled step, and signals the pilot when the GraceTime is over.
+#[test]
+fn leases_of_a_pilot_preempted_with_a_grace_time_are_the_pilots() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.live(2, 1);
+    b.quiet(gone(1));
+    b.expect(ended_by(1, SlurmEnd::Cancelled), &["preempted? 1"]);
+    b.quiet(taken(1, 0, true));
+    b.expect(preemption(1, true), &["forget 1", "ended 1 PilotLost"]);
+    assert_eq!(told_of(&b, 1), "the Slurm job 9 that held the GPU was preempted");
+    b.expect(start(3, 1), &["failed 3"]);
+    // The take-back may come last.
+    b.quiet(gone(2));
+    b.expect(ended_by(2, SlurmEnd::Cancelled), &["preempted? 2"]);
+    b.quiet(preemption(2, true));
+    b.expect(taken(2, 1, true), &["forget 2", "ended 2 PilotLost"]);
+    b.quiet(preemption(2, true));
+    // Its srun was an earlier agent's child, and says nothing here.
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(gone(1));
+    b.quiet(taken(1, 0, true));
+    b.tick(1_000, &["preempted? 1"]);
+    b.expect(preemption(1, true), &["forget 1", "ended 1 PilotLost"]);
+}
+
+#[test]
+fn a_lease_ends_though_nobody_says_whether_its_pilot_is_preempted() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(gone(1));
+    b.quiet(taken(1, 0, true));
+    b.expect(ended_by(1, SlurmEnd::Cancelled), &["preempted? 1"]);
+    let by = b.state.next_wake().unwrap();
+    assert!(by <= at(10_000), "{by:?}");
+    b.now = by;
+    b.expect(Input::Tick, &["forget 1", "ended 1 Cancelled"]);
 }
 
 #[test]
@@ -791,7 +842,8 @@ fn a_lease_whose_pilot_slurm_ends_is_the_pilots_whatever_is_heard_first() {
                     b.expect(ended_by(1, by), &over);
                 }
                 "srun, agent" => {
-                    let told = b.put(ended_by(1, by));
+                    let mut told = b.put(ended_by(1, by));
+                    told.retain(|word| word != "preempted? 1");
                     assert_eq!(
                         told.is_empty(),
                         by == SlurmEnd::Cancelled,
@@ -813,7 +865,8 @@ fn a_lost_step_is_reported_though_nothing_tells_who_ended_it() {
     b.quiet(gone(1));
     b.quiet(taken(1, 0, true));
     b.quiet(exited(1));
-    b.tick(1_000, &["forget 1", "ended 1 StepLost"]);
+    b.tick(1_000, &["preempted? 1"]);
+    b.expect(preemption(1, false), &["forget 1", "ended 1 StepLost"]);
     assert_eq!(told_of(&b, 1), "its Slurm step was ended or died");
     b.live(2, 1);
     b.quiet(gone(2));

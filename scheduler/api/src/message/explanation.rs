@@ -77,6 +77,11 @@ pub enum KernelItem {
     Starts {
         time: Span,
     },
+    /// A seat of its user's waits in Slurm's queue, with Slurm's word for the reason.
+    SeatWaits {
+        job: JobId,
+        why: String,
+    },
     Asleep,
     /// The loss of its executor, until a replica reports.
     Lost(LossRow),
@@ -117,6 +122,12 @@ impl fmt::Display for KernelItem {
                  `squeue` shows whether the job of its seat waits, and for what.",
                 spell(*time)
             ),
+            Self::SeatWaits { job, why } => {
+                write!(
+                    f,
+                    "A seat of its user's (job {job}) waits in Slurm's queue: {why}."
+                )
+            }
             Self::Asleep => f.write_str("The kernel sleeps: its state is in its user's home."),
             Self::Lost(loss) => write!(f, "The kernel runs no cell now: {loss}."),
             Self::Replicas(parts) => parts.fmt(f),
@@ -208,6 +219,10 @@ mod tests {
         let of_kernel = [
             KernelItem::NoCell,
             KernelItem::Starts { time: minute },
+            KernelItem::SeatWaits {
+                job: JobId(7),
+                why: "Resources".to_owned(),
+            },
             KernelItem::Asleep,
             KernelItem::Lost(LossRow {
                 node: "n0".into(),

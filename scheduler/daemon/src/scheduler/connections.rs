@@ -203,6 +203,11 @@ impl Connections {
         }
     }
 
+    /// The kernels whose fronts or replicas are connected.
+    pub(super) fn heard(&self) -> impl Iterator<Item = &KernelId> {
+        self.listeners.keys()
+    }
+
     pub(super) fn is_heard(&self, kernel: &KernelId) -> bool {
         self.listeners.contains_key(kernel)
     }

@@ -119,11 +119,16 @@ impl Scheduler {
             Some(_) => Vec::new(),
         };
         let is_known = self.core.kernel(&kernel).is_some() || self.kept.asleep(&kernel).is_some();
+        let starts = about
+            .iter()
+            .any(|told| matches!(told, Told::Kernel(KernelItem::Starts { .. })));
         let items = match views::explain(&self.core, &kernel, cell.as_ref()) {
             Ok(mut items) => {
                 self.explain_rejection(&mut items);
                 [items, about].concat()
             }
+            // The cells of a kernel that starts are with its front.
+            Err(_) if starts => about,
             Err(_) if is_known && cell.is_none() => [vec![KernelItem::NoCell.into()], about].concat(),
             Err(refusal) => return Err(refusal),
         };
@@ -134,6 +139,7 @@ impl Scheduler {
     /// Statements on a kernel's start, sleep and moves, and on the obstacles to them.
     fn about_kernel(&self, kernel: &KernelId) -> Vec<Told> {
         let mut items = Vec::from_iter(self.about_start(kernel));
+        items.extend(self.about_seat(kernel));
         if self.kept.asleep(kernel).is_some() {
             items.push(KernelItem::Asleep);
         }
@@ -184,6 +190,19 @@ impl Scheduler {
         starts.then(|| KernelItem::Starts {
             time: self.clock.now().since(view.since),
         })
+    }
+
+    /// Seats that Slurm has not started, where the kernel's next process may be to sit in one.
+    fn about_seat(&self, kernel: &KernelId) -> Vec<KernelItem> {
+        let starts = self.registry.executor(kernel).is_none() && self.connections.is_heard(kernel);
+        let waits = starts || self.kept.moving(kernel).is_some() || self.kept.loss(kernel).is_some();
+        let user = self.owner_of(kernel).filter(|_| waits);
+        let seats = user.into_iter().flat_map(|user| self.news.waiting_seats(user));
+        let items = seats.map(|seat| KernelItem::SeatWaits {
+            job: seat.job,
+            why: access::printable(&seat.why, access::REASON),
+        });
+        items.collect()
     }
 
     // --- moved ---

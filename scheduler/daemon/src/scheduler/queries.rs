@@ -8,12 +8,13 @@ use crate::pilot_jobs::Mute;
 use crate::views;
 use hop_api::channel::FROM_HOPD_LIMIT;
 use hop_api::message::{
-    ACCT_ROWS, AcctQuery, Expect, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request, Response, ToHopd,
+    ACCT_ROWS, AcctQuery, Expect, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request, Response,
+    SumsQuery, ToHopd, add_rows,
 };
 use hop_core::Input;
-use hop_store::{First, Most};
+use hop_store::{Accounting, AccountingError, First, Most};
 use hop_words::error::chain;
-use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
+use hop_words::id::{GpuIndex, JobId, KernelId, NodeName, UserName};
 use hop_words::reason::Reason;
 use hop_words::time::{Span, Timestamp};
 use std::time::Duration;
@@ -26,6 +27,9 @@ const MOST: Most = Most {
     rows: ACCT_ROWS,
     bytes: FROM_HOPD_LIMIT - (4 << 20),
 };
+
+/// Most waits of one answer: some 10 bytes each.
+const MOST_WAITS: usize = 4_000_000;
 
 /// An agent usually reports this soon after its job's start.
 const ON_ITS_WAY: Span = Span::from_secs(30);
@@ -42,6 +46,7 @@ impl Scheduler {
         }
         match message.body {
             Request::Acct(query) => self.acct(conn, access, message.id, query),
+            Request::Sums(query) => self.sums(conn, access, message.id, query),
             Request::Queue(query) => self.queue(access, &query),
             Request::Info => Ok(Answer::Now(Response::Info(self.info()))),
             Request::Explain { kernel, cell } => self.explain(access, kernel, cell),
@@ -94,7 +99,7 @@ impl Scheduler {
         Ok(Answer::Now(Response::Looking { asked }))
     }
 
-    /// Reads the accounting on a thread of its own: a long report holds nobody up.
+    /// Reads the rows of a query of the accounting.
     fn acct(
         &mut self,
         conn: ConnId,
@@ -103,34 +108,58 @@ impl Scheduler {
         mut query: AcctQuery,
     ) -> Result<Answer, Refusal> {
         let all = query.all_users || query.visible && access.caller.operator;
-        match access.may_see(all, &query.users)? {
-            Some(users) => {
-                query.all_users = false;
-                query.users = users;
-            }
-            None => query.all_users = true,
-        }
-        let now = self.clock.now();
-        let live = views::live_leases(&self.core);
+        (query.all_users, query.users) = whose(access.may_see(all, &query.users)?);
+        let (now, live) = (self.clock.now(), views::live_leases(&self.core));
+        Ok(self.read_accounting(conn, access, id, move |accounting| {
+            let First { mut rows, more } = accounting.first(&query, now, MOST)?;
+            views::freshen(&mut rows, &live, now);
+            Ok(Response::Acct { rows, more })
+        }))
+    }
+
+    /// Sums the rows of a query of the accounting.
+    fn sums(
+        &mut self,
+        conn: ConnId,
+        access: &Access,
+        id: u64,
+        mut query: SumsQuery,
+    ) -> Result<Answer, Refusal> {
+        (query.all_users, query.users) = whose(access.may_see(query.all_users, &query.users)?);
+        let (now, live) = (self.clock.now(), views::live_leases(&self.core));
+        Ok(self.read_accounting(conn, access, id, move |accounting| {
+            let mut summed = accounting.sums(&query, now, MOST_WAITS)?;
+            views::freshen(&mut summed.open, &live, now);
+            let (mut rows, more) = (summed.sums, summed.more);
+            add_rows(&mut rows, query.by, &summed.open);
+            Ok(Response::Sums { rows, more })
+        }))
+    }
+
+    /// Reads the accounting on a thread of its own: a long report holds nobody up.
+    fn read_accounting(
+        &mut self,
+        conn: ConnId,
+        access: &Access,
+        id: u64,
+        read: impl FnOnce(&Accounting) -> Result<Response, AccountingError> + Send + 'static,
+    ) -> Answer {
         let accounting = self.records.accounting();
         // Rows that are still on their way to the disk belong to the answer.
         let flushed = accounting.record([]);
         let Some(outgoing) = self.connections.get(conn).map(|c| c.outgoing.clone()) else {
-            return Ok(Answer::Later);
+            return Answer::Later;
         };
         let uid = access.caller.uid;
         if !self.connections.acct_begins(uid) {
-            return Ok(Answer::Now(access::too_many()));
+            return Answer::Now(access::too_many());
         }
         let reports = self.reports.clone();
         tokio::spawn(async move {
             let _ = tokio::time::timeout(Duration::from_secs(5), flushed.durable()).await;
-            let read = tokio::task::spawn_blocking(move || accounting.first(&query, now, MOST)).await;
-            let body = match read {
-                Ok(Ok(First { mut rows, more })) => {
-                    views::freshen(&mut rows, &live, now);
-                    Response::Acct { rows, more }
-                }
+            let answer = tokio::task::spawn_blocking(move || read(&accounting)).await;
+            let body = match answer {
+                Ok(Ok(body)) => body,
                 Ok(Err(error)) => unreadable(&chain(&error)),
                 Err(error) => unreadable(&chain(&error)),
             };
@@ -144,7 +173,7 @@ impl Scheduler {
             let _ = read.await;
             let _ = reports.send(Report::Answered { uid });
         });
-        Ok(Answer::Later)
+        Answer::Later
     }
 
     fn queue(&mut self, access: &Access, query: &QueueQuery) -> Result<Answer, Refusal> {
@@ -255,6 +284,11 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// Whether everybody's rows are wanted, and else whose.
+fn whose(users: Option<Vec<UserName>>) -> (bool, Vec<UserName>) {
+    (users.is_none(), users.unwrap_or_default())
 }
 
 /// Why a pilot whose job runs is not up; empty while it may just be on its way.

@@ -3,7 +3,7 @@
 use crate::caller::ConnId;
 use hop_api::message::{Bound, Refusal, ReplicaRow, ReplicaUp, SeatStep};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 /// A registered replica that isn't lost.
 #[derive(Debug)]
@@ -233,6 +233,11 @@ impl Registry {
     pub(super) fn in_seat(&self, job: JobId) -> Vec<ReplicaId> {
         let seated = self.replicas.iter().filter(|(_, r)| r.seat.job == job);
         seated.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The kernels with a replica.
+    pub(super) fn kernels(&self) -> HashSet<&KernelId> {
+        self.replicas.keys().map(|id| &id.kernel).collect()
     }
 
     /// The nodes where replicas are.

@@ -4,12 +4,12 @@ use super::records::{JournalKey, JournalValue};
 use super::{Due, Report, Scheduler};
 use crate::admission::Rules;
 use crate::pilot_jobs::{Seen, SeenJob, tells_why};
-use crate::slurm::{Facts, Queue};
+use crate::slurm::{Facts, Queue, WaitingSeat};
 use crate::supply::Rooms;
 use hop_core::config::{Limits, Shares};
 use hop_core::{Input, NodeFacts, Room};
 use hop_words::clock::Skew;
-use hop_words::id::{JobId, NodeName, PoolName};
+use hop_words::id::{JobId, NodeName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -41,6 +41,8 @@ pub(super) struct SlurmNews {
     pub(super) shares: Option<Shares>,
     /// The nodes with room taken by the jobs of others, as the core was told.
     rooms: BTreeMap<NodeName, Room>,
+    /// Seats that Slurm has not started, by the last look.
+    seats: Vec<WaitingSeat>,
     look_pause: Span,
     /// Since when Slurm's queue is being read. `None` means that nobody reads it now.
     looking: Option<Timestamp>,
@@ -61,6 +63,7 @@ impl SlurmNews {
             rules,
             shares,
             rooms: BTreeMap::new(),
+            seats: Vec::new(),
             look_pause,
             looking: None,
             problems: BTreeMap::new(),
@@ -85,6 +88,11 @@ impl SlurmNews {
     /// How long Slurm has not answered the present look. `None` means that nothing is asked.
     pub(super) fn silent_for(&self, now: Timestamp) -> Option<Span> {
         self.looking.map(|since| now.since(since))
+    }
+
+    /// The user's seats that Slurm has not started.
+    pub(super) fn waiting_seats(&self, user: &UserName) -> impl Iterator<Item = &WaitingSeat> {
+        self.seats.iter().filter(move |seat| seat.user == *user)
     }
 
     /// Notes a problem; `true` means a new problem.
@@ -134,13 +142,21 @@ impl Scheduler {
             return;
         }
         self.news.looking = Some(self.clock.now());
-        let users = self.seats.users();
+        let users = self.seated_users();
         let known = self.pilot_jobs.known_jobs(self.live_pilots());
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
             let answer = slurm.queue(users.into_iter().collect(), &known).await;
             let _ = reports.send(Report::Looked(answer));
         });
+    }
+
+    /// The users whose seats Slurm is asked for: those who have some, and those whose kernels wait for one.
+    pub(super) fn seated_users(&self) -> BTreeSet<UserName> {
+        let up = self.registry.kernels();
+        let starting = self.connections.heard().filter(|kernel| !up.contains(kernel));
+        let owners = starting.filter_map(|kernel| self.owner_of(kernel).cloned());
+        self.seats.users().into_iter().chain(owners).collect()
     }
 
     pub(super) fn looked(&mut self, answer: Result<Queue, String>) {
@@ -169,6 +185,7 @@ impl Scheduler {
                 let pilots = self.live_pilots();
                 self.say_what_pilots_wait_for(&queue.pilots);
                 self.rooms(queue.rooms);
+                self.news.seats = queue.seats;
                 let before = self.pilot_jobs.delays();
                 let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);
                 self.act(acts);

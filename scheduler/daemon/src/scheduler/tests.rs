@@ -299,6 +299,20 @@ async fn a_kernel_that_starts_is_explained_while_its_notebook_is_open() {
     };
     let said = said.sentences.join(" ");
     assert!(said.contains("The kernel has been starting for"), "{said}");
+    assert!(!said.contains("No cell of it waits"), "{said}");
+    assert!(house.scheduler.seated_users().contains(&"ada".into()));
+    house
+        .scheduler
+        .looked(Ok(news::seat_waits(12, "ada", "QOSMaxJobsPerUserLimit")));
+    let Response::Explanation(said) = house.ask(client, &mut answers, explain()) else {
+        panic!("nothing is said of its seat")
+    };
+    let said = said.sentences.join(" ");
+    let words = "seat of its user's (job 12) waits in Slurm's queue: QOSMaxJobsPerUserLimit.";
+    assert!(said.contains(words), "{said}");
+    house
+        .scheduler
+        .looked(Ok(news::seat_waits(13, "bobby", "Resources")));
     house.scheduler.closed(ada);
     let Response::Explanation(said) = house.ask(client, &mut answers, explain()) else {
         panic!("a known kernel is explained")
@@ -663,6 +677,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
         ends: BTreeMap::new(),
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
+        seats: Vec::new(),
     }));
     house.scheduler.settle();
     let house = house.restarted();

@@ -437,6 +437,7 @@ async fn whose_seat_was_believed_while_slurm_was_away_is_asked_when_it_answers()
         ends: BTreeMap::new(),
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
+        seats: Vec::new(),
     };
     house.scheduler.looked(Err("away".into()));
     house.scheduler.settle();

@@ -59,7 +59,7 @@ async fn a_pool_that_must_not_be_lent_takes_no_cell_of_a_kernel_that_is_up() {
     assert!(drains(), "an agent that comes back");
 }
 
-/// Ada's cell runs on the only GPU, and bobby's waits. Of the seats, ada's alone has its account told.
+/// Ada's cell runs on the only GPU, and bobby's waits.
 fn runs_and_waits() -> (Lending, LeaseId, Mailbox) {
     let mut lending = Lending::new();
     let lease = lending.lease();
@@ -334,6 +334,24 @@ fn both_end_in(seconds: u64) -> Queue {
         ends: [(JobId(1), end), (JobId(7), end)].into(),
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
+        seats: Vec::new(),
+    }
+}
+
+/// A queue with nothing but a seat that waits for this reason.
+pub(super) fn seat_waits(job: u32, user: &str, why: &str) -> Queue {
+    let seat = crate::slurm::WaitingSeat {
+        job: JobId(job),
+        user: user.into(),
+        why: why.to_owned(),
+    };
+    Queue {
+        pilots: Vec::new(),
+        alive: vec![JobId(job)],
+        ends: BTreeMap::new(),
+        drained: BTreeMap::new(),
+        rooms: crate::supply::Rooms::default(),
+        seats: vec![seat],
     }
 }
 

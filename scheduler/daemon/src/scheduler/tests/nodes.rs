@@ -109,6 +109,7 @@ fn looks(house: &mut House, drained: &[&str]) {
         ends: BTreeMap::new(),
         drained: drained.collect(),
         rooms: Rooms::default(),
+        seats: Vec::new(),
     };
     house.scheduler.looked(Ok(queue));
     house.scheduler.settle();
@@ -201,6 +202,7 @@ async fn the_core_is_told_of_room_that_others_take_when_it_changes_and_of_new_no
             ends: BTreeMap::new(),
             drained: BTreeMap::new(),
             rooms,
+            seats: Vec::new(),
         }
     };
     let mut told = |of: &[(&str, u16)]| {

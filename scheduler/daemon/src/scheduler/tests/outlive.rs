@@ -160,6 +160,7 @@ impl Lived {
             ends,
             drained,
             rooms: crate::supply::Rooms::default(),
+            seats: Vec::new(),
         };
         self.house.scheduler.looked(Ok(queue));
         self.house.scheduler.settle();
