@@ -109,9 +109,7 @@ class Capture:
         ):
             roots += hooks.of_own_modules()
         named = self._of_variables({*found.names, *self._handed})
-        chosen = self._known.close(
-            [*named, *(self.units[uid] for uid in {*self._known.outside, *self._known.ending} if uid in self.units)]
-        )
+        chosen = self._known.close([*named, *(self.units[uid] for uid in self._known.outside)])
         return chosen if chosen is None else self._reached(roots, chosen, visible)
 
     def _reached(self, roots: list[Any], chosen: set[int] | None, visible: Look) -> set[int] | None:
@@ -119,8 +117,7 @@ class Capture:
         looked: set[int] = set()
         held: dict[int, str] = {}
         while chosen is not None:
-            gone = [uid for uid in chosen if uid not in looked and uid in self.units and self.units[uid].gone]
-            gone = [] if roots else gone
+            gone = [] if roots else [uid for uid in chosen if uid not in looked and self.units[uid].gone]
             if not gone and not roots:
                 break
             looked.update(gone)

@@ -83,8 +83,7 @@ class Follower:
         self._set(staged)
         loader.forget()
         # Sections that say the same as before name variables that hold other objects now.
-        others = {name: self._section(name) for name in self.snapshot.sections if name not in fresh}
-        sections.update({name: others[name] for name in process.naming(others, staged)})
+        sections.update(process.naming(self.snapshot.sections.keys() - fresh, self._section, staged))
         process.apply_anew(sections, fresh, loader.notice)
         for uid in changed:
             loader.notice_of(units[uid])

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, Callable
 
 from gresshopper import started
@@ -516,9 +516,10 @@ def apply_anew(sections: dict[str, bytes], changed: Collection[str], notice: Cal
 _ONLY_NAMED = frozenset({"paths", "environ", "hung in", "patched", "lent functions", "own modules", "last", "random"})
 
 
-def naming(sections: Mapping[str, bytes], names: Collection[str]) -> list[str]:
-    """The sections that hold objects of variables with these names."""
-    return [k for k, v in sections.items() if k not in _ONLY_NAMED and not _texts(v).isdisjoint(names)]
+def naming(sections: Iterable[str], read: Callable[[str], bytes], names: Collection[str]) -> dict[str, bytes]:
+    """Those of these sections that hold objects of variables with these names."""
+    found = {name: read(name) for name in sections if names and name not in _ONLY_NAMED}
+    return {name: saved for name, saved in found.items() if not _texts(saved).isdisjoint(names)}
 
 
 @functools.lru_cache(maxsize=256)

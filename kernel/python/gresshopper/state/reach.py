@@ -56,7 +56,8 @@ def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any
             found.add(held[at])
             continue
         if len(seen) >= MOST:
-            return Reach(found, array.array("Q", sorted(map(id, seen.values()))), whole and bool(opened))
+            whole = whole and bool(opened)
+            break
         seen[at] = made
         if kind is types.FunctionType:
             if made.__globals__ is scope:

@@ -40,12 +40,8 @@ def of_user(known: Collection[threading.Thread], namespace: Mapping[str, Any]) -
         return []
     frames = sys._current_frames()
     harmless = (*_HARMLESS, *adapters.entries("threads"))
-    return [
-        t
-        for t in candidates
-        if not _waits(t, frames.get(t.ident or 0))
-        and not _is_harmless(t, harmless, frames.get(t.ident or 0), namespace)
-    ]
+    found = ((t, frames.get(t.ident or 0)) for t in candidates)
+    return [t for t, frame in found if not _waits(t, frame) and not _is_harmless(t, harmless, frame, namespace)]
 
 
 recursion.asked.append(lambda: bool(of_user((), settings.scope())))

@@ -95,9 +95,8 @@ class Units:
         self._table: dict[int, int] = {}
         self._tabled = 0
         self._large: set[int] = set()
-        #: Units that hold open files, and those of classes whose instances run code at their end.
+        #: Units that any cell may touch: they hold open files, or classes whose instances run code at their end.
         self.outside: set[int] = set()
-        self.ending: set[int] = set()
 
     def owner(self, member: str) -> Unit | None:
         """The unit of a member."""
@@ -133,11 +132,9 @@ class Units:
         self.by_number[unit.uid] = unit
         for member in unit.members:
             self._owner[member] = unit
-        if not unit.types.isdisjoint(_OUTSIDE):
-            self.outside.add(unit.uid)
         classes = (self._session.classes.get(member[2:]) for member in unit.members if member.startswith("c:"))
-        if any(hasattr(cls, "__del__") for cls in classes):
-            self.ending.add(unit.uid)
+        if not unit.types.isdisjoint(_OUTSIDE) or any(hasattr(cls, "__del__") for cls in classes):
+            self.outside.add(unit.uid)
         if len(unit.ids) > TABLED or self._tabled + len(unit.ids) > ALL_TABLED:
             self._large.add(unit.uid)
             return
@@ -155,7 +152,6 @@ class Units:
             return
         self._large.discard(uid)
         self.outside.discard(uid)
-        self.ending.discard(uid)
         for member in unit.members:
             if self._owner.get(member) is unit:
                 del self._owner[member]

@@ -125,10 +125,11 @@ HELPERS = {
 }
 
 
-def end_programs(kernel: Kernel, mark: str) -> None:
+def end_programs(kernel: Kernel) -> None:
+    mark = f"GRESSHOPPER_TEST_MARK={kernel.base}".encode()
     for found in Path("/proc").iterdir():
         try:
-            marked = found.name.isdigit() and mark.encode() in (found / "environ").read_bytes().split(b"\0")
+            marked = found.name.isdigit() and mark in (found / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
         if marked and int(found.name) != kernel.process.pid:
@@ -144,11 +145,8 @@ def has_ended(process: Path) -> bool:
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_programs_that_outlast_their_cell_are_told(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_outlast_their_cell_are_told(tmp_path: Path, what: str) -> None:
     cell, name = PROGRAMS[what]
-    mark = f"GRESSHOPPER_TEST_MARK={tmp_path}"
     kernel = Kernel(tmp_path, JPY_PARENT_PID=str(os.getpid()), GRESSHOPPER_TEST_MARK=str(tmp_path))
     (tmp_path / "train.py").write_text("import time; time.sleep(3600)")
     try:
@@ -159,11 +157,11 @@ def test_programs_that_outlast_their_cell_are_told(
         said, attachments = kernel.of("cell")[-1]
         assert said["unmovable"] == [f"the program {name} runs beside the cells"]
         assert json.loads(attachments[0])["beside"] == [f"the program {name}"]
-        end_programs(kernel, mark)
+        end_programs(kernel)
         kernel.run("2")
         assert kernel.of("cell")[-1][0]["unmovable"] == []
     finally:
-        end_programs(kernel, mark)
+        end_programs(kernel)
         kernel.close()
 
 

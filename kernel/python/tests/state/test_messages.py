@@ -548,14 +548,18 @@ def hide_cloudpickle(base: Path) -> None:
     )
 
 
+def follow(standby: Kernel, executor: Kernel, tmp_path: Path) -> None:
+    """Have a standby follow from what its executor has recorded."""
+    write_log(tmp_path / "empty", [])
+    standby.begin(capture="nothing")
+    standby.ask("restore", {"folder": str(tmp_path / "empty"), "lazy": True}, executor.attachments())
+
+
 def test_a_standby_follows_and_is_elected(start: Callable[..., Kernel], tmp_path: Path) -> None:
     executor, standby = start(), start()
     executor.begin()
     executor.run("class A:\n    def __init__(self, x): self.x = x\na = A([1]); b = a.x; gone = 1")
-    empty = tmp_path / "empty"
-    write_log(empty, [])
-    standby.begin(capture="nothing")
-    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    follow(standby, executor, tmp_path)
     cells = [
         "a.x.append(2); del gone",
         "class A:\n    def __init__(self, x): self.x = x\n    def twice(self): return self.x * 2\nc = A(b)",
@@ -674,13 +678,10 @@ def test_output_that_a_cell_sent_elsewhere(start: Callable[..., Kernel], tmp_pat
 
 
 def test_a_standbys_output_goes_where_its_executors_goes(start: Callable[..., Kernel], tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    write_log(empty, [])
     executor, standby = start(), start()
     executor.begin()
     executor.run("import contextlib, io; stack, kept = contextlib.ExitStack(), io.StringIO()")
-    standby.begin(capture="nothing")
-    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    follow(standby, executor, tmp_path)
     number = len(executor.records())
     for source in [
         "o = stack.enter_context(contextlib.redirect_stdout(kept)); print('a')",
@@ -851,10 +852,7 @@ def test_random_numbers_are_the_cells_alone(start: Callable[..., Kernel], tmp_pa
     executor, standby = start(), start()
     executor.begin()
     executor.run("import random; random.seed(7); random.random()")
-    empty = tmp_path / "empty"
-    write_log(empty, [])
-    standby.begin(capture="nothing")
-    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    follow(standby, executor, tmp_path)
     standby.printed("random.random()")  # as code of a module does that is imported late
     standby.begin(record=len(executor.records()) + 1)
     cull = "s = get_ipython().kernel.session; s.digest_history = set(map(str, range(100))); s._cull_digest_history()"
