@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Collection, Iterable
 from typing import Any, Callable
 
-from gresshopper import started
+from gresshopper import started, typenames
 
 from . import (
     adapters,
@@ -206,24 +206,26 @@ def _hung_in() -> dict[str, str]:
         _by_notebook(found, where, _signal.getsignal(number))
     for cls, how in list(copyreg.dispatch_table.items()):
         if _is_by_notebook(how):
-            found[f"copyreg.dispatch_table[{cls.__qualname__}]"] = _called(how)
+            found[f"copyreg.dispatch_table[{typenames.qualname_of(cls)}]"] = _called(how)
     for name in vars(builtins).keys() - _BUILTINS:
         value = vars(builtins)[name]
         if name[:2] != "__" or settings.is_mine(value):
-            found[f"builtins.{name}"] = type(value).__name__
+            found[f"builtins.{name}"] = typenames.name_of(type(value))
     translates = getattr(vars(builtins).get("_"), "__self__", None)
-    if type(translates).__module__ == "gettext":  # `gettext.install`
-        found["builtins._"] = type(translates).__name__
+    if typenames.module_of(type(translates)) == "gettext":  # `gettext.install`
+        found["builtins._"] = typenames.name_of(type(translates))
     for name, limit in _limits().items():
         if _LIMITS.get(name) not in (None, limit):
             found[f"resource.{name}"] = str(limit)
     for logger in loggers.known().values():
         if logger.handlers:
             found[f"the handlers of the logger {logger.name}"] = ", ".join(
-                f"{type(h).__name__} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers
+                f"{typenames.name_of(type(h))} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers
             )
         if logger.filters:
-            found[f"the filters of the logger {logger.name}"] = ", ".join(type(f).__name__ for f in logger.filters)
+            found[f"the filters of the logger {logger.name}"] = ", ".join(
+                typenames.name_of(type(f)) for f in logger.filters
+            )
     return found
 
 
@@ -240,11 +242,11 @@ _LIMITS = _limits()
 
 
 def _is_by_notebook(value: Any) -> bool:
-    return getattr(value, "__module__", None) == "__main__" or type(value).__module__ == "__main__"
+    return "__main__" in (typenames.home_of(value), typenames.module_of(type(value)))
 
 
 def _called(value: Any) -> str:
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return typenames.text_of(value, "__qualname__") or typenames.qualname_of(type(value))
 
 
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
+from gresshopper import typenames
+
 from . import adapters, form, gc_pause, pickling, process, recipes, settings
 from .lost import Lost, LostError
 from .session import MAIN, reason, title
@@ -469,16 +471,16 @@ def _holds(value: Any) -> bool:
 
 
 def _may_hold(one: Any) -> bool:
-    if isinstance(one, types.ModuleType) or (isinstance(one, type) and one.__module__ != MAIN):
+    if isinstance(one, types.ModuleType) or (isinstance(one, type) and typenames.module_of(one) != MAIN):
         return False
     if type(one) is dict:
         return "__builtins__" not in one and "__build_class__" not in one  # the globals of functions
-    return gc.is_tracked(one) or type(one).__name__ == "ndarray"
+    return gc.is_tracked(one) or typenames.name_of(type(one)) == "ndarray"
 
 
 def _objects_of(array: Any) -> list[Any]:
     """Items of an array of objects: the collector of cycles doesn't know them."""
-    if type(array).__name__ != "ndarray" or not array.dtype.hasobject or array.dtype.fields:
+    if typenames.name_of(type(array)) != "ndarray" or not array.dtype.hasobject or array.dtype.fields:
         return []
     found: list[Any] = array.ravel().tolist()
     return found
