@@ -35,6 +35,7 @@ from . import (
     gc_pause,
     libraries,
     loggers,
+    module_entries,
     recipes,
     recursion,
     settings,
@@ -490,14 +491,18 @@ def _is_so(name: str, section: Section, saved: bytes) -> bool:
     return now.get(name) == saved
 
 
+#: Sections on which importing depends.
+_EARLY = ("paths", "environ", "module names")
+
+
 def apply_early(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """Only what importing depends on."""
-    apply({k: v for k, v in sections.items() if k in ("paths", "environ")}, notice)
+    apply({k: v for k, v in sections.items() if k in _EARLY}, notice)
 
 
 def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """All the rest, after the variables are there."""
-    apply({k: v for k, v in sections.items() if k not in ("paths", "environ")}, notice)
+    apply({k: v for k, v in sections.items() if k not in _EARLY}, notice)
 
 
 def apply_anew(sections: dict[str, bytes], changed: Collection[str], notice: Callable[[str], None]) -> None:
@@ -515,7 +520,7 @@ def apply_anew(sections: dict[str, bytes], changed: Collection[str], notice: Cal
 
 
 #: Sections that only name something, or are set with the variables.
-_ONLY_NAMED = frozenset({"paths", "environ", "hung in", "patched", "lent functions", "own modules", "last", "random"})
+_ONLY_NAMED = frozenset({*_EARLY, "hung in", "patched", "lent functions", "own modules", "last", "random"})
 
 
 def naming(sections: Iterable[str], read: Callable[[str], bytes], names: Collection[str]) -> dict[str, bytes]:
@@ -595,12 +600,14 @@ _OWN: dict[str, Section] = {
         lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths, again=True
     ),
     "environ": Section(_environ, _set_environ, again=True),
+    "module names": Section(module_entries.other_names, module_entries.set_other_names, soon=True),
     "python": Section(lambda: {"recursion": recursion.limit(), "warnings": _filters()}, _set_python, again=True),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True, again=True),
     "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True, take_out=loggers.take_out_handlers),
     "interpreter": Section(_interpreter, _set_interpreter, again=True),
     # A cell may have set `warnings.showwarning` afterwards, which comes next.
     "logs": Section(standard.logs, standard.set_logs, again=True),
+    "made modules": Section(module_entries.entries, module_entries.set_entries, soon=True),
     "assigned": Section(settings.assigned, _set_assigned, soon=True),
     "registered": Section(settings.registered, settings.set_registered, soon=True),
     "csv": Section(settings.dialects, settings.set_dialects, soon=True, again=True),

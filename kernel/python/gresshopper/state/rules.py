@@ -351,11 +351,10 @@ class Rules(Writing):
         self.functions.append(f)
         if not live:
             module = sys.modules.get(str(scope.get("__name__")))
-            if settings.held_by(module) is scope and scope["__name__"] != MAIN:
-                foreign: Any = _ModuleScope(scope["__name__"])
-                foreign = self.scopes.setdefault(id(scope), foreign)
-            else:
+            own = module is None or settings.held_by(module) is not scope or of_notebook(module)
+            if own or scope["__name__"] == MAIN:
                 return self._detached_function(f)
+            foreign: Any = self.scopes.setdefault(id(scope), _ModuleScope(scope["__name__"]))
         else:
             foreign = None
             touched = names.names_of_code(f.__code__)
@@ -410,7 +409,10 @@ class Rules(Writing):
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         cid = self.session.class_id(cls)
         if cid in self.owned:
-            return _quietly(cls, _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls)))
+            reduced = cloudpickle.CloudPickler.reducer_override(self, cls)
+            if reduced is NotImplemented:  # of a module that only `sys.modules` has
+                reduced = cloudpickle.cloudpickle._dynamic_class_reduce(cls)
+            return _quietly(cls, _whole_class(cls, reduced))
         self.classes.add(cid)
         return recipes.class_of, (cid,)
 

@@ -157,7 +157,7 @@ def _among(ids: Any, at: int) -> bool:
 
 
 #: Beginnings of the names of modules that compiled libraries make for their common types, without a file.
-COMPILERS = ("_cython_",)
+COMPILERS = ("_cython_", "cython_runtime")
 
 
 def importable(obj: Any) -> bool:

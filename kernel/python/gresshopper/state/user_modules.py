@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from gresshopper import typenames
 
+from . import module_entries
 from .marks import mark
 from .session import NotHereError, own_module
 
@@ -169,10 +170,10 @@ def is_from_own(value: Any) -> bool:
 
 
 def of_notebook(module: types.ModuleType) -> bool:
-    """Whether a module was made in the notebook, or of a file beside it, and isn't there under its name."""
+    """Whether a module was made in the notebook, or is of a file beside it and isn't there under its name."""
     name = vars(module).get("__name__")
     if sys.modules.get(str(name)) is module:
-        return False
+        return module_entries.is_made(module)
     return vars(module).get("__spec__") is None or own_module(module)
 
 

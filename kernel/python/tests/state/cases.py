@@ -1624,6 +1624,7 @@ import cases_containers  # noqa: F401 - adds its cases to these
 import cases_deep  # noqa: F401
 import cases_further  # noqa: F401
 import cases_libraries  # noqa: F401
+import cases_modules  # noqa: F401
 import cases_more  # noqa: F401
 import cases_names  # noqa: F401
 import cases_numba  # noqa: F401
