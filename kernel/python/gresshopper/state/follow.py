@@ -137,6 +137,7 @@ class Follower:
 
     def _lost(self, changed: Collection[int], staged: Mapping[str, Any]) -> dict[str, str]:
         part = restore.Snapshot([])
+        part.told = self.snapshot.told
         part.units = {uid: self.snapshot.units[uid] for uid in changed}
         return restore.lost_in(part, staged)
 
