@@ -11,7 +11,6 @@ import copyreg
 import ctypes
 import enum
 import functools
-import io
 import operator
 import sys
 import threading
@@ -735,9 +734,8 @@ def library_rules() -> list[tuple[Any, Rule]]:
     if _library_cache[0] == found and found:
         return _library_cache[1]
     rules: list[tuple[Any, Rule]] = [(threading.Thread, _stdlib.thread)]
-    for out in (sys.stdout, sys.stderr, *STREAMS.values()):
-        if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and saved as any other object
-            _RULES.setdefault(type(out), _stdlib.file)
+    for out in STREAMS.values():  # those of before any cell: others are saved as any object
+        _RULES.setdefault(type(out), _stdlib.file)
     for adapter in loaded:
         _RULES.update(adapter.exact())
         rules += adapter.bases()
