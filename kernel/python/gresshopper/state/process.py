@@ -123,6 +123,7 @@ def _interpreter() -> Any:
     found: dict[str, Any] = {
         "gc": (gc_pause.enabled(), gc.get_threshold()),
         "switch": switch_interval.seconds(),
+        "stack": _stack_size(),
         "locale": {c: locale.setlocale(getattr(locale, c)) for c in _LOCALES},
     }
     with (
@@ -146,11 +147,18 @@ def _interpreter() -> Any:
     return found
 
 
+def _stack_size() -> int:
+    size = threading.stack_size()  # which sets the default
+    if size:
+        threading.stack_size(size)
+    return size
+
+
 #: The longest field of CSV without a word of the notebook's.
 _FIELD = 131_072
 
 
-_LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
+_LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC", "LC_MESSAGES")
 
 
 #: `sys.argv` as it was before a state was set.
@@ -168,6 +176,7 @@ def _set_interpreter(state: Any) -> None:
     gc_pause.enable(enabled)
     gc.set_threshold(*threshold)
     switch_interval.set_seconds(state["switch"])
+    threading.stack_size(state.get("stack", 0))
     if "umask" in state:
         os.umask(state["umask"])
     if "digits" in state and hasattr(sys, "set_int_max_str_digits"):
@@ -297,11 +306,12 @@ _BUILTINS = frozenset(dir(builtins)) | {
 _SIGNALS = [(int(s), f"the handler of {s.name}") for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
-def _cwd() -> str:
+def _paths() -> dict[str, Any]:
+    found: dict[str, Any] = {"path": list(sys.path), "modules": user_modules.places()}
     try:
-        return os.getcwd()
+        return {"cwd": os.getcwd(), **found}
     except OSError:
-        return "/"
+        return {"cwd": "/", **found, "removed": True}
 
 
 def _filters() -> list[Any]:
@@ -541,6 +551,8 @@ def _set_paths(state: Any) -> None:
     sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
     user_modules.set_places(state.get("modules", {}))
     os.chdir(state["cwd"])
+    if "removed" in state:
+        raise NotHereError("the working directory was removed: it is / now, os.chdir sets another")
 
 
 #: The changes of the environment in the state that was set last.
@@ -596,9 +608,7 @@ def _elsewhere() -> Any:
 
 #: Sections of the interpreter and the standard library, in the order in which they are set.
 _OWN: dict[str, Section] = {
-    "paths": Section(
-        lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths, again=True
-    ),
+    "paths": Section(_paths, _set_paths, again=True),
     "environ": Section(_environ, _set_environ, again=True),
     "module names": Section(module_entries.other_names, module_entries.set_other_names, soon=True),
     "python": Section(lambda: {"recursion": recursion.limit(), "warnings": _filters()}, _set_python, again=True),
