@@ -11,6 +11,8 @@ import gc
 import sys
 from typing import Any, Callable
 
+from gresshopper import typenames
+
 from ._host import Pin, address
 from ._move import Found
 from ._torch import within
@@ -104,7 +106,7 @@ class CupyHalf:
         foreign = 0
         for array in self._arrays():
             memory = array.data.mem
-            kind = type(memory).__name__
+            kind = typenames.name_of(type(memory))
             if kind == "ManagedMemory":
                 found.managed = True
             if kind not in ("PooledMemory", "Memory"):

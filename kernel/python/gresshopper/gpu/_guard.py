@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
+from gresshopper import typenames
+
 from ._own import is_own
 
 Ensure = Callable[[str], None]
@@ -196,12 +198,11 @@ class Threads:
         found = []
         for thread in threading.enumerate():
             known = thread.ident in self._guarded or thread.ident in self._ours or thread is threading.main_thread()
-            kind = f"{type(thread).__module__}.{getattr(getattr(thread, '_target', None), '__module__', '') or ''}"
+            target = typenames.home_of(getattr(thread, "_target", None))
             if known or thread is threading.current_thread() or thread.name.startswith("gresshopper"):
                 continue
-            if type(thread) is not threading.Thread and kind.startswith(self.HARMLESS):
+            if type(thread) is not threading.Thread and typenames.module_of(type(thread)).startswith(self.HARMLESS):
                 continue
-            target = getattr(getattr(thread, "_target", None), "__module__", "") or ""
             if target.startswith(self.HARMLESS):
                 continue
             found.append(f"thread {thread.name!r} may use the device at any time")

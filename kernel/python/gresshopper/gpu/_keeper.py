@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from gresshopper import operations
+from gresshopper import operations, typenames
 from gresshopper.imports import after_import
 from gresshopper.operations import Call, OperationError
 
@@ -117,7 +117,7 @@ class Keeper:
                     raise GpuUnavailable(stuck)
 
     def before_cell(self, code: str) -> None:
-        """Runs on the main thread before a cell. An exception keeps the cell from running."""
+        """Runs on the main thread before a cell. `GpuUnavailable` keeps the cell from running."""
         self.refusal = None
         if self.saved is not None:
             self._with_refusal(self._bring_variables)
@@ -130,11 +130,22 @@ class Keeper:
             self._renew()
             # With a lease the cell runs without the guard, which costs a little at each operation.
             return
+        try:
+            frameworks = self._may_touch(code)
+            if frameworks:
+                self._with_refusal(lambda: self.ensure(f"the cell may use {', '.join(sorted(frameworks))}"))
+        finally:
+            if not self.usable:
+                self.guard.enter()
+
+    def _may_touch(self, code: str) -> set[str]:
+        """Frameworks without a hook, if the cell may use one."""
         unhooked = self._unhooked_now()
-        if unhooked and may_touch(code, self.namespace(), self._is_unhooked, unhooked - {"torch"}):
-            self._with_refusal(lambda: self.ensure(f"the cell may use {', '.join(sorted(unhooked))}"))
-        if not self.usable:
-            self.guard.enter()
+        try:
+            may = bool(unhooked) and may_touch(code, self.namespace(), self._is_unhooked, unhooked - {"torch"})
+        except Exception:  # an object that can't be looked at: doubt counts as "may"
+            may = True
+        return unhooked if may else set()
 
     def _renew(self) -> None:
         """There is a GPU: an answer "no GPU" of before is forgotten."""
@@ -142,7 +153,8 @@ class Keeper:
 
     def _each_that_can(self, what: str) -> None:
         for half in self.halves:
-            getattr(half, what, lambda: None)()
+            with contextlib.suppress(Exception):  # a framework of another release, or half imported
+                getattr(half, what, lambda: None)()
 
     def _with_refusal(self, work: Callable[[], None]) -> None:
         try:
@@ -150,6 +162,9 @@ class Keeper:
         except GpuUnavailable as error:
             self.refusal = error
             raise
+        except Exception as error:
+            self.refusal = GpuUnavailable(f"This cell needs a GPU, and asking for one failed: {error}")
+            raise self.refusal from error
 
     def _bring_variables(self) -> None:
         """After a restart: the cell needs the variables, and they need their device."""
@@ -178,7 +193,9 @@ class Keeper:
         if self.came_with_lease is None:
             return set()
         # cupy's arrays are found only by a look at every object: cupy counts as loaded without any array found.
-        loaded = {half.name.split(".")[0] for half in self.halves if half.name not in _DEVICE_ONLY and half.loaded()}
+        loaded = {
+            half.name.split(".")[0] for half in self.halves if half.name not in _DEVICE_ONLY and _is_loaded(half)
+        }
         self._unhooked = (loaded & _UNHOOKED) | _DEVICE_ONLY
         if "torch" in loaded and "torch._dynamo" in sys.modules:
             self._unhooked.add("torch")
@@ -208,10 +225,10 @@ class Keeper:
 
     def _is_unhooked(self, found: Any) -> bool:
         kind = type(found)
-        root = (getattr(kind, "__module__", "") or "").split(".")[0]
+        root = typenames.module_of(kind).partition(".")[0]
         # Attributes are asked only of functions: a question to any object may run code of its own.
-        is_function = isinstance(found, types.FunctionType)
-        compiled = kind.__name__ == "OptimizedModule" or (
+        is_function = issubclass(kind, types.FunctionType)
+        compiled = typenames.name_of(kind) == "OptimizedModule" or (
             is_function and hasattr(found, "_torchdynamo_orig_callable")
         )
         return (root in self._unhooked and root != "torch") or ("torch" in self._unhooked and compiled)
@@ -351,7 +368,8 @@ class Keeper:
                 if half.loaded():
                     found = half.find()
                     self._kept += [*found.keep, *found.blocks]
-        self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules}
+        loaded = {str(name).partition(".")[0] for name, module in list(sys.modules.items()) if module is not None}
+        self._unhooked = (_UNHOOKED | {"torch"}) & loaded
 
     def register(self) -> None:
         """Answers `hop gpu` from now on. Each request has a thread, so that a copy-in can call off a copy-out."""
@@ -387,7 +405,15 @@ def _refusing(work: Callable[[Mapping[str, Any]], dict[str, Any]], call: Call) -
     try:
         return work(call.body)
     except Exception as error:
-        raise OperationError("refused", str(error) or type(error).__name__) from error
+        raise OperationError("refused", str(error) or typenames.name_of(type(error))) from error
+
+
+def _is_loaded(half: Any) -> bool:
+    """Whether a framework is there. Doubt counts as yes."""
+    try:
+        return bool(half.loaded())
+    except Exception:
+        return True
 
 
 def _known(yes: bool, unknown: bool) -> str:

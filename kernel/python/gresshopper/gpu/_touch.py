@@ -13,9 +13,12 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
+from gresshopper import typenames
+
 #: How many objects are looked at before the answer is "may".
 LIMIT = 20_000
 _OPAQUE = {"eval", "exec", "globals", "locals", "vars", "get_ipython", "__import__"}
+_members: Any = type.__dict__["__dict__"].__get__
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), types.BuiltinFunctionType)
 
 
@@ -47,19 +50,19 @@ def _leads_to(roots: Iterable[Any], is_device: Callable[[Any], bool], modules: s
     seen: set[int] = set()
     while todo:
         found = todo.pop()
-        if id(found) in seen or isinstance(found, _PLAIN):
+        if id(found) in seen or issubclass(type(found), _PLAIN):
             continue
         seen.add(id(found))
         if len(seen) > LIMIT or is_device(found):
             return True
-        if isinstance(found, types.ModuleType):
-            if found.__name__.split(".")[0] in modules:
+        if issubclass(type(found), types.ModuleType):
+            if typenames.name_of_module(found).partition(".")[0] in modules:
                 return True
             continue
-        if isinstance(found, types.FunctionType):
+        if issubclass(type(found), types.FunctionType):
             todo += _of_function(found)
-        elif isinstance(found, type):
-            todo += [member for member in vars(found).values() if isinstance(member, types.FunctionType)]
+        elif issubclass(type(found), type):
+            todo += [member for member in _members(found).values() if isinstance(member, types.FunctionType)]
         else:
             todo += gc.get_referents(found)
             todo.append(type(found))

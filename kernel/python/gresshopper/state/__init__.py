@@ -9,7 +9,7 @@
   the known groups, and `grouping` searches for groups. `hooks` run beside a cell's names, and `reach` follows them.
   `buffers` has the content of large memory, `marks` those of values.
 - Outside of variables: `process`, with `settings`, `standard`, `loggers`, `contexts`, `context_variables`, `streams`,
-  `libraries`, `singles`, `places` and `user_modules`.
+  `libraries`, `singles`, `places`, `user_modules` and `module_entries`.
 - Objects as bytes: `pickling` in a `session`, by `rules` and `adapters` of libraries; `writing` holds the result, and
   `recipes` makes them again. Beside them `kinds`, `shapes`, `containers`, `dynamic_attributes`, `iterators`, `setorder`, the
   `shipped` cloudpickle, and `verify`, which loads what was written.

@@ -18,6 +18,7 @@ from . import (
     gc_pause,
     hooks,
     limits,
+    module_entries,
     muting,
     pickling,
     process,
@@ -203,6 +204,7 @@ class Capture:
         visible = self._variables.look()
         if found is not None and found.stored:
             settings.see(found.stored)
+        module_entries.see(module_entries.may_put(found, self.namespace))
         if found is not None:
             self._handed |= hooks.handed(found, visible.shown)
         beside = bool(self.beside())

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gresshopper import between, operations
+from gresshopper import between, operations, typenames
 from gresshopper.operations import Answer, Call, OperationError
 
 from . import form, recovery
@@ -72,7 +72,7 @@ def carry_out(shell: Any, name: str, call: Call) -> Answer:
         raise OperationError("failed", str(e)) from e
     except Exception as e:  # the asker is told, and not the notebook
         _log.debug("state.%s failed", name, exc_info=True)
-        raise OperationError("failed", f"{type(e).__name__}: {e}") from e
+        raise OperationError("failed", f"{typenames.name_of(type(e))}: {e}") from e
 
 
 def _folder(asked: Mapping[str, Any], key: str) -> Path:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gresshopper import typenames
+
 from . import adapters, form, pickling, process, restore
 from .lost import Lost
 from .session import reason
@@ -46,7 +48,7 @@ def _write(name: str, value: Any, target: Path) -> str:
     if isinstance(value, Lost):
         return f"not exported: {value!r}"
     try:
-        kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        kind = f"{typenames.module_of(type(value)).partition('.')[0]}.{typenames.name_of(type(value))}"
         for adapter in adapters.loaded():
             write = adapter.exports.get(kind)
             done = None if write is None else write(value, target / file)

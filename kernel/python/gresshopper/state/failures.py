@@ -11,6 +11,8 @@ import sys
 import time
 import traceback
 
+from gresshopper import typenames
+
 from .form import FormError
 from .pace import Pace
 from .records import Outcome
@@ -47,7 +49,7 @@ class Failures:
         """Remember a failure, and tell the user if it is theirs to mend, and the first since the last good capture.
         `what` couldn't be saved.
         """
-        text = f"{type(e).__name__}: {e}"
+        text = f"{typenames.name_of(type(e))}: {e}"
         again = text in self.texts or self.last is not None or self.missed is not None
         self.texts = [*self.texts, text][-REMEMBERED:]
         if isinstance(e, StoreHangs):

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from gresshopper import typenames
+
 from . import form, gc_pause, process, restore
 from .session import Session, title
 from .shipped import cloudpickle
@@ -55,7 +57,7 @@ class Follower:
         except RebuildError:
             raise
         except Exception as e:
-            raise RebuildError(f"a record couldn't be applied: {type(e).__name__}: {e}") from e
+            raise RebuildError(f"a record couldn't be applied: {typenames.name_of(type(e))}: {e}") from e
         self._broken = None
         return told
 
@@ -113,7 +115,9 @@ class Follower:
         for entry in before:
             kind = next((kind for kind in entry.said["types"] if _runs(kind)), None)
             kinds = (self._session.classes.get(cid) for cid in entry.said["c"])
-            kind = kind or next((k.__qualname__ for k in kinds if k is not None and hasattr(k, "__del__")), None)
+            kind = kind or next(
+                (typenames.qualname_of(k) for k in kinds if k is not None and hasattr(k, "__del__")), None
+            )
             if kind is not None:
                 raise RebuildError(f"a {kind} would run code when it goes")
 
@@ -133,6 +137,7 @@ class Follower:
 
     def _lost(self, changed: Collection[int], staged: Mapping[str, Any]) -> dict[str, str]:
         part = restore.Snapshot([])
+        part.told = self.snapshot.told
         part.units = {uid: self.snapshot.units[uid] for uid in changed}
         return restore.lost_in(part, staged)
 

@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from gresshopper import typenames
+
 from . import adapters, libraries, loggers, names, settings, user_modules
 from .session import MAIN
 from .streams import STREAMS
@@ -96,7 +98,7 @@ def _holds(handler: logging.Handler) -> bool:
     if type(handler) not in _HANDLERS or handler.filters or settings.is_mine(handler.formatter):
         return True
     stream = getattr(handler, "stream", None)
-    return settings.is_mine(stream) or type(stream).__name__ in ("StringIO", "BytesIO")
+    return settings.is_mine(stream) or typenames.name_of(type(stream)) in ("StringIO", "BytesIO")
 
 
 def _may_call(value: Any) -> bool:
@@ -124,7 +126,7 @@ def _is_own(value: Any) -> bool:
     if kind is types.MethodType:
         return _is_own(value.__func__) or _is_own(value.__self__)
     return settings.of_notebook(value) or (
-        kind.__module__ == MAIN and all(base.__module__ in _PLAIN for base in kind.__mro__)
+        typenames.module_of(kind) == MAIN and all(typenames.module_of(base) in _PLAIN for base in kind.__mro__)
     )
 
 

@@ -17,7 +17,10 @@ import uuid
 import weakref
 from typing import Any
 
+from gresshopper import typenames
+
 from . import adapters
+from .session import COMPILERS
 
 #: Types whose instances may be shared between groups without linking them: immutable, or names of global things.
 HARMLESS_TYPES: set[type] = {
@@ -103,7 +106,7 @@ _bound_cache: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDicti
 def bound_kind(t: type) -> str | None:
     """Why instances of a type can't be saved, if so."""
     if t not in _bound_cache:
-        kind = f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
+        kind = typenames.full_name(t)
         why = CANT.get(kind)
         if why is None:
             why = next(
@@ -114,8 +117,7 @@ def bound_kind(t: type) -> str | None:
 
 
 def kind_of(obj: Any) -> str:
-    t = type(obj)
-    return f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
+    return typenames.full_name(type(obj))
 
 
 def a_kind(kind: str) -> str:
@@ -141,7 +143,7 @@ def _find_harmless() -> set[type]:
 def _cython_functions() -> collections.abc.Iterator[type]:
     """The types of functions that Cython compiled, which are found again by name: each release of Cython has its own."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("_cython_"):
+        if name.startswith(COMPILERS):
             kind = getattr(module, "cython_function_or_method", None)
             if isinstance(kind, type):
                 yield kind

@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from gresshopper import typenames
+
 from . import adapters, settings
 from .session import MAIN, NotHereError
 
@@ -134,7 +136,7 @@ def look(scope: dict[str, Any]) -> dict[str, Any]:
         for attr, kind in classes:
             if id(kind) not in seen:
                 seen.add(id(kind))
-                _, _, scan = _scanned(_classes, id(kind), kind.__module__, members_of(kind), scope)
+                _, _, scan = _scanned(_classes, id(kind), typenames.module_of(kind), members_of(kind), scope)
                 if scan is not None:
                     found.add(name, attr, scan)
     _seen_last[:] = found.patched, [(place, attr) for place, attr, _ in found.entries]
@@ -177,7 +179,7 @@ def _scanned(known: dict[int, _Seen], key: int, home: Any, members: Any, scope: 
         elif issubclass(kind, _TABLES):
             if root not in _LeftOut.tables and attr[:2] != "__":
                 scan.tables.append((attr, value))
-        elif known is _modules and issubclass(kind, type) and value.__module__ != MAIN:
+        elif known is _modules and issubclass(kind, type) and typenames.module_of(value) != MAIN:
             scan.classes.append((attr, value))
         elif known is _classes and root not in _LeftOut.functions and _wraps(value):
             scan.mine.append(attr)
@@ -189,7 +191,7 @@ def _wraps(value: Any) -> bool:
     """Whether a library's object, put into one of its classes, holds a function or class of the notebook: an accessor.
     Accessors that come back with their library aren't told."""
     kind = type(value)
-    if kind.__dictoffset__ == 0 or issubclass(kind, type) or kind.__module__.startswith(_LeftOut.accessors):
+    if kind.__dictoffset__ == 0 or issubclass(kind, type) or typenames.module_of(kind).startswith(_LeftOut.accessors):
         return False
     return any(map(settings.of_notebook, list(object.__getattribute__(value, "__dict__").values())))
 
@@ -241,9 +243,9 @@ def _found(where: str) -> Any:
     """A module's value, or that of a class in a module."""
     name, _, attr = where.rpartition(".")
     if name in sys.modules:
-        return vars(sys.modules[name]).get(attr)
+        return settings.held_by(sys.modules[name]).get(attr)
     module, _, kind = name.rpartition(".")
-    return getattr(vars(sys.modules[module]).get(kind), attr, None) if module in sys.modules else None
+    return getattr(settings.held_by(sys.modules.get(module)).get(kind), attr, None)
 
 
 # --- tables ---

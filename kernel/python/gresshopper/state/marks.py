@@ -22,6 +22,8 @@ import types
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
+from gresshopper import typenames
+
 from . import adapters, recursion
 from .session import own_module
 
@@ -95,7 +97,7 @@ class _Look:
             return _digest(_name(type(value)), *map(self.at, parts))
         if issubclass(type(value), enum.Enum):
             return _digest(_name(type(value)), str(value._name_).encode(), self.at(value._value_))
-        own = _is_own(type(value).__module__)
+        own = _is_own(typenames.module_of(type(value)))
         attrs = self._attributes(value) if own else b""
         items = self._items(value)
         if items is not None:
@@ -131,7 +133,7 @@ class _Look:
         return _digest(*sorted(_digest(str(k).encode(), self.at(v)) for k, v in [*attrs.items(), *slots.items()]))
 
     def _function(self, f: types.FunctionType) -> bytes:
-        if not _is_own(f.__module__):
+        if not _is_own(typenames.home_of(f)):
             return _name(f)
         held = [f.__defaults__, f.__kwdefaults__, f.__dict__]
         cells = [cell.cell_contents for cell in f.__closure__ or () if not _is_empty(cell)]
@@ -160,7 +162,7 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
     if issubclass(type(value), functools._lru_cache_wrapper):
         return (value.__wrapped__,)
     for prefix, attr in _of_libraries().wraps:
-        if type(value).__module__.startswith(prefix) and hasattr(value, attr):
+        if typenames.module_of(type(value)).startswith(prefix) and hasattr(value, attr):
             return (getattr(value, attr),)
     return None
 
@@ -174,7 +176,9 @@ def _is_empty(cell: Any) -> bool:
 
 
 def _name(value: Any) -> bytes:
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}".encode()
+    if issubclass(type(value), types.ModuleType):
+        return f".{typenames.name_of_module(value)}".encode()
+    return f"{typenames.home_of(value) or None}.{typenames.text_of(value, '__qualname__')}".encode()
 
 
 def _digest(*parts: bytes) -> bytes:
@@ -296,7 +300,7 @@ def _has_no_cache(kind: Any) -> bool:
     if kind.__dictoffset__ != 0:
         return False
     if not kind.__flags__ & _HEAP:
-        return kind.__module__ in _WITHOUT
+        return typenames.module_of(kind) in _WITHOUT
     slots: list[str] = copyreg._slotnames(kind)  # type: ignore[attr-defined]
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     told = getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)

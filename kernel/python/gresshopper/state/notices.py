@@ -32,6 +32,11 @@ class Notices:
         gone = self._told.keys() if names is None else set(names)
         self._told = {name: was for name, was in self._told.items() if name not in gone}
 
+    def lost_anew(self, names: Iterable[str]) -> None:
+        """Note that these variables' groups hold what can't be saved, beside the placeholders: its loss will be news."""
+        space = self._namespace.variables
+        self.forget(name for name in names if type(space.get(name)) is not Lost)
+
     def standing(self) -> list[str]:
         """The variables that are lost and known to be. A variable that was set anew, and is lost again, is told of again."""
         space = self._namespace.variables

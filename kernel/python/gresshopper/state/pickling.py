@@ -20,6 +20,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
+from gresshopper import typenames
+
 from . import native, places, recipes, recursion, shapes, shipped
 from .kinds import harmless
 from .lost import Lost, parts
@@ -183,7 +185,7 @@ def _is_instance(obj: Any) -> bool:
 
 def _maker(t: type) -> type:
     """The nearest class that can be found again by name. Each mock has a class of its own, whose base has the name."""
-    return next((c for c in t.__mro__[:-1] if c.__module__ == MAIN or importable(c)), t)
+    return next((c for c in t.__mro__[:-1] if typenames.module_of(c) == MAIN or importable(c)), t)
 
 
 @recursion.Bounded()

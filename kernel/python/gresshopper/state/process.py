@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Collection, Iterable
 from typing import Any, Callable
 
-from gresshopper import started
+from gresshopper import started, typenames
 
 from . import (
     adapters,
@@ -35,6 +35,7 @@ from . import (
     gc_pause,
     libraries,
     loggers,
+    module_entries,
     recipes,
     recursion,
     settings,
@@ -122,6 +123,7 @@ def _interpreter() -> Any:
     found: dict[str, Any] = {
         "gc": (gc_pause.enabled(), gc.get_threshold()),
         "switch": switch_interval.seconds(),
+        "stack": _stack_size(),
         "locale": {c: locale.setlocale(getattr(locale, c)) for c in _LOCALES},
     }
     with (
@@ -145,11 +147,18 @@ def _interpreter() -> Any:
     return found
 
 
+def _stack_size() -> int:
+    size = threading.stack_size()  # which sets the default
+    if size:
+        threading.stack_size(size)
+    return size
+
+
 #: The longest field of CSV without a word of the notebook's.
 _FIELD = 131_072
 
 
-_LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
+_LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC", "LC_MESSAGES")
 
 
 #: `sys.argv` as it was before a state was set.
@@ -167,6 +176,7 @@ def _set_interpreter(state: Any) -> None:
     gc_pause.enable(enabled)
     gc.set_threshold(*threshold)
     switch_interval.set_seconds(state["switch"])
+    threading.stack_size(state.get("stack", 0))
     if "umask" in state:
         os.umask(state["umask"])
     if "digits" in state and hasattr(sys, "set_int_max_str_digits"):
@@ -206,24 +216,26 @@ def _hung_in() -> dict[str, str]:
         _by_notebook(found, where, _signal.getsignal(number))
     for cls, how in list(copyreg.dispatch_table.items()):
         if _is_by_notebook(how):
-            found[f"copyreg.dispatch_table[{cls.__qualname__}]"] = _called(how)
+            found[f"copyreg.dispatch_table[{typenames.qualname_of(cls)}]"] = _called(how)
     for name in vars(builtins).keys() - _BUILTINS:
         value = vars(builtins)[name]
         if name[:2] != "__" or settings.is_mine(value):
-            found[f"builtins.{name}"] = type(value).__name__
+            found[f"builtins.{name}"] = typenames.name_of(type(value))
     translates = getattr(vars(builtins).get("_"), "__self__", None)
-    if type(translates).__module__ == "gettext":  # `gettext.install`
-        found["builtins._"] = type(translates).__name__
+    if typenames.module_of(type(translates)) == "gettext":  # `gettext.install`
+        found["builtins._"] = typenames.name_of(type(translates))
     for name, limit in _limits().items():
         if _LIMITS.get(name) not in (None, limit):
             found[f"resource.{name}"] = str(limit)
     for logger in loggers.known().values():
         if logger.handlers:
             found[f"the handlers of the logger {logger.name}"] = ", ".join(
-                f"{type(h).__name__} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers
+                f"{typenames.name_of(type(h))} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers
             )
         if logger.filters:
-            found[f"the filters of the logger {logger.name}"] = ", ".join(type(f).__name__ for f in logger.filters)
+            found[f"the filters of the logger {logger.name}"] = ", ".join(
+                typenames.name_of(type(f)) for f in logger.filters
+            )
     return found
 
 
@@ -240,11 +252,11 @@ _LIMITS = _limits()
 
 
 def _is_by_notebook(value: Any) -> bool:
-    return getattr(value, "__module__", None) == "__main__" or type(value).__module__ == "__main__"
+    return "__main__" in (typenames.home_of(value), typenames.module_of(type(value)))
 
 
 def _called(value: Any) -> str:
-    return str(getattr(value, "__qualname__", type(value).__qualname__))
+    return typenames.text_of(value, "__qualname__") or typenames.qualname_of(type(value))
 
 
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
@@ -294,11 +306,12 @@ _BUILTINS = frozenset(dir(builtins)) | {
 _SIGNALS = [(int(s), f"the handler of {s.name}") for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
 
 
-def _cwd() -> str:
+def _paths() -> dict[str, Any]:
+    found: dict[str, Any] = {"path": list(sys.path), "modules": user_modules.places()}
     try:
-        return os.getcwd()
+        return {"cwd": os.getcwd(), **found}
     except OSError:
-        return "/"
+        return {"cwd": "/", **found, "removed": True}
 
 
 def _filters() -> list[Any]:
@@ -488,14 +501,18 @@ def _is_so(name: str, section: Section, saved: bytes) -> bool:
     return now.get(name) == saved
 
 
+#: Sections on which importing depends.
+_EARLY = ("paths", "environ", "module names")
+
+
 def apply_early(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """Only what importing depends on."""
-    apply({k: v for k, v in sections.items() if k in ("paths", "environ")}, notice)
+    apply({k: v for k, v in sections.items() if k in _EARLY}, notice)
 
 
 def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """All the rest, after the variables are there."""
-    apply({k: v for k, v in sections.items() if k not in ("paths", "environ")}, notice)
+    apply({k: v for k, v in sections.items() if k not in _EARLY}, notice)
 
 
 def apply_anew(sections: dict[str, bytes], changed: Collection[str], notice: Callable[[str], None]) -> None:
@@ -513,7 +530,7 @@ def apply_anew(sections: dict[str, bytes], changed: Collection[str], notice: Cal
 
 
 #: Sections that only name something, or are set with the variables.
-_ONLY_NAMED = frozenset({"paths", "environ", "hung in", "patched", "lent functions", "own modules", "last", "random"})
+_ONLY_NAMED = frozenset({*_EARLY, "hung in", "patched", "lent functions", "own modules", "last", "random"})
 
 
 def naming(sections: Iterable[str], read: Callable[[str], bytes], names: Collection[str]) -> dict[str, bytes]:
@@ -534,6 +551,8 @@ def _set_paths(state: Any) -> None:
     sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
     user_modules.set_places(state.get("modules", {}))
     os.chdir(state["cwd"])
+    if "removed" in state:
+        raise NotHereError("the working directory was removed: it is / now, os.chdir sets another")
 
 
 #: The changes of the environment in the state that was set last.
@@ -589,16 +608,16 @@ def _elsewhere() -> Any:
 
 #: Sections of the interpreter and the standard library, in the order in which they are set.
 _OWN: dict[str, Section] = {
-    "paths": Section(
-        lambda: {"cwd": _cwd(), "path": list(sys.path), "modules": user_modules.places()}, _set_paths, again=True
-    ),
+    "paths": Section(_paths, _set_paths, again=True),
     "environ": Section(_environ, _set_environ, again=True),
+    "module names": Section(module_entries.other_names, module_entries.set_other_names, soon=True),
     "python": Section(lambda: {"recursion": recursion.limit(), "warnings": _filters()}, _set_python, again=True),
     "logging": Section(loggers.levels, loggers.set_levels, soon=True, again=True),
     "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True, take_out=loggers.take_out_handlers),
     "interpreter": Section(_interpreter, _set_interpreter, again=True),
     # A cell may have set `warnings.showwarning` afterwards, which comes next.
     "logs": Section(standard.logs, standard.set_logs, again=True),
+    "made modules": Section(module_entries.entries, module_entries.set_entries, soon=True),
     "assigned": Section(settings.assigned, _set_assigned, soon=True),
     "registered": Section(settings.registered, settings.set_registered, soon=True),
     "csv": Section(settings.dialects, settings.set_dialects, soon=True, again=True),

@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from gresshopper import typenames
+
 from . import adapters, names, settings
 from .session import MAIN
 
@@ -74,11 +76,11 @@ def reached(roots: Iterable[Any], held: Mapping[int, str], unsaved: Iterable[Any
 def _parts(made: Any, kind: type, closed: tuple[str, ...]) -> list[Any]:
     """Objects that an object holds. `closed`: beginnings of the names of modules whose objects aren't looked into."""
     if issubclass(kind, type):
-        of_notebook = type.__dict__["__module__"].__get__(made) == MAIN
+        of_notebook = typenames.module_of(made) == MAIN
         return [*type.__dict__["__dict__"].__get__(made).values(), *made.__mro__[1:]] if of_notebook else []
     if kind is dict and "__name__" in made and "__spec__" in made:
         return []  # a module's variables
-    module = str(kind.__module__)
+    module = typenames.module_of(kind)
     if module.startswith(closed):
         return []
     return [*gc.get_referents(made), kind] if module == MAIN else gc.get_referents(made)

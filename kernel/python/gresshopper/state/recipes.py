@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
+from gresshopper import typenames
+
 from . import adapters, containers, contexts, singles
 from .lost import Lost, LostError, stands_still
 from .session import MAIN
@@ -85,7 +87,7 @@ def set_function(made: types.FunctionType, state: dict[str, Any]) -> None:
     made.__dict__.update(state["dict"])
     for key in ("defaults", "kwdefaults", "doc", "module", "qualname", "annotations"):
         value = state.get(key)
-        if value is not None or key in ("defaults", "doc"):
+        if value is not None or key in ("defaults", "doc", "module"):
             setattr(made, f"__{key}__", value)
     if state.get("type_params"):
         setattr(made, "__type_params__", state["type_params"])  # noqa: B010 - Python 3.12 and later
@@ -190,7 +192,7 @@ def set_selected(made: Any, state: tuple[dict[str, Any], dict[str, Any], list[st
     gone = sorted(name for name in others if name not in held)
     if gone:
         kind = type(made)
-        current().notice(f"{kind.__module__}.{kind.__qualname__}'s own pickling loses {', '.join(gone)}")
+        current().notice(f"{typenames.full_name(kind)}'s own pickling loses {', '.join(gone)}")
 
 
 def set_whole(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
@@ -229,7 +231,7 @@ def is_own_kind(kind: type) -> bool:
 
 
 def _is_own(function: Any) -> bool:
-    return isinstance(function, types.FunctionType) and function.__module__ == MAIN
+    return isinstance(function, types.FunctionType) and typenames.home_of(function) == MAIN
 
 
 def _past_own(kind: type, name: str) -> Any:
@@ -244,8 +246,10 @@ def _passing_on(base: Any) -> Any:
 
 
 def new_module(name: str) -> types.ModuleType:
-    """A module of the notebook, which no file holds."""
-    return types.ModuleType(name)
+    """A module of the notebook, which no file holds. `set_module` gives it its names."""
+    made = types.ModuleType(name)
+    vars(made).clear()
+    return made
 
 
 def set_module(made: types.ModuleType, state: tuple[dict[str, Any], bool]) -> None:
@@ -333,7 +337,7 @@ def set_single(made: Any, state: singles.State) -> None:
     """Attributes of an object of which a library has one. A difference that can't be mended is told."""
     differ = singles.set_state(made, state)
     if differ:
-        which = f"{type(made).__module__}.{type(made).__qualname__}"
+        which = typenames.full_name(type(made))
         current().notice(
             f"a library's {which}: cells may have changed its {', '.join(differ)}, which isn't saved, run them again"
         )

@@ -127,6 +127,7 @@ class Recorder:
             return
         anew, self._anew = self._anew, True
         head, body = self._writer.record(delta, cells, full=anew)
+        self._notices.lost_anew(name for one in delta.changed if one.unit.gone for name in one.unit.names)
         if told := self._notices.standing():
             head["told"] = told
         took = time.perf_counter() - started

@@ -17,7 +17,7 @@ from gresshopper.between import in_main_thread
 
 from . import capture, deferred, form, process, redo, rerun, restore
 from .deferred import Unread
-from .lost import Pending
+from .lost import Lost
 from .namespace import Namespace, know_sources
 from .notices import Notices
 from .recorder import Recorder
@@ -91,7 +91,7 @@ class Recovery:
         self._recorder.adopt_redone(snapshot)
         space = self._namespace.variables
         self._notices.forget()
-        self._notices.know(n for n in snapshot.told if n in told.lost or isinstance(space.get(n), Pending))
+        self._notices.know(n for n in snapshot.told if n in told.lost or issubclass(type(space.get(n)), Lost))
         self.settle(
             snapshot, [*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in cells_of(record))]
         )

@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
+from gresshopper import typenames
+
 from . import adapters, form, gc_pause, pickling, process, recipes, settings
 from .lost import Lost, LostError
 from .session import MAIN, reason, title
@@ -434,19 +436,23 @@ def recipes_blob(loader: Loader, index: int) -> bytearray:
 
 
 def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that are, or hold, a lost value. In a group whose placeholders are all variables, just these
-    variables."""
+    """Variables that are, or hold, a lost value. Where a lost value is a variable's, just that variable. Placeholders of
+    earlier losses stand for no new one."""
     found: dict[str, str] = {}
+    earlier = {id(loaded[name]) for name in snapshot.told if name in loaded}
     for entry in snapshot.units.values():
         gone = entry.said["gone"]
         if not gone:
             continue
         stands = {name: id(loaded[name]) for name in entry.names if type(loaded.get(name)) is Lost}
-        whole = len(set(stands.values())) >= len(gone)
-        names = list(stands) if whole else [name for name in entry.names if name in loaded and _holds(loaded[name])]
+        names, known = [name for name, at in stands.items() if at not in earlier], frozenset(stands.values())
+        if len(known - earlier) < len(gone):
+            others = (name for name in entry.names if name in loaded and name not in stands)
+            names += [name for name in others if _holds(loaded[name], known)]
+        names = [*(names or entry.names), *(name for name in stands if name in snapshot.told)]
         again = entry.said.get("why")
         for what, why in gone:
-            for name in names or entry.names:
+            for name in names:
                 found.setdefault(name, f"{what}: {why}" + (f"; it can't be made again: {again}" if again else ""))
     return found
 
@@ -455,12 +461,12 @@ def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
 LOOKED_AT = 200_000
 
 
-def _holds(value: Any) -> bool:
-    """Whether a lost value is within reach of a variable's; yes where that can't be told."""
+def _holds(value: Any, known: frozenset[int]) -> bool:
+    """Whether a lost value other than the `known` is within reach of a variable's; yes where that can't be told."""
     seen: set[int] = set()
     level = [value]
     while level:
-        if any(type(one) is Lost for one in level) or len(seen) > LOOKED_AT:
+        if any(type(one) is Lost and id(one) not in known for one in level) or len(seen) > LOOKED_AT:
             return True
         seen.update(map(id, level))
         inside = [*gc.get_referents(*level), *(part for held in level for part in _objects_of(held))]
@@ -469,16 +475,16 @@ def _holds(value: Any) -> bool:
 
 
 def _may_hold(one: Any) -> bool:
-    if isinstance(one, types.ModuleType) or (isinstance(one, type) and one.__module__ != MAIN):
+    if isinstance(one, types.ModuleType) or (isinstance(one, type) and typenames.module_of(one) != MAIN):
         return False
     if type(one) is dict:
         return "__builtins__" not in one and "__build_class__" not in one  # the globals of functions
-    return gc.is_tracked(one) or type(one).__name__ == "ndarray"
+    return gc.is_tracked(one) or typenames.name_of(type(one)) == "ndarray"
 
 
 def _objects_of(array: Any) -> list[Any]:
     """Items of an array of objects: the collector of cycles doesn't know them."""
-    if type(array).__name__ != "ndarray" or not array.dtype.hasobject or array.dtype.fields:
+    if typenames.name_of(type(array)) != "ndarray" or not array.dtype.hasobject or array.dtype.fields:
         return []
     found: list[Any] = array.ravel().tolist()
     return found

@@ -11,13 +11,14 @@ import copyreg
 import ctypes
 import enum
 import functools
-import io
 import operator
 import sys
 import threading
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple, TypeVar
+
+from gresshopper import typenames
 
 from . import (
     adapters,
@@ -33,7 +34,7 @@ from . import (
 from .adapters import Adapter, Rule, _stdlib
 from .kinds import bound_kind
 from .lost import Lost, Pending, parts, value_of
-from .session import ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
+from .session import COMPILERS, ENDLESS, MAIN, NotYet, Overlap, Session, importable, own_module
 from .setorder import Order
 from .shipped import cloudpickle
 from .streams import STREAMS
@@ -140,7 +141,7 @@ class Rules(Writing):
             )
         self.seen.add(t)
         ruled, own = False, self.session.by_value(t)
-        unasked = own or own_module(sys.modules.get(t.__module__))  # the user's aren't asked for a class
+        unasked = own or own_module(sys.modules.get(typenames.module_of(t)))  # the user's aren't asked for a class
         for base, later in library_rules():
             if issubclass(t, base) if unasked else isinstance(obj, base):
                 ruled = True
@@ -149,8 +150,8 @@ class Rules(Writing):
                     return reduced
         if issubclass(t, BaseException):
             return _stdlib.exception(self, obj)
-        named = _by_name.get(t.__name__)
-        if named is not None and t.__module__.startswith(named[0]):
+        named = _by_name.get(typenames.name_of(t))
+        if named is not None and typenames.module_of(t).startswith(named[0]):
             return named[1](self, obj)
         why = bound_kind(t)
         if why is not None:
@@ -234,7 +235,7 @@ class Rules(Writing):
             answers = dynamic_attributes.answers(t)
             unasked = answers and dynamic_attributes.is_plain(t)
             kind = containers.kind(t)
-            own = kind is not None and (self.session.by_value(t) or users_own(t.__module__))
+            own = kind is not None and (self.session.by_value(t) or users_own(typenames.module_of(t)))
             if kind is not None and not containers.differs(t, kind, own):
                 kind = None
             found = self.made[t] = _Made(_has_plain_state(t), _makes_itself(t), answers, unasked, _is_flat(t), kind)
@@ -349,11 +350,10 @@ class Rules(Writing):
         self.functions.append(f)
         if not live:
             module = sys.modules.get(str(scope.get("__name__")))
-            if module is not None and vars(module) is scope and module.__name__ != MAIN:
-                foreign: Any = _ModuleScope(module.__name__)
-                foreign = self.scopes.setdefault(id(scope), foreign)
-            else:
+            own = module is None or settings.held_by(module) is not scope or of_notebook(module)
+            if own or scope["__name__"] == MAIN:
                 return self._detached_function(f)
+            foreign: Any = self.scopes.setdefault(id(scope), _ModuleScope(scope["__name__"]))
         else:
             foreign = None
             touched = names.names_of_code(f.__code__)
@@ -403,10 +403,15 @@ class Rules(Writing):
         if why is not None:
             return self.lose(cls, why)
         if not self.session.by_value(cls):
+            if (home := typenames.module_of(cls)).startswith(COMPILERS):
+                return recipes.module_value, (home, typenames.qualname_of(cls))
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         cid = self.session.class_id(cls)
         if cid in self.owned:
-            return _quietly(cls, _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls)))
+            reduced = cloudpickle.CloudPickler.reducer_override(self, cls)
+            if reduced is NotImplemented:  # of a module that only `sys.modules` has
+                reduced = cloudpickle.cloudpickle._dynamic_class_reduce(cls)
+            return _quietly(cls, _whole_class(cls, reduced))
         self.classes.add(cid)
         return recipes.class_of, (cid,)
 
@@ -418,7 +423,7 @@ class Rules(Writing):
         return recipes.cell, (), content, None, None, recipes.set_cell
 
     def _lru(self, f: Any) -> Any:
-        if importable(f) and getattr(f, "__module__", MAIN) != MAIN:
+        if importable(f) and typenames.home_of(f) != MAIN:
             return NotImplemented
         params = f.cache_parameters()
         if f.cache_info().currsize:
@@ -484,10 +489,10 @@ _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getn
 
 def own_hook(cls: type, hook: str) -> bool:
     found = getattr(cls, hook, None)
-    return isinstance(found, _FunctionType) and found.__module__ == MAIN
+    return isinstance(found, _FunctionType) and typenames.home_of(found) == MAIN
 
 
-def users_own(module: Any) -> bool:
+def users_own(module: str) -> bool:
     """Whether a module's name is the notebook's or that of a module of the user's own."""
     return module == MAIN or own_module(sys.modules.get(module))
 
@@ -574,10 +579,10 @@ def _is_flat(t: Any) -> bool:
 def _is_past(new: types.FunctionType) -> bool:
     """Whether a `__new__` isn't run again: the notebook's, and one of the user's modules that needs arguments. Without
     any, the latter may give the module's one instance."""
-    if new.__module__ == MAIN:
+    if typenames.home_of(new) == MAIN:
         return True
     needed = new.__code__.co_argcount - 1 - len(new.__defaults__ or ())
-    return own_module(sys.modules.get(new.__module__)) and needed > 0
+    return own_module(sys.modules.get(typenames.home_of(new))) and needed > 0
 
 
 def _bare(reduced: Any) -> Any:
@@ -608,11 +613,12 @@ def _is_marker(value: Any, home: str) -> bool:
 def _find_singles(t: type) -> None:
     """Notes the instances of a class held by variables of the class's module: markers for comparisons, and single
     objects of a library."""
-    held = vars(sys.modules.get(t.__module__, builtins))
-    own = own_module(sys.modules.get(t.__module__))  # its instances aren't asked
+    home = typenames.module_of(t)
+    held = settings.held_by(sys.modules.get(home, builtins))
+    own = own_module(sys.modules.get(home))  # its instances aren't asked
     for name, value in list(held.items()):
-        if type(value) is t and (own or not getattr(value, "__dict__", None)) and _is_marker(value, t.__module__):
-            _keep_single(value, (t.__module__, name))
+        if type(value) is t and (own or not getattr(value, "__dict__", None)) and _is_marker(value, home):
+            _keep_single(value, (home, name))
     for value, where in singles.find(t):
         _keep_single(value, where)
         _STATEFUL.add(id(value))
@@ -639,10 +645,12 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     given = bool(own) or "__orig_bases__" not in attrs
     if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
         made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
-    if type(cls).__name__ == "_TypedDictMeta" and made[2] == (dict,):
+    if type(attrs.get("__module__")) is str and type(made[3]) is dict:
+        made[3] = {**made[3], "__module__": attrs.pop("__module__")}  # a metaclass may have made it a property
+    if typenames.name_of(type(cls)) == "_TypedDictMeta" and made[2] == (dict,):
         made[2] = ()  # a TypedDict is made with this base, and refuses it
-    if cls.__qualname__ != cls.__name__:
-        attrs["__qualname__"] = cls.__qualname__
+    if typenames.qualname_of(cls) != typenames.name_of(cls):
+        attrs["__qualname__"] = typenames.qualname_of(cls)
     return (reduced[0], tuple(made), (attrs, rest), *reduced[3:])
 
 
@@ -726,9 +734,8 @@ def library_rules() -> list[tuple[Any, Rule]]:
     if _library_cache[0] == found and found:
         return _library_cache[1]
     rules: list[tuple[Any, Rule]] = [(threading.Thread, _stdlib.thread)]
-    for out in (sys.stdout, sys.stderr, *STREAMS.values()):
-        if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and saved as any other object
-            _RULES.setdefault(type(out), _stdlib.file)
+    for out in STREAMS.values():  # those of before any cell: others are saved as any object
+        _RULES.setdefault(type(out), _stdlib.file)
     for adapter in loaded:
         _RULES.update(adapter.exact())
         rules += adapter.bases()

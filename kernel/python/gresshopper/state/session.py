@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from gresshopper import typenames
+
 MAIN = "__main__"
 
 #: Folders of modules that aren't the user's own.
@@ -20,7 +22,7 @@ INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname
 
 def own_module(module: Any) -> bool:
     """Whether a module is the user's own, of files beside the notebook."""
-    if type(module) is not types.ModuleType or vars(module).get("__name__") == "__main__":
+    if type(module) is not types.ModuleType or typenames.name_of_module(module) in ("", MAIN):
         return False
     file = vars(module).get("__file__")
     if not isinstance(file, str) or file.startswith(INSTALLED) or "-packages/" in file:
@@ -122,7 +124,7 @@ class Session:
         """The stable id of a class of the notebook."""
         found = self.class_ids.get(cls)
         if found is None:
-            found = f"{cls.__qualname__}#{uuid.uuid4().hex[:12]}"
+            found = f"{typenames.qualname_of(cls)}#{uuid.uuid4().hex[:12]}"
             self.adopt(found, cls)
         return found
 
@@ -144,7 +146,7 @@ class Session:
         if found is not None and found[0]() is cls:
             return found[1]
         heap = cls.__flags__ & (1 << 9)
-        answer = bool(heap) and cls.__module__ != "builtins" and not importable(cls)
+        answer = bool(heap) and typenames.module_of(cls) != "builtins" and not importable(cls)
         self._by_value[id(cls)] = (weakref.ref(cls), answer)
         return answer
 
@@ -154,21 +156,29 @@ def _among(ids: Any, at: int) -> bool:
     return bool(i < len(ids) and ids[i] == at)
 
 
+#: Beginnings of the names of modules that compiled libraries make for their common types, without a file.
+COMPILERS = ("_cython_", "cython_runtime")
+
+
 def importable(obj: Any) -> bool:
     """Whether the module of `obj` (other than `__main__`) holds the object under its qualified name."""
-    module = getattr(obj, "__module__", None)
-    path = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-    if not isinstance(module, str) or not isinstance(path, str) or module == MAIN or "<locals>" in path:
+    module = typenames.home_of(obj)
+    path = typenames.text_of(obj, "__qualname__") or typenames.text_of(obj, "__name__")
+    if module in ("", MAIN) or not path or "<locals>" in path:
         return False
     found: Any = sys.modules.get(module)
-    if found is None or (getattr(found, "__file__", None) is None and getattr(found, "__spec__", None) is None):
+    try:
+        of_file = getattr(found, "__file__", None) is not None or getattr(found, "__spec__", None) is not None
+        if not of_file and not module.startswith(COMPILERS):
+            return False
+        for part in path.split("."):
+            found = getattr(found, part, None)
+    except Exception:  # code of a module's or of a class's, asked for its attributes
         return False
-    for part in path.split("."):
-        found = getattr(found, part, None)
     return found is obj
 
 
 def reason(why: BaseException) -> str:
     """An error in one line."""
     text = str(why).strip().splitlines()
-    return f"{type(why).__name__}: {text[0][:200]}" if text else type(why).__name__
+    return f"{typenames.name_of(type(why))}: {text[0][:200]}" if text else typenames.name_of(type(why))

@@ -19,6 +19,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from gresshopper import typenames
+
 from . import adapters, recursion, shipped
 from .lost import Lost, LostError
 from .session import MAIN, importable, reason
@@ -56,7 +58,7 @@ def of_notebook(value: Any) -> bool:
     """Whether a function or class was made in the notebook."""
     if type(value) is types.FunctionType:
         return value.__globals__ is scope()
-    return isinstance(value, type) and value.__module__ == MAIN
+    return issubclass(type(value), type) and typenames.module_of(value) == MAIN
 
 
 #: Types of which no instance is the notebook's doing.
@@ -78,7 +80,7 @@ def is_mine(value: Any) -> bool:
         return is_mine(value.__func__) or is_mine(value.__self__)
     if kind is functools.partial:
         return is_mine(value.func)
-    return (value if issubclass(kind, type) else kind).__module__ == MAIN
+    return typenames.module_of(value if issubclass(kind, type) else kind) == MAIN
 
 
 @recursion.Bounded()
@@ -101,7 +103,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not types.FunctionType and not isinstance(obj, type):
-            held = self.held.get(id(obj)) if type(obj).__module__ == MAIN else None
+            held = self.held.get(id(obj)) if typenames.module_of(type(obj)) == MAIN else None
             return NotImplemented if held is None else (named, (held,))
         if not of_notebook(obj):
             if importable(obj) or isinstance(obj, type):
@@ -111,7 +113,7 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         if name is not None:
             return named, (name,)
         if isinstance(obj, type):
-            raise pickle.PicklingError(f"no variable holds the class {obj.__qualname__}")
+            raise pickle.PicklingError(f"no variable holds the class {typenames.qualname_of(obj)}")
         return (
             function,
             (obj.__code__, obj.__name__, obj.__defaults__, obj.__closure__),
@@ -216,14 +218,14 @@ def _where(base: Any) -> tuple[str, str] | None:
         name = vars(base).get("__name__")
         return (name, "") if isinstance(name, str) and name != MAIN and sys.modules.get(name) is base else None
     if issubclass(type(base), type):
-        return (base.__module__, base.__qualname__) if importable(base) else None
+        return (typenames.module_of(base), typenames.qualname_of(base)) if importable(base) else None
     return library_object(base)
 
 
 def library_object(value: Any) -> tuple[str, str] | None:
     """The place of an object that the module of its class holds, or the library's first module: `mpmath.mp`."""
-    of = type(value).__module__
-    if type(value).__dictoffset__ == 0 or not isinstance(of, str) or of in (MAIN, "builtins"):
+    of = typenames.module_of(type(value))
+    if type(value).__dictoffset__ == 0 or of in ("", MAIN, "builtins"):
         return None
     places = ((name, attr) for name, attr, held in home_variables(of) if held is value)
     return next((place for place in places if (place[0], "", place[1]) not in _places), None)
@@ -232,7 +234,7 @@ def library_object(value: Any) -> tuple[str, str] | None:
 def home_variables(of: str) -> Iterator[tuple[str, str, Any]]:
     """The variables of a class's module, and those of its library's first module: module, name and value."""
     for name in dict.fromkeys((of, of.partition(".")[0])):
-        for attr, held in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
+        for attr, held in list(held_by(sys.modules.get(name)).items()):
             yield name, attr, held
 
 
@@ -367,7 +369,7 @@ def registered() -> list[tuple[str, str, Any]]:
             for ref in _GET_DUMP(base)[0]:
                 cls = ref()
                 if cls is not None and of_notebook(cls):
-                    found.append((base.__module__, base.__qualname__, ref))
+                    found.append((typenames.module_of(base), typenames.qualname_of(base), ref))
         _registered = (token, found)
     return [(module, name, ref()) for module, name, ref in _registered[1] if ref() is not None]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gresshopper import typenames
+
 Shape = list[tuple[str, str]]
 
 #: Bits of an integer that is written out.
@@ -27,7 +29,7 @@ def changed(before: Iterable[tuple[Any, Shape]]) -> list[str]:
     for obj, shape in before:
         if which := {name for name, _ in set(shape) ^ set(of(obj))}:
             kind = obj if issubclass(type(obj), type) else type(obj)
-            found.setdefault(kind.__qualname__, set()).update(which)
+            found.setdefault(typenames.qualname_of(kind), set()).update(which)
     return [f"{kind}'s own pickling changes it at each capture: {', '.join(sorted(w))}" for kind, w in found.items()]
 
 
@@ -38,4 +40,4 @@ def _print(value: Any) -> str:
         return repr(value)
     if type(value) in (list, tuple, set, frozenset, dict):
         return f"{type(value).__name__} of {len(value)}"
-    return type(value).__qualname__
+    return typenames.qualname_of(type(value))

@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from gresshopper import typenames
+
 from . import marks, settings
 from .lost import Lost
 from .session import own_module
@@ -32,9 +34,9 @@ _missing = object()
 
 def find(t: type) -> Iterator[tuple[Any, Place]]:
     """The instances of a class with content that the class's module holds, or the library's first."""
-    home: Any = t.__module__
-    own = isinstance(home, str) and own_module(sys.modules.get(home))
-    if not isinstance(home, str) or (own and not is_ordinary(t)):
+    home = typenames.module_of(t)
+    own = own_module(sys.modules.get(home))
+    if not home or (own and not is_ordinary(t)):
         return
     for _, _, value in settings.home_variables(home):
         if type(value) is t and (any(Content.of(value)) if own else getattr(value, "__dict__", None)):
@@ -173,7 +175,7 @@ def _described(value: Any, depth: int, left: list[int]) -> str:
     if depth == 0 or left[0] < 0:
         return ""
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
-        return f"{value.__module__}.{value.__qualname__}"
+        return f"{typenames.home_of(value) or None}.{typenames.text_of(value, '__qualname__')}"
     if kind is dict:
         pairs = list(value.items())
         return f"{{{','.join(_described(part, depth - 1, left) for pair in pairs for part in pair)}}}"
@@ -181,9 +183,10 @@ def _described(value: Any, depth: int, left: list[int]) -> str:
         return f"{{{','.join(sorted(_described(item, depth - 1, left) for item in value))}}}"
     if kind in _CONTAINERS:
         return f"[{','.join(_described(item, depth - 1, left) for item in value)}]"
+    name = f"{typenames.module_of(kind)}.{typenames.qualname_of(kind)}"
     if hasattr(kind, "__array__"):
-        return f"{kind.__module__}.{kind.__qualname__}{marks.mark(value)}"
+        return f"{name}{marks.mark(value)}"
     own = kind.__dictoffset__  # read without a question to the instance
     inside = object.__getattribute__(value, "__dict__") if own else getattr(value, "__dict__", None)
     below = _described(inside, depth - 1, left) if type(inside) is dict else ""
-    return f"{kind.__module__}.{kind.__qualname__}{below}"
+    return f"{name}{below}"

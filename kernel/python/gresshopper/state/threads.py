@@ -16,6 +16,8 @@ import types
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from gresshopper import typenames
+
 from . import adapters, recursion, settings
 from .session import own_module
 
@@ -56,10 +58,10 @@ def _is_harmless(
     if loop is not None and (_tasks(asyncio.all_tasks(loop), namespace) or _callbacks(loop)):
         return False
     kind = type(thread)
-    if kind is not threading.Thread and kind.__module__.startswith(harmless):
-        return not kind.__module__.startswith(_RUNS) and not _calls_back(thread)
+    if kind is not threading.Thread and typenames.module_of(kind).startswith(harmless):
+        return not typenames.module_of(kind).startswith(_RUNS) and not _calls_back(thread)
     target = getattr(thread, "_target", None)
-    if not str(getattr(target, "__module__", None) or "").startswith(harmless):
+    if not typenames.home_of(target).startswith(harmless):
         return False
     # The user, too, may have a thread run a library's function: an event loop, say.
     return loop is not None or _is_private(target)
@@ -67,7 +69,7 @@ def _is_harmless(
 
 def _is_private(target: Any) -> bool:
     """Whether only its own library has a thread run a function."""
-    name = str(getattr(target, "__qualname__", ""))
+    name = typenames.text_of(target, "__qualname__")
     return "<locals>" in name or name.rpartition(".")[2].startswith("_")
 
 
@@ -89,7 +91,7 @@ def _calls_back(thread: threading.Thread) -> bool:
 def _waits(thread: threading.Thread, frame: Any) -> bool:
     """Whether a thread is an executor's worker without work: it stands in the loop that fetches some."""
     target = getattr(thread, "_target", None)
-    if getattr(target, "__module__", None) != "concurrent.futures.thread" or frame is None:
+    if typenames.home_of(target) != "concurrent.futures.thread" or frame is None:
         return False
     return bool(frame.f_code is getattr(target, "__code__", None))
 
@@ -131,7 +133,7 @@ def _user_in(call: Any) -> str | None:
         parts += held.values()  # as tornado's periodic callbacks
     for part in parts:
         if settings.is_mine(part):
-            return str(getattr(part, "__qualname__", type(part).__qualname__))
+            return typenames.text_of(part, "__qualname__") or typenames.qualname_of(type(part))
     return None
 
 

@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gresshopper import typenames
+
 from . import pickling
 from .buffers import Blob
 
@@ -221,7 +223,7 @@ def _intersect(a: Any, b: Any) -> bool:
 
 def name_of(kind: type) -> str:
     """The full name of a type."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{typenames.module_of(kind)}.{typenames.qualname_of(kind)}"
 
 
 _OUTSIDE = frozenset(map(name_of, pickling.OUTSIDE))

@@ -18,6 +18,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gresshopper import typenames
+
+from . import module_entries
 from .marks import mark
 from .session import NotHereError, own_module
 
@@ -132,12 +135,13 @@ def _differ(was: dict[str, str], now: dict[str, str]) -> list[str]:
 def _marks(module: types.ModuleType) -> dict[str, str]:
     """A mark for each name; empty for what has none. Other modules, and what is theirs, don't count."""
     found: dict[str, str] = {}
+    home = typenames.name_of_module(module)
     for name, value in list(vars(module).items()):
         kind = type(value)  # an instance isn't asked for its class
         if name.startswith("__") or issubclass(kind, (types.ModuleType, types.BuiltinFunctionType)):
             continue
         if issubclass(kind, (type, types.FunctionType)):
-            if value.__module__ != module.__name__:
+            if typenames.home_of(value) != home:
                 continue
             if issubclass(kind, type):
                 found.update((f"{name}.{k}", mark(v)) for k, v in _members(value))
@@ -166,10 +170,10 @@ def is_from_own(value: Any) -> bool:
 
 
 def of_notebook(module: types.ModuleType) -> bool:
-    """Whether a module was made in the notebook, or of a file beside it, and isn't there under its name."""
+    """Whether a module was made in the notebook, or is of a file beside it and isn't there under its name."""
     name = vars(module).get("__name__")
     if sys.modules.get(str(name)) is module:
-        return False
+        return module_entries.is_made(module)
     return vars(module).get("__spec__") is None or own_module(module)
 
 
@@ -177,11 +181,10 @@ def home_of(value: Any) -> str:
     """The name of the module that a value is or comes from. The value isn't asked for its class: it may count questions."""
     kind: type = type(value)
     if issubclass(kind, types.ModuleType):
-        return str(value.__name__)
+        return typenames.name_of_module(value)
     if kind is types.FunctionType:
-        return str(value.__module__)
-    kind = value if issubclass(kind, type) else kind
-    return str(type.__getattribute__(kind, "__module__"))
+        return typenames.home_of(value)
+    return typenames.module_of(value if issubclass(kind, type) else kind)
 
 
 # --- found again ---
@@ -262,7 +265,7 @@ def look_for_files() -> None:
     own, known, _ = _placed
     gone = {name for name, (file, _) in known.items() if file is not None and not os.path.isfile(file)}
     loaders = {name: getattr(sys.modules.get(name), "__loader__", None) for name in gone}
-    _placed = own, known, frozenset(name for name in gone if type(loaders[name]).__module__ != "zipimport")
+    _placed = own, known, frozenset(name for name in gone if typenames.module_of(type(loaders[name])) != "zipimport")
 
 
 def without_file() -> frozenset[str]:

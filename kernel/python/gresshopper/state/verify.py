@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from gresshopper import typenames
+
 from . import native, pickling, recursion, rules, shapes
 from .session import reason
 from .store import Store
@@ -102,7 +104,7 @@ def _lost_keys(suspects: Sequence[Any]) -> list[str]:
     if not hashing:
         return []
     holders = [h for h in gc.get_referrers(*suspects) if type(h) in (dict, set, frozenset)]
-    lost = {type(k).__qualname__ for h in holders for k in list(h) if type(k) in hashing and k not in h}
+    lost = {typenames.qualname_of(type(k)) for h in holders for k in list(h) if type(k) in hashing and k not in h}
     return [f"a key of the class {name} was changed after it was put in; a restore finds it again" for name in lost]
 
 
@@ -121,7 +123,7 @@ def _instances(root: Any, wanted: set[type]) -> dict[type, list[Any]]:
             if (
                 id(inner) not in seen
                 and not isinstance(inner, type)
-                and type(inner).__name__ != "module"
+                and typenames.name_of(type(inner)) != "module"
                 and not (isinstance(inner, dict) and "__builtins__" in inner)
             ):
                 seen.add(id(inner))
@@ -137,5 +139,5 @@ def _differences(suspects: Sequence[Any], loaded: dict[type, list[Any]]) -> list
         if want != got:
             missing = sorted({n for shape in want for n, _ in shape} - {n for shape in got for n, _ in shape})
             what = f"loses {', '.join(missing)}" if missing else "changes it"
-            said.append(f"{cls.__qualname__}'s own pickling {what}")
+            said.append(f"{typenames.qualname_of(cls)}'s own pickling {what}")
     return said

@@ -10,6 +10,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gresshopper import typenames
+
 from . import adapters, names, native
 from .kinds import a_kind, harmless, kind_of
 from .lost import Lost
@@ -120,7 +122,7 @@ class Writing:
         what = a_kind(kind_of(obj))
         self.gone.append(Gone(what, why))
         for part in ("gi_code", "cr_code", "ag_code"):
-            code = getattr(obj, part, None) if type(obj).__module__ == "builtins" else None
+            code = getattr(obj, part, None) if typenames.module_of(type(obj)) == "builtins" else None
             if isinstance(code, types.CodeType):
                 self.touches |= names.names_of_code(code).names
         self.link_referents(obj)

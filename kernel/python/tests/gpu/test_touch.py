@@ -103,6 +103,89 @@ def test_of_torch_only_what_it_compiled_is_asked_about() -> None:
     assert len(asked) == 2
 
 
+class _Answering(type):
+    """A metaclass whose classes answer for their names with code, and with what is no text."""
+
+    __module__ = property(lambda cls: 5)
+    __name__ = property(lambda cls: 1 / 0)
+
+
+class Odd(metaclass=_Answering):
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("asked for its class")
+
+
+class Nameless:
+    pass
+
+
+Nameless.__module__ = property(lambda made: "x")  # type: ignore[assignment]
+nameless_module = types.ModuleType("x")
+del nameless_module.__name__
+
+
+class Guard:
+    """Notes whether it was entered."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+
+    def enter(self) -> None:
+        self.entered += 1
+
+    def leave(self) -> None:
+        pass
+
+
+def _watched(namespace: Any, asked: list[str]) -> Keeper:
+    class Source:
+        def acquire(self, why: str) -> None:
+            asked.append(why)
+            raise GpuUnavailable("none")
+
+    keeper = Keeper(Source(), [])
+    keeper.driver_only(True)
+    keeper._unhooked = {"cupy", "jax"}
+    keeper.namespace = namespace
+    keeper.guard = Guard()  # type: ignore[assignment]
+    return keeper
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_names_that_are_no_text_are_looked_at(which: int) -> None:
+    asked: list[str] = []
+    value = (Odd(), Odd, _Answering, Nameless(), Nameless, nameless_module)[which]
+    keeper = _watched(lambda: {"value": [value]}, asked)
+    keeper.before_cell("value")
+    assert (asked, keeper.guard.entered) == ([], 1)  # type: ignore[attr-defined]
+
+
+def test_a_look_that_fails_means_that_the_cell_may_touch_a_device_and_the_guard_is_entered() -> None:
+    def fails() -> Any:
+        raise RuntimeError("no namespace")
+
+    asked: list[str] = []
+    keeper = _watched(fails, asked)
+    with pytest.raises(GpuUnavailable):
+        keeper.before_cell("1")
+    assert (len(asked), keeper.guard.entered) == (1, 1)  # type: ignore[attr-defined]
+
+
+def test_asking_that_fails_refuses_the_cell() -> None:
+    class Broken:
+        def acquire(self, why: str) -> None:
+            raise OSError("the line is cut")
+
+    keeper = _watched(dict, [])
+    keeper.source = Broken()
+    with pytest.raises(GpuUnavailable, match="the line is cut"):
+        keeper.before_cell("import cupy")
+    assert keeper.guard.entered == 1  # type: ignore[attr-defined]
+    with pytest.raises(GpuUnavailable, match="the line is cut"):
+        keeper.raise_refusal()
+
+
 NOTEBOOK = """
 import os, sys
 from IPython.core.interactiveshell import InteractiveShell
@@ -123,6 +206,8 @@ assert shell.run_cell("1 + 1").result == 2
 keeper.driver_only(False)
 shell.run_cell("ran = True; import os as cupy")
 assert shell.user_ns["ran"]
+keeper.came_with_lease = lambda: 1 / 0
+assert shell.run_cell("1 + 1").result == 2
 """
 
 
@@ -136,6 +221,7 @@ def test_in_ipython(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "said: This cell has no GPU" in done.stdout, done.stdout + done.stderr
+    assert "Error in callback" not in done.stdout + done.stderr
 
 
 CHILD = """

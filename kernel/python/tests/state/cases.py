@@ -1624,7 +1624,9 @@ import cases_containers  # noqa: F401 - adds its cases to these
 import cases_deep  # noqa: F401
 import cases_further  # noqa: F401
 import cases_libraries  # noqa: F401
+import cases_modules  # noqa: F401
 import cases_more  # noqa: F401
+import cases_names  # noqa: F401
 import cases_numba  # noqa: F401
 import cases_own  # noqa: F401
 import cases_settings  # noqa: F401

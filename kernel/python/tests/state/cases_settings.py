@@ -282,3 +282,14 @@ case(
     check="out=next(g),os.environ['N'],os.environ['MODE'],decimal.getcontext().prec,pd.get_option('display.max_rows'),np.get_printoptions()['precision'],os.path.relpath(os.getcwd(),base),len(logging.getLogger('hop_again').handlers)\ndecimal.getcontext().prec=28\nlogging.getLogger('hop_again').handlers.clear()",
     needs=PD,
 )
+case(
+    "settings/the stack of threads, and the language of messages",
+    "import threading, locale\nthreading.stack_size(1<<20)\nlocale.setlocale(locale.LC_ALL,'C.UTF-8')",
+    check="out=threading.stack_size(),locale.setlocale(locale.LC_MESSAGES)\nthreading.stack_size(0)\nlocale.setlocale(locale.LC_MESSAGES,'C')",
+)
+case(
+    "settings/a working directory that was removed",
+    "import os\nos.makedirs('hop_gone',exist_ok=True)\nos.chdir('hop_gone')\nos.rmdir('../hop_gone')",
+    check="out=os.getcwd()",
+    reported=True,
+)

@@ -130,7 +130,7 @@ class Clean:
             if getattr(how, "__module__", "") == "__main__":
                 del copyreg.dispatch_table[kind]
         for name in set(sys.modules) - self._modules:
-            if session.own_module(sys.modules[name]):
+            if name.startswith("hop_") or session.own_module(sys.modules[name]):
                 del sys.modules[name]
 
 

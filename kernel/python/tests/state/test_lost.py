@@ -7,12 +7,15 @@ import io
 import os
 import pickle
 import sys
+import types
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from gresshopper.state import lost, pickling, recipes
+from gresshopper.state import capture, lost, pickling, recipes, records, restore
+from gresshopper.state.notices import Notices
+from gresshopper.state.recorder import Recorder
 
 from harness import Kernel
 
@@ -198,3 +201,48 @@ def test_the_engine_writes_it_again() -> None:
     loaded = pickle.loads(stream)[1]
     assert loaded[0] is loaded[1] and lost.parts(loaded[0]) == lost.parts(made)
     assert recipes.Lost is lost.Lost
+
+
+class Holder:
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+
+
+def _group(gone: int, told: tuple[str, ...], **loaded: Any) -> list[str]:
+    """The names that are told of one group of variables with so many new losses."""
+    said = {"m": [f"n:{name}" for name in loaded], "gone": [["a socket", "gone"]] * gone}
+    snapshot = restore.Snapshot([])
+    snapshot.units, snapshot.told = {1: restore.Entry(said, None)}, list(told)  # type: ignore[arg-type]
+    return sorted(restore.lost_in(snapshot, loaded))
+
+
+def test_a_lost_value_is_told_under_its_variable_alone() -> None:
+    s, shared = stand(), [1]
+    assert _group(1, (), s=s, pair=[s, shared], other=[shared]) == ["s"]
+
+
+def test_a_lost_value_without_a_variable_is_told_under_each_that_holds_it() -> None:
+    s, hidden, shared = stand(), stand(), [1]
+    assert _group(2, (), s=s, pair=[s], a=Holder(hidden), b=[hidden], c=shared) == ["a", "b", "s"]
+
+
+def test_the_placeholder_of_an_earlier_loss_stands_for_no_new_one() -> None:
+    s, new, shared = stand(), stand(), [1]
+    assert _group(1, ("s",), s=s, _5=s, cl=Holder([s, shared], new), pair=[s, shared]) == ["cl", "s"]
+    assert _group(1, ("s",), s=s, t=new, pair=[s, new]) == ["s", "t"]
+    assert _group(1, ("s",), s=s, it=object()) == ["it", "s"]  # where nothing shows who holds it
+
+
+def test_a_variable_that_can_be_lost_again_is_no_more_known_as_lost() -> None:
+    space = {"s": stand(), "cl": Holder(stand()), "other": Holder(stand())}
+    notices = Notices(types.SimpleNamespace(variables=space))  # type: ignore[arg-type]
+    notices.know(space)
+    kept: list[Any] = []
+    recorder: Any = object.__new__(Recorder)
+    recorder.journal, recorder._anew, recorder._notices = types.SimpleNamespace(add=kept.append), False, notices
+    recorder._writer = types.SimpleNamespace(record=lambda delta, cells, full: ({}, b""))
+    connected = types.SimpleNamespace(gone=[pickling.Gone("a socket", "gone")], names=["s", "cl"])
+    other = types.SimpleNamespace(gone=[], names=["other"])
+    changed = [capture.Changed(unit, b"") for unit in (connected, other)]  # type: ignore[arg-type]
+    recorder._keep(capture.Delta(changed, [], {}, 0.0), [], (), "cells", 0.0)
+    assert [record.head["told"] for record in kept] == [["other", "s"]] and isinstance(kept[0], records.Record)

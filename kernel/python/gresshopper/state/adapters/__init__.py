@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,8 +125,15 @@ def _adapter(name: str) -> Adapter:
 def loaded() -> Iterator[Adapter]:
     """The adapters of libraries that are loaded."""
     for name, libraries in _KNOWN.items():
-        if any(library in sys.modules for library in libraries):
+        if any(map(_is_there, libraries)):
             yield _adapter(name)
+
+
+def _is_there(library: str) -> bool:
+    """Whether a library was imported. A cell may have put None, a mock or a module of its own in its place."""
+    module = sys.modules.get(library)
+    spec = module.__dict__.get("__spec__") if issubclass(type(module), types.ModuleType) else None
+    return getattr(spec, "loader", None) is not None
 
 
 def known() -> Iterator[Adapter]:

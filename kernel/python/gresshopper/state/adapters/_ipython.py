@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gresshopper import typenames
+
 from .. import recipes, settings, singles
 from ..lost import Lost, LostError
 from ..session import MAIN, NotHereError, own_module, reason
@@ -39,7 +41,7 @@ def ipython() -> dict[str, Any]:
         "aliases": [
             (kind, name, f.magic_name, f.magic_kind, f.magic_params)
             for kind, name, f in magics
-            if type(f).__name__ == "MagicAlias" and (name, f.magic_name) not in _ALIASES
+            if typenames.name_of(type(f)) == "MagicAlias" and (name, f.magic_name) not in _ALIASES
         ],
         "called": [(*key, kept) for what, key, _, kept in hung if what == "event" and kept is not None],
         "transformers": {
@@ -52,13 +54,15 @@ def ipython() -> dict[str, Any]:
         "held": _held(manager),
         "registered": _registered(manager),
         "logged": bool(shell.logger.log_active),
-        "handled": [error.__name__ for error in shell.custom_exceptions],
+        "handled": [typenames.name_of(error) for error in shell.custom_exceptions],
         "pdb": bool(shell.call_pdb),
         "directories": list(shell.dir_stack),
         "folders": _folders(shell)[:],
         "config": _config(shell),
         "traits": _traits(shell),
-        "trees": [type(t).__qualname__ for t in shell.ast_transformers if type(t).__module__ == MAIN],
+        "trees": [
+            typenames.qualname_of(type(t)) for t in shell.ast_transformers if typenames.module_of(type(t)) == MAIN
+        ],
         "reloader": None
         if reloader is None
         else {k: getattr(reloader, k) for k in _RELOADER if hasattr(reloader, k)},
@@ -89,7 +93,11 @@ def _folders(shell: Any) -> list[str]:
 
 
 def _configurables(shell: Any) -> dict[str, Any]:
-    return {type(c).__name__: c for c in shell.configurables if not type(c).__name__.endswith(_APPLICATIONS)}
+    return {
+        typenames.name_of(type(c)): c
+        for c in shell.configurables
+        if not typenames.name_of(type(c)).endswith(_APPLICATIONS)
+    }
 
 
 def _config(shell: Any) -> dict[str, dict[str, Any]]:
@@ -198,10 +206,10 @@ _OF_PYPLOT = ("_draw_all_if_interactive", "install_repl_displayhook.<locals>.pos
 def _is_shells(f: Any) -> bool:
     kind = type(f)
     if kind is types.MethodType:
-        return type(f.__self__).__module__.startswith(_SHELLS)
+        return typenames.module_of(type(f.__self__)).startswith(_SHELLS)
     if kind is functools.partial:
         return _is_shells(f.func)
-    return str((f if kind is types.FunctionType else kind).__module__).startswith(_SHELLS)
+    return typenames.home_of(f if kind is types.FunctionType else kind).startswith(_SHELLS)
 
 
 def _kept(f: Any) -> Any | None:
@@ -217,7 +225,8 @@ def _kept(f: Any) -> Any | None:
             return None
         return "partial", tuple(parts), tuple(f.keywords)
     name = settings.name_of(f.__self__ if kind is types.MethodType else f)
-    return None if name is None else ("held", name, f.__func__.__name__ if kind is types.MethodType else "")
+    method = typenames.text_of(f.__func__, "__name__") if kind is types.MethodType else ""
+    return None if name is None or (kind is types.MethodType and not method) else ("held", name, method)
 
 
 def _made(kept: Any) -> Any:
@@ -255,16 +264,17 @@ def _others(hung: list[_Hung]) -> list[str]:
 def _origin(f: Any) -> str:
     kind = type(f)
     if kind is types.MethodType:
-        return str(type(f.__self__).__module__)
+        return typenames.module_of(type(f.__self__))
     if kind is functools.partial:
         return _origin(f.func)
-    return str((f if kind is types.FunctionType or issubclass(kind, type) else kind).__module__)
+    return typenames.home_of(f if kind is types.FunctionType or issubclass(kind, type) else kind)
 
 
 def _called(f: Any) -> str:
     if type(f) is functools.partial:
         return _called(f.func)
-    return str(f.__qualname__ if type(f) in (types.FunctionType, types.MethodType) else type(f).__qualname__)
+    name = typenames.text_of(f, "__qualname__") if type(f) in (types.FunctionType, types.MethodType) else ""
+    return name or typenames.qualname_of(type(f))
 
 
 _TRANSFORMERS = ("input_transformers_cleanup", "input_transformers_post")
@@ -309,7 +319,7 @@ def _reloader(manager: Any) -> Any:
 
 def _registered(manager: Any) -> list[str]:
     """The notebook's own classes of magics."""
-    return sorted(cls for cls, held in manager.registry.items() if type(held).__module__ == MAIN)
+    return sorted(cls for cls, held in manager.registry.items() if typenames.module_of(type(held)) == MAIN)
 
 
 def _held(manager: Any) -> dict[str, str]:
@@ -317,7 +327,7 @@ def _held(manager: Any) -> dict[str, str]:
     return {
         f"{cls}.{name}": repr(value)[:200]
         for cls, held in manager.registry.items()
-        if own_module(sys.modules.get(type(held).__module__))
+        if own_module(sys.modules.get(typenames.module_of(type(held))))
         for name, value in vars(held).items()
         if type(value) in _PLAIN and not name.startswith(_OF_TRAITS) and name not in _OF_MAGICS
     }
@@ -379,7 +389,9 @@ def set_ipython(state: dict[str, Any]) -> None:
     if missing:
         told.append(f"{', '.join(missing)}: what a class of magics holds isn't saved, run its cells again")
     trees = [
-        name for name in state.get("trees", ()) if name not in [type(t).__qualname__ for t in shell.ast_transformers]
+        name
+        for name in state.get("trees", ())
+        if name not in [typenames.qualname_of(type(t)) for t in shell.ast_transformers]
     ]
     if trees:
         told.append(f"the transformer of trees {', '.join(trees)}: the notebook set this, run its cell again")
@@ -409,7 +421,7 @@ def _hang_in(shell: Any, state: dict[str, Any]) -> list[str]:
         if isinstance(cls, tuple):
             put(how, f"the formatter of {'.'.join(cls)}", functools.partial(formatter.for_type_by_name, *cls))
         else:
-            put(how, f"the formatter of {cls.__qualname__}", functools.partial(formatter.for_type, cls))
+            put(how, f"the formatter of {typenames.qualname_of(cls)}", functools.partial(formatter.for_type, cls))
     for kind, name, f in state["magics"]:
         add = functools.partial(shell.magics_manager.register_function, magic_kind=kind, magic_name=name)
         put(f, f"the magic {name}", add)

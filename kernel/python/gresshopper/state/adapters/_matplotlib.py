@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from gresshopper import typenames
+
 from .. import recipes
 from ..session import MAIN, NotHereError
 from ..writing import Writing
@@ -31,7 +33,7 @@ def _figure(dump: Writing, figure: Any) -> Any:
     # Artists hold the very lists of `rcParams`.
     dump.unlinked.update(id(one) for one in dict.values(sys.modules["matplotlib"].rcParams) if type(one) is list)
     connected = [f for by in getattr(registry, "callbacks", {}).values() for f in by.values()]
-    if any(getattr(f() if callable(f) else None, "__module__", "") == MAIN for f in connected):
+    if any(typenames.home_of(f() if callable(f) else None) == MAIN for f in connected):
         dump.notes.append("what was connected to a figure's events isn't connected any more")
     if manager is None:
         return NotImplemented
@@ -335,7 +337,7 @@ def _formats(shell: Any) -> dict[str, dict[str, Any]]:
     figure, found = getattr(sys.modules.get("matplotlib.figure"), "Figure", None), {}
     for formatter in shell.display_formatter.formatters.values() if shell is not None else ():
         printer = formatter.type_printers.get(figure)
-        if isinstance(printer, functools.partial) and printer.func.__module__ == "IPython.core.pylabtools":
+        if isinstance(printer, functools.partial) and typenames.home_of(printer.func) == "IPython.core.pylabtools":
             words = {name: value for name, value in printer.keywords.items() if name != "base64"}
             found[words.pop("fmt", "retina")] = words
     return found

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gresshopper import typenames
+
 from .. import contexts, native, recipes
 from ..lost import Lost
 from ..session import NotHereError
@@ -58,7 +60,7 @@ def _ndarray(dump: Writing, a: Any) -> Any:
         base = root.base
         if not isinstance(base, np.ndarray):
             inner = getattr(base, "base", None)
-            if type(base).__name__ == "DummyArray" and isinstance(inner, np.ndarray):
+            if typenames.name_of(type(base)) == "DummyArray" and isinstance(inner, np.ndarray):
                 base = inner
             else:
                 break
@@ -184,7 +186,7 @@ def _np_foreign(dump: Writing, a: Any, base: Any) -> Any:
 
 
 def _np_over_root(dump: Writing, a: Any, over: Any) -> Any:
-    if type(over).__module__.startswith("torch"):
+    if typenames.module_of(type(over)).startswith("torch"):
         return np_of_tensor, (over, data_of(a) - over.data_ptr(), a.shape, a.strides, a.dtype)
     return np_view, (
         over,

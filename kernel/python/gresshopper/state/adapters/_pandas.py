@@ -10,6 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from gresshopper import typenames
+
 from .. import recipes
 from ..session import NotHereError
 from ..settings import attributes, of_notebook
@@ -47,7 +49,7 @@ def _pd_index(dump: Writing, index: Any) -> Any:
     reduced = index.__reduce__()
     if len(reduced) == 2 and isinstance(reduced[1][1], dict):
         data = reduced[1][1].get("data")
-        if data is not None and type(data).__name__ == "ndarray":
+        if data is not None and typenames.name_of(type(data)) == "ndarray":
             dump.session.room(data.nbytes)
             own = data.copy()
             dump.detached[id(own)] = own
@@ -239,7 +241,7 @@ def _plain_dtypes() -> set[type]:
 def _below(base: type) -> set[type]:
     """The classes of pandas below one."""
     below: list[type] = type.__subclasses__(base)
-    own = (t for t in below if t.__module__.partition(".")[0] == "pandas")
+    own = (t for t in below if typenames.module_of(t).partition(".")[0] == "pandas")
     return set(own).union(*map(_below, below))
 
 

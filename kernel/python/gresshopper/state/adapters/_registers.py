@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gresshopper import typenames
+
 from ..session import NotHereError
 from ..settings import of_notebook
 from . import Adapter, Section
@@ -124,7 +126,7 @@ def _set_types(state: list[type]) -> None:
 def _converters() -> bool:
     """Whether pandas draws times for matplotlib, as its function has it."""
     drawn = sys.modules["matplotlib.units"].registry.get(datetime.datetime)
-    return type(drawn).__module__.startswith("pandas.")
+    return typenames.module_of(type(drawn)).startswith("pandas.")
 
 
 def _set_converters(state: bool) -> None:

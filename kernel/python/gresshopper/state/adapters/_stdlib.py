@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from gresshopper import typenames
+
 from .. import contexts, iterators, native, places, recipes
 from ..kinds import CANT, a_kind, kind_of
 from ..session import MAIN, importable
@@ -176,13 +178,13 @@ def _module(writing: Writing, module: Any) -> Any:
     places.check(module, writing)
     if not of_notebook(module):
         parts = _named_parts(module, places.inputs())
-        return (recipes.package, (module.__name__, parts)) if parts else NotImplemented
+        return (recipes.package, (typenames.name_of_module(module), parts)) if parts else NotImplemented
     if any(held is vars(module) for held in writing.session.namespace.values()):
         writing.notes.append("what vars() gives of a module isn't its attributes any more")
     writing.linked.add(id(module))
     held = {name: value for name, value in vars(module).items() if name != "__builtins__"}
     state = (held, "__builtins__" in vars(module))
-    return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
+    return recipes.new_module, (typenames.name_of_module(module),), state, None, None, recipes.set_module
 
 
 def _argparse(writing: Writing, made: Any) -> Any:
@@ -210,7 +212,7 @@ def _type_parameter(writing: Writing, made: Any) -> Any:
     how = {name: getattr(made, f"__{name}__") for name in names_ if getattr(made, f"__{name}__", None)}
     if getattr(made, "has_default", bool)():  # since Python 3.13
         how["default"] = made.__default__
-    return recipes.type_parameter, (type(made).__name__, made.__name__, how)
+    return recipes.type_parameter, (typenames.name_of(type(made)), made.__name__, how)
 
 
 def _match(writing: Writing, m: Any) -> Any:
@@ -252,8 +254,8 @@ def thread(writing: Writing, made: Any) -> Any:
 
 def _named_parts(module: types.ModuleType, sources: Iterable[str]) -> tuple[str, ...]:
     """Modules of a package that cells name. Importing the package doesn't import all of them (`import html.parser`)."""
-    package = module.__name__
-    if not hasattr(module, "__path__"):
+    package = typenames.name_of_module(module)
+    if not package or not hasattr(module, "__path__"):
         return ()
     named = re.compile(rf"\b{re.escape(package)}((?:\.\w+)+)")
     tails = {tail for source in sources if package in source for tail in named.findall(source)}

@@ -8,6 +8,8 @@ import math
 import sys
 from typing import Any, Callable
 
+from gresshopper import typenames
+
 from .. import native, recipes
 from ..lost import LostError
 from ..session import Session
@@ -55,7 +57,7 @@ def _torch_untyped(dump: Writing, storage: Any) -> Any:
         dump.on_a_device(storage.device.type)
     if device == "cpu" and nbytes:
         over = find_root(dump, address, nbytes)
-        if over is not None and not type(over).__module__.startswith("torch"):
+        if over is not None and not typenames.module_of(type(over)).startswith("torch"):
             return torch_storage_over, (over, address - data_of(over), nbytes)
         dump.ranges.append((address, address + nbytes))
         dump.roots.add(address, address + nbytes, storage)

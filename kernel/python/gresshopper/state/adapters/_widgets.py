@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from gresshopper import typenames
+
 from .. import recipes
 from ..session import MAIN
 from ..writing import Writing
@@ -50,10 +52,10 @@ def _widget(dump: Writing, w: Any) -> Any:
         and getattr(v, "callbacks", None)
     }
     own = dump.session.by_value(type(w))
-    if own or type(w).__module__.startswith("ipywidgets."):
+    if own or typenames.module_of(type(w)).startswith("ipywidgets."):
         attrs.update((k, v) for k, v in w.__dict__.items() if k not in _OF_WIDGETS)
     state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
-    if own or type(w).__module__ in _COMPOSED:
+    if own or typenames.module_of(type(w)) in _COMPOSED:
         unsent = {k: v for k, v in w._trait_values.items() if k not in w.keys and k not in _OF_WIDGETS}
         return widget, (type(w), state[0]), (*state, unsent), None, None, set_composed
     return widget, (type(w), state[0]), state, None, None, set_widget
@@ -61,11 +63,11 @@ def _widget(dump: Writing, w: Any) -> Any:
 
 def _is_observer(handler: Any) -> bool:
     """Whether a class's decorator made the handler: the class makes it again."""
-    return type(handler).__name__ in ("ObserveHandler", "_CallbackWrapper")
+    return typenames.name_of(type(handler)) in ("ObserveHandler", "_CallbackWrapper")
 
 
 def _is_link(holder: Any) -> bool:
-    return type(holder).__name__ in ("link", "directional_link", "interactive")
+    return typenames.name_of(type(holder)) in ("link", "directional_link", "interactive")
 
 
 #: Modules of widgets whose `__init__` makes other widgets.
@@ -101,11 +103,11 @@ def _own_handler(handler: Any, w: Any) -> bool:
     """Whether a widget's class, not the user, set the handler."""
     if getattr(handler, "__func__", None) is not None:
         holder = handler.__self__
-        if holder is w and handler.__func__.__module__ == MAIN:
+        if holder is w and typenames.home_of(handler.__func__) == MAIN:
             return False
-        return holder is w or (type(holder).__module__.startswith("ipywidgets") and not _is_link(holder))
-    module = getattr(handler, "__module__", None) or type(handler).__module__
-    return str(module).startswith(("traitlets", "ipywidgets"))
+        return holder is w or (typenames.module_of(type(holder)).startswith("ipywidgets") and not _is_link(holder))
+    module = typenames.home_of(handler) or typenames.module_of(type(handler))
+    return module.startswith(("traitlets", "ipywidgets"))
 
 
 # --- loading ---
@@ -131,7 +133,9 @@ def widget(cls: Any, model_id: str | None) -> Any:
 def set_composed(made: Any, state: Any) -> None:
     """A composed widget, without its `__init__`, whose work was done."""
     *plain, unsent = state
-    base = next(c for c in type(made).__mro__ if "__init__" in vars(c) and c.__module__ in _simple_widgets())
+    base = next(
+        c for c in type(made).__mro__ if "__init__" in vars(c) and typenames.module_of(c) in _simple_widgets()
+    )
     made._trait_values.update(unsent)
     set_widget(made, tuple(plain), base)
     made._trait_values.update(unsent)  # what the observers of its own traits did is undone
