@@ -877,7 +877,7 @@ mod tests {
             name: name.to_owned(),
             comment: None,
             // As Slurm shows a user without a name.
-            user: "nobody".into(),
+            user: if uid == 1 { "ada" } else { "nobody" }.into(),
             uid,
             account: None,
             partition: "p".to_owned(),
@@ -902,12 +902,12 @@ mod tests {
             partition: format!("other,{}", config.seat.partition),
             reason: Some("Resources".to_owned()),
             nodes: Vec::new(),
-            ..job(SEAT_JOB, "ada", "", 1, "")
+            ..job(SEAT_JOB, 1, "", 1, "")
         };
         let told = waiting_seat(&config, &seat()).unwrap();
         assert_eq!((told.user.as_str(), told.why.as_str()), ("ada", "Resources"));
         let others = [
-            job(SEAT_JOB, "ada", "n1", 1, ""),
+            job(SEAT_JOB, 1, "n1", 1, ""),
             Job {
                 name: "train".to_owned(),
                 ..seat()

@@ -183,7 +183,10 @@ fn config() -> Config {
 }
 
 fn pool() -> PoolConfig {
-    PoolConfig::fixed("main", 0, 1, 8)
+    let mut pool = PoolConfig::fixed("main", 0, 1, 8);
+    // Those that the model brings up may stay.
+    pool.max_pilots = 1;
+    pool
 }
 
 fn pilot(node: u8) -> JobId {

@@ -624,6 +624,7 @@ async fn all_read_why_slurm_starts_no_pilot() {
             ends: BTreeMap::new(),
             drained: BTreeMap::new(),
             rooms: crate::supply::Rooms::default(),
+            seats: Vec::new(),
         }));
         house.scheduler.settle();
         told()
