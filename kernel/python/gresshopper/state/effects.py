@@ -289,6 +289,16 @@ def barred(cell: Mapping[str, Any]) -> str | None:
     return None
 
 
+#: Kinds that belong to an object that they don't hold.
+_BELONGING = ("a weakref.finalize",)
+
+
+def belonging(gone: Iterable[Sequence[str]]) -> str | None:
+    """Why a group with these unwritable parts isn't made again by its cells, if so: the cells run on copies of others."""
+    found = next((part[0] for part in gone if part[0] in _BELONGING), None)
+    return found and f"{found} made by its cell again would belong to another object"
+
+
 def doubtful(cell: Mapping[str, Any]) -> str | None:
     """A reason, if any, why a cell that may run again might give a different result."""
     files = cell["effects"]["read"]

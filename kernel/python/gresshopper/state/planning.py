@@ -40,6 +40,8 @@ class Group(NamedTuple):
     seconds: float
     #: Whether a part of it can't be written.
     gone: bool
+    #: Why its cells can't make it again, whatever they are.
+    belongs: str | None = None
 
 
 class Rates(NamedTuple):
@@ -139,7 +141,7 @@ def plan(
     rates = Rates(*measure()) if free else Rates(math.inf, math.inf)
     described = [
         {
-            "producer": history.last.get(group.uid, never),
+            "producer": never if group.belongs is not None else history.last.get(group.uid, never),
             "ship": None if group.gone else _ship(group, rates),
             "also": None if group.gone else (trial if group.uid in free else never),
         }
@@ -185,6 +187,8 @@ def _may(history: History, group: Group) -> bool:
 
 def _why(history: History, group: Group, why_not: Sequence[str | None], choices: Mapping[int, str]) -> str:
     """Why a group can be neither shipped nor rebuilt."""
+    if group.belongs is not None:
+        return group.belongs
     back = history.back(group.uid)
     for i in back or [-1]:
         reason = why_not[i] if i >= 0 else "the cell that made it wasn't recorded"

@@ -97,6 +97,8 @@ def _chain(
     notice: Callable[[str], None],
 ) -> dict[str, Any]:
     """Run, in order, each cell that may have touched the unit, from its maker on."""
+    if (why := effects.belonging(entry.said["gone"])) is not None:
+        raise _Barred(why)
     records = snapshot.records
     wanted = {name for name in entry.names if not effects.shown(name)} or set(entry.names)
     cells = _cells(records, wanted)

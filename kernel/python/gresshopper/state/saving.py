@@ -106,7 +106,16 @@ class Saver:
         """Groups to ship, and groups to leave to their cells: only groups within a trial's power."""
         units = [c.unit for c in delta.changed]
         groups = [
-            planning.Group(u.uid, u.members, u.nbytes(), _unstored(u), u.plain, u.seconds, bool(u.gone))
+            planning.Group(
+                u.uid,
+                u.members,
+                u.nbytes(),
+                _unstored(u),
+                u.plain,
+                u.seconds,
+                bool(u.gone),
+                effects.belonging(u.gone),
+            )
             for u in units
         ]
         failed: dict[int, str] = {u.uid: "" for u in units if whole or self._shown_as(u) is None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import capture, planning, rerun, user_modules
+from . import capture, effects, planning, rerun, user_modules
 from .recorder import Recorder
 from .session import title
 
@@ -44,6 +44,7 @@ class Unmovable:
         key = len(notes), id(notes[-1]) if notes else 0, said
         if self._bound[0] != key:
             history = planning.History(notes)
-            bound = (uid for uid in said if not planning.rerunnable(history, uid, rerun.MOST))
+            belong = {unit.uid for unit in gone if effects.belonging(unit.gone) is not None}
+            bound = (uid for uid in said if uid in belong or not planning.rerunnable(history, uid, rerun.MOST))
             self._bound = key, {sentence for uid in bound for sentence in said[uid]}
         return self._bound[1]

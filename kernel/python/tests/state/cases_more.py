@@ -1422,3 +1422,10 @@ for f in [*fs, t]:
     out.append(said)
 """,
 )
+case(
+    "rebuilt/a finaliser is gone, and told, not made again of a copy",
+    "import weakref\nclass O: pass\no=O()\nhits=[]",
+    "f=weakref.finalize(o,hits.append,1)",
+    check="out=f.alive\ndel o\nout=out,hits",
+    reported=True,
+)
