@@ -185,7 +185,7 @@ fn config() -> Config {
 fn pool() -> PoolConfig {
     let mut pool = PoolConfig::fixed("main", 0, 1, 8);
     // Those that the model brings up may stay.
-    pool.max_pilots = 1;
+    pool.max_pilots = 8;
     pool
 }
 
