@@ -194,9 +194,9 @@ pub(super) fn cell_can_not_go_back(why: &str) -> String {
 /// The warning to a user whose kernel can't leave a GPU whose lease is over.
 pub(super) fn still_holds(why: &str, grace: Span) -> String {
     format!(
-        "gresshopper: the GPU goes back, but this kernel still holds it: {why}. Processes that hold it are ended {} after \
+        "gresshopper: the GPU goes back, but this kernel still holds it: {why}. Processes that hold it are ended {}after \
          the end of the lease, this kernel among them: variables that are not saved are lost then. {LET_GO}\n",
-        seconds(grace)
+        long(grace)
     )
 }
 
@@ -236,26 +236,32 @@ fn twice(grace: Span) -> Span {
 }
 
 pub(super) fn would_not_end(reason: &str, grace: Span) -> String {
-    format!(
-        "its GPU was taken away ({reason}) and the running cell hadn't ended {} later",
-        seconds(twice(grace))
-    )
+    let later = match grace {
+        Span::ZERO => "by then".to_owned(),
+        grace => format!("{} later", seconds(twice(grace))),
+    };
+    format!("its GPU was taken away ({reason}) and the running cell hadn't ended {later}")
 }
 
 pub(super) fn held_too_long(why: &str, grace: Span) -> String {
     format!(
-        "the kernel still held its GPU {} after the end of its lease ({why}), so it was ended",
-        seconds(grace)
+        "the kernel still held its GPU {}after the end of its lease ({why}), so it was ended",
+        long(grace)
     )
 }
 
 pub(super) fn parked_too_slowly(grace: Span) -> String {
-    format!(
-        "its GPU memory was still on its way to host memory {} after the end of its lease, so it was ended. An administrator \
-         can give kernels longer: `grace_ms` of the pool is {} now",
-        seconds(twice(grace)),
-        seconds(grace)
-    )
+    let late = format!(
+        "its GPU memory was still on its way to host memory {}after the end of its lease, so it was ended",
+        long(twice(grace))
+    );
+    match grace {
+        Span::ZERO => late,
+        grace => format!(
+            "{late}. An administrator can give kernels longer: `grace_ms` of the pool is {} now",
+            seconds(grace)
+        ),
+    }
 }
 
 pub(super) fn lost_by_driver(why: &str) -> String {
@@ -264,6 +270,14 @@ pub(super) fn lost_by_driver(why: &str) -> String {
 
 fn seconds(span: Span) -> String {
     format!("{} s", span.as_secs_f64())
+}
+
+/// The length before an "after". A lease that ended with its pilot had no grace: there is nothing to say.
+fn long(grace: Span) -> String {
+    match grace {
+        Span::ZERO => String::new(),
+        grace => format!("{} ", seconds(grace)),
+    }
 }
 
 // A kernel that outlives its process.

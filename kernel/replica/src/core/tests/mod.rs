@@ -264,12 +264,16 @@ impl World {
     }
 
     pub(super) fn revoke(&mut self, lease: u64) -> Vec<String> {
+        self.revoke_after(lease, Span::from_secs(2))
+    }
+
+    pub(super) fn revoke_after(&mut self, lease: u64, grace: Span) -> Vec<String> {
         self.hopd(News::Event(Event::Revoked {
             kernel: "k".into(),
             lease: LeaseId(lease),
             cause: EndCause::Claimed,
             reason: "others wait".into(),
-            grace: Span::from_secs(2),
+            grace,
             may_hold: false,
         }))
     }

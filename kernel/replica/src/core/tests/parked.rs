@@ -101,6 +101,30 @@ fn a_kernel_that_cannot_leave_is_warned() {
     assert!(out[0].contains("still held its GPU 2 s after"), "{out:?}");
 }
 
+/// The lease's pilot ended, for instance.
+#[test]
+fn a_lease_that_ends_without_a_grace_is_told_without_a_number() {
+    let mut world = running();
+    world.revoke_after(1, Span::ZERO);
+    let running = killed(&mut world);
+    let mut world = self::running();
+    world.reply("g", "ok");
+    world.revoke_after(1, Span::ZERO);
+    let leaving = killed(&mut world);
+    let mut world = self::running();
+    world.reply("g", "ok");
+    world.revoke_after(1, Span::ZERO);
+    world.errand(ErrandEnd::Left(Left::Failed(why())));
+    let held = killed(&mut world);
+    assert!(
+        held.contains("still held its GPU after the end of its lease"),
+        "{held}"
+    );
+    for said in [running, leaving, held] {
+        assert!(said.contains("GPU") && !said.contains("0 s"), "{said}");
+    }
+}
+
 /// A kernel that can't let go of the GPU of its cell, and was told that it stays.
 fn holding() -> World {
     let mut world = running();
