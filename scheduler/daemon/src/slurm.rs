@@ -61,7 +61,7 @@ pub(crate) struct Owner {
 pub(crate) struct Queue {
     /// Of the service account.
     pub pilots: Vec<SeenJob>,
-    /// Live jobs of the users with seats.
+    /// Jobs of the users with seats that have started and live.
     pub alive: Vec<JobId>,
     /// Running jobs of `alive` with a time limit.
     pub ends: BTreeMap<JobId, Ending>,
@@ -253,7 +253,9 @@ done
             ..JobFilter::default()
         };
         let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
-        let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
+        // A seat that Slurm has put back into its queue is no place for a kernel; it reports again if it starts again.
+        let is_there = |j: &&Job| !j.state.is_over() && !j.state.is_waiting();
+        let alive = jobs.iter().filter(is_there).map(|j| j.id).collect();
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
         let rooms = supply::rooms(&self.config, self.uid, &jobs, &nodes, known, &self.installation);
@@ -1096,6 +1098,25 @@ s/%q/normal/; s/%N/n1/; s/%C/8/; s/%b/gpu:2/; s/%V/1/; s/%S/1/; s/%e/N\/A/; s/%l
             matches!(&problems[..], [one] if one.contains("No pilot came up on node n1: Slurm job 11 ended")),
             "{problems:?}"
         );
+    }
+
+    #[tokio::test]
+    async fn a_seat_that_is_back_in_the_queue_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut side = side();
+        let of = |id: u32, state: JobState| Job {
+            id: JobId(id),
+            state,
+            ..job("kernels", "ada", "n1", 1, "")
+        };
+        let jobs = [
+            of(12, JobState::Pending),
+            of(13, JobState::Running),
+            of(14, JobState::Requeued),
+        ];
+        side.slurm = slurm_with(dir.path(), &jobs, &[node("n1", "gpu:2", None)]);
+        let queue = side.queue(vec!["ada".into()], &BTreeSet::new()).await.unwrap();
+        assert_eq!(queue.alive, [JobId(13)]);
     }
 
     #[test]
