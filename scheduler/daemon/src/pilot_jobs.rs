@@ -535,6 +535,13 @@ impl PilotJobs {
         delays.flatten().collect()
     }
 
+    /// The pool of a job in Slurm's queue that is still wanted, and the node asked for.
+    pub(crate) fn asked(&self, job: JobId) -> Option<(&PoolName, Option<&NodeName>)> {
+        let mut wanted = self.tickets.values().filter(|t| !t.cancelled);
+        let ticket = wanted.find(|t| t.job() == Some(job))?;
+        Some((&ticket.request.pool, ticket.node.as_ref()))
+    }
+
     /// Pools without pilots, and nodes without a working agent, in sentences.
     pub(crate) fn problems(&self) -> impl Iterator<Item = String> + '_ {
         let rejected = self.rejections().into_iter().map(|((pool, partition), why)| {

@@ -5,7 +5,7 @@
 use crate::admission::Rules;
 use crate::installation::Installation;
 use crate::limits::{self, SlurmAccounts};
-use crate::pilot_jobs::{Failure, PilotRequest, Seen, SeenJob, job_name};
+use crate::pilot_jobs::{Failure, PilotRequest, Seen, SeenJob, is_pilot, job_name};
 use crate::supply::{self, Rooms};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_core::config::{Limits, Shares};
@@ -13,7 +13,9 @@ use hop_core::{NodeFacts, PoolOffers};
 use hop_slurm::gres::Gres;
 use hop_slurm::span::TimeLimit;
 use hop_slurm::state::JobState;
-use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, SubmitError};
+use hop_slurm::{
+    Job, JobFilter, JobSpec, Node, Partition, Reservation, Settings, Slurm, SubmitError, WaitingJob,
+};
 use hop_words::error::chain;
 use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use hop_words::replica::SEAT_JOB;
@@ -21,6 +23,7 @@ use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
+use tracing::info;
 
 /// Facts on the nodes and settings of Slurm that concern pilots.
 #[derive(Debug)]
@@ -69,6 +72,7 @@ pub(crate) struct Queue {
     pub drained: BTreeMap<NodeName, String>,
     pub rooms: Rooms,
     pub seats: Vec<WaitingSeat>,
+    pub held_up: HeldUp,
 }
 
 /// A seat that Slurm has not started yet.
@@ -78,6 +82,13 @@ pub(crate) struct WaitingSeat {
     pub user: UserName,
     /// Slurm's word for why it waits.
     pub why: String,
+}
+
+/// Pilots in Slurm's queue that a reservation may hold up, without the nodes that they ask for.
+#[derive(Debug, Default)]
+pub(crate) struct HeldUp {
+    pub pilots: Vec<(JobId, WaitingJob)>,
+    pub reservations: Vec<Reservation>,
 }
 
 /// A job's end by its time limit. Slurm says it by the wall clock.
@@ -256,6 +267,7 @@ done
         // A seat that Slurm has put back into its queue is no place for a kernel; it reports again if it starts again.
         let is_there = |j: &&Job| !j.state.is_over() && !j.state.is_waiting();
         let alive = jobs.iter().filter(is_there).map(|j| j.id).collect();
+        let held_up = self.held_up(&jobs, known).await;
         let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
         let rooms = supply::rooms(&self.config, self.uid, &jobs, &nodes, known, &self.installation);
@@ -274,7 +286,37 @@ done
             drained,
             rooms,
             seats,
+            held_up,
         })
+    }
+
+    /// Reservations are only asked for while a pilot waits.
+    async fn held_up(&self, jobs: &[Job], known: &BTreeSet<JobId>) -> HeldUp {
+        let is_pilot = |j: &&Job| is_pilot(&j.name) || known.contains(&j.id);
+        let waiting = jobs.iter().filter(|j| j.state.is_waiting()).filter(is_pilot);
+        let waiting = waiting.map(|j| {
+            let job = WaitingJob {
+                nodes: Vec::new(),
+                limit: j.limit,
+                reason: j.reason.clone().unwrap_or_default(),
+            };
+            (j.id, job)
+        });
+        let pilots: Vec<_> = waiting.filter(|(_, job)| job.may_be_held_up()).collect();
+        if pilots.is_empty() {
+            return HeldUp::default();
+        }
+        let reservations = self.slurm.reservations().await;
+        let reservations = reservations.unwrap_or_else(|error| {
+            info!("Slurm's reservations can't be read: {}", chain(&error));
+            Vec::new()
+        });
+        HeldUp { pilots, reservations }
+    }
+
+    /// Lowers a pilot's time limit.
+    pub(crate) async fn shorten(&self, job: JobId, minutes: u32) -> Result<(), String> {
+        self.slurm.shorten(job, minutes).await.map_err(|e| chain(&e))
     }
 
     /// What Slurm doesn't show us.
@@ -1107,7 +1149,7 @@ s/%q/normal/; s/%N/n1/; s/%C/8/; s/%b/gpu:2/; s/%V/1/; s/%S/1/; s/%e/N\/A/; s/%l
         let of = |id: u32, state: JobState| Job {
             id: JobId(id),
             state,
-            ..job("kernels", "ada", "n1", 1, "")
+            ..job("kernels", 1, "n1", 1, "")
         };
         let jobs = [
             of(12, JobState::Pending),

@@ -26,6 +26,7 @@ mod jobs;
 mod nodes;
 mod read;
 mod record;
+mod reservations;
 mod run;
 mod submit;
 
@@ -36,5 +37,6 @@ pub use handle::{Settings, Slurm};
 pub use jobs::{Job, JobFilter, JobGres, Step};
 pub use nodes::{Admits, Node, Partition};
 pub use record::ParseError;
+pub use reservations::{Reservation, SHOW_RESERVATIONS, WaitingJob, parse_reservations, shorten_args};
 pub use run::{QueryError, RunAs, RunError};
 pub use submit::{AllocateError, JobSpec, SpecError, SubmitError};

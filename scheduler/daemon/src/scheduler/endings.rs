@@ -3,12 +3,12 @@
 
 use super::Scheduler;
 use super::asked::Asked;
-use crate::slurm::Ending;
+use crate::slurm::{Ending, HeldUp};
 use hop_core::{Input, MoveCause};
 use hop_words::id::{JobId, KernelId, NodeName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
-use tracing::info;
+use tracing::{info, warn};
 
 /// Most kernels asked to leave after one look at the queue: seats that end together are not replaced all at once.
 const AT_ONCE: usize = 4;
@@ -69,6 +69,34 @@ impl Scheduler {
         let near = pilots_near(pilots, ends, self.clock.now());
         let drain = near.into_iter().map(|pilot| Input::PilotDraining { pilot });
         self.todo.extend(drain);
+    }
+
+    /// Has waiting pilots end before the next reservation of their nodes, as one for maintenance: Slurm would start them
+    /// after it. `wall`: the time by Slurm's clock.
+    pub(super) fn fit_before_reservations(&self, held_up: HeldUp, wall: Timestamp) {
+        for (job, minutes) in self.to_shorten(held_up, wall) {
+            info!(%job, minutes, "the pilot ends before a reservation begins");
+            let slurm = self.slurm.clone();
+            tokio::spawn(async move {
+                if let Err(reason) = slurm.shorten(job, minutes).await {
+                    warn!(%job, "the pilot's time limit can't be lowered: {reason}");
+                }
+            });
+        }
+    }
+
+    /// The pilots to be given another time limit, with that limit in minutes. A pilot is of use for at least as long as
+    /// its replacement takes.
+    pub(super) fn to_shorten(&self, held_up: HeldUp, wall: Timestamp) -> Vec<(JobId, u32)> {
+        let HeldUp { pilots, reservations } = held_up;
+        let limits = pilots.into_iter().filter_map(|(job, mut waiting)| {
+            let (pool, node) = self.pilot_jobs.asked(job)?;
+            let before = self.config.pool.get(pool)?.rotate_before_s;
+            let least = Span::from_secs(2 * u64::from(before));
+            waiting.nodes = node.cloned().into_iter().collect();
+            Some((job, waiting.limit_before(&reservations, wall, least)?))
+        });
+        limits.collect()
     }
 
     /// Takes in the ends of jobs from a look at Slurm's queue, by our own clock.

@@ -197,6 +197,7 @@ impl Scheduler {
                 for end in queue.ends.values_mut() {
                     end.at = skew.of_wall(end.at);
                 }
+                self.fit_before_reservations(queue.held_up, skew.wall);
                 self.pilots_end(&queue.ends);
                 self.seats_end(&queue.ends);
             }

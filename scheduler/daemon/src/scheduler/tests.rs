@@ -678,6 +678,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
         seats: Vec::new(),
+        held_up: crate::slurm::HeldUp::default(),
     }));
     house.scheduler.settle();
     let house = house.restarted();

@@ -438,6 +438,7 @@ async fn whose_seat_was_believed_while_slurm_was_away_is_asked_when_it_answers()
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
         seats: Vec::new(),
+        held_up: crate::slurm::HeldUp::default(),
     };
     house.scheduler.looked(Err("away".into()));
     house.scheduler.settle();

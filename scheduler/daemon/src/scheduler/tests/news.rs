@@ -224,6 +224,49 @@ async fn what_runs_in_a_pool_not_lent_outlives_a_broken_connection() {
     }
 }
 
+#[tokio::test]
+async fn a_pilot_held_up_by_a_reservation_is_to_end_before_it() {
+    let mut house = House::new();
+    let request = |node: &str| PilotRequest {
+        pool: "main".into(),
+        partition: None,
+        node: Some(node.into()),
+        gpus: None,
+        gpu_type: None,
+    };
+    house
+        .scheduler
+        .pilot_jobs
+        .restore(1, request("n0"), Some(JobId(56)));
+    house
+        .scheduler
+        .pilot_jobs
+        .restore(2, request("n1"), Some(JobId(57)));
+    let wall = clock::now();
+    let to_shorten = |hours: u64| {
+        let waiting = hop_slurm::WaitingJob {
+            nodes: vec![],
+            limit: hop_slurm::span::TimeLimit::At(Span::from_secs(86_400)),
+            reason: "ReqNodeNotAvail, Reserved for maintenance".into(),
+        };
+        let held_up = crate::slurm::HeldUp {
+            pilots: [56, 57, 58].map(|job| (JobId(job), waiting.clone())).into(),
+            reservations: vec![hop_slurm::Reservation {
+                start: wall + Span::from_secs(hours * 3600),
+                nodes: vec!["n0".into()],
+                has_all: false,
+            }],
+        };
+        house.scheduler.to_shorten(held_up, wall)
+    };
+    assert_eq!(
+        to_shorten(10),
+        [(JobId(56), 599)],
+        "57 isn't there, and 58 isn't ours"
+    );
+    assert_eq!(to_shorten(0), [], "it would be replaced at once");
+}
+
 /// The configuration has given the node to another pool.
 #[tokio::test]
 async fn a_pool_whose_nodes_have_pilots_of_another_says_so() {
@@ -335,6 +378,7 @@ fn both_end_in(seconds: u64) -> Queue {
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
         seats: Vec::new(),
+        held_up: crate::slurm::HeldUp::default(),
     }
 }
 
@@ -351,6 +395,7 @@ pub(super) fn seat_waits(job: u32, user: &str, why: &str) -> Queue {
         ends: BTreeMap::new(),
         drained: BTreeMap::new(),
         rooms: crate::supply::Rooms::default(),
+        held_up: crate::slurm::HeldUp::default(),
         seats: vec![seat],
     }
 }
@@ -625,6 +670,7 @@ async fn all_read_why_slurm_starts_no_pilot() {
             drained: BTreeMap::new(),
             rooms: crate::supply::Rooms::default(),
             seats: Vec::new(),
+            held_up: crate::slurm::HeldUp::default(),
         }));
         house.scheduler.settle();
         told()

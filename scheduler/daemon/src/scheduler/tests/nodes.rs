@@ -110,6 +110,7 @@ fn looks(house: &mut House, drained: &[&str]) {
         drained: drained.collect(),
         rooms: Rooms::default(),
         seats: Vec::new(),
+        held_up: crate::slurm::HeldUp::default(),
     };
     house.scheduler.looked(Ok(queue));
     house.scheduler.settle();
@@ -203,6 +204,7 @@ async fn the_core_is_told_of_room_that_others_take_when_it_changes_and_of_new_no
             drained: BTreeMap::new(),
             rooms,
             seats: Vec::new(),
+            held_up: crate::slurm::HeldUp::default(),
         }
     };
     let mut told = |of: &[(&str, u16)]| {

@@ -161,6 +161,7 @@ impl Lived {
             drained,
             rooms: crate::supply::Rooms::default(),
             seats: Vec::new(),
+            held_up: crate::slurm::HeldUp::default(),
         };
         self.house.scheduler.looked(Ok(queue));
         self.house.scheduler.settle();
