@@ -5,6 +5,7 @@ use crate::announce;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
 use crate::opening::{Opening, Origin, Place, next_incarnation};
 use crate::owner::{Said, Start, say};
+use crate::seat_wait::{Patience, SeenSeat};
 use anyhow::{Context, Result, bail};
 use hop_api::client;
 use hop_api::config::{Config, Seat};
@@ -15,12 +16,13 @@ use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_privat
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, StepSize, Turn, forget_job, run_args};
+use hop_slurm::{SHOW_RESERVATIONS, WaitingJob, parse_reservations, shorten_args};
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::process::children_named;
 use hop_words::replica::{Replicas, SEAT_JOB};
-use hop_words::time::Timestamp;
+use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs::File;
@@ -55,8 +57,8 @@ const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// Clients are told of a wait for a seat after this time.
 const TOLD_AFTER: Duration = Duration::from_secs(5);
 
-/// Time for which a seat waits for an unreachable node, before another node is tried.
-const NODE_AWAY: Duration = Duration::from_secs(10);
+/// The least time that a seat is started for, where a reservation of its node begins soon.
+const LEAST_SEAT: Span = Span::from_secs(600);
 
 /// Pause between two tries to find a seat for one more replica: doubled each time, from the first value to the second.
 const GROW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -288,7 +290,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     if let Some(existing) = plan.existing {
         job = existing;
         let bill = Some(&bill).filter(|_| !member);
-        node = wait_for_seat(job, NODE_AWAY, bill, None)
+        node = wait_for_seat(job, Patience::Running, bill, None)
             .await
             .map_err(anyhow::Error::from);
     }
@@ -297,7 +299,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
         let seat = submit_seat(plan, &config.seat, &bill, &program, order).await?;
         job = submitted.insert(seat).job;
         tracing::info!(%job, "the move's seat is submitted");
-        node = wait_for_seat(job, NODE_AWAY, None, None)
+        node = wait_for_seat(job, Patience::Move, None, None)
             .await
             .map_err(anyhow::Error::from);
     }
@@ -575,21 +577,22 @@ async fn take_seat(
 ) -> Result<(JobId, String)> {
     let told = order.told.as_ref();
     if let Some(job) = plan.existing.filter(|_| !order.fresh_seat) {
-        match wait_for_seat(job, NODE_AWAY, Some(bill), told).await {
+        match wait_for_seat(job, Patience::Running, Some(bill), told).await {
             Ok(node) => return Ok((job, node)),
             // hopd has chosen this seat, and knows accounts by their jobs alone.
             Err(SeatError::Charged { .. }) => {}
-            // An empty seat ends at any moment: the user loses only the time of the next seat's start.
-            Err(error @ (SeatError::Over { .. } | SeatError::Forgotten { .. })) => {
+            // An empty seat ends at any moment, or Slurm has put it back into its queue: the user loses only the time of
+            // the next seat's start.
+            Err(error @ (SeatError::Over { .. } | SeatError::Forgotten { .. } | SeatError::Waits { .. })) => {
                 tracing::info!(%error, "the kernel gets a new seat");
             }
             Err(error) => eprintln!("hop-front: {}; the kernel gets a new seat", chain(&error)),
         }
     }
     let patience = if plan.node.as_str().is_empty() {
-        Duration::MAX
+        Patience::Endless
     } else {
-        NODE_AWAY
+        Patience::Node
     };
     let submitted = submit_seat(plan, seat, bill, program, order).await?;
     match wait_for_seat(submitted.job, patience, None, told).await {
@@ -608,7 +611,7 @@ async fn take_seat(
                 ..plan.clone()
             };
             let submitted = submit_seat(&anywhere, seat, bill, program, order).await?;
-            let node = wait_for_seat(submitted.job, Duration::MAX, None, told).await?;
+            let node = wait_for_seat(submitted.job, Patience::Endless, None, told).await?;
             Ok((submitted.keep(), node))
         }
         Err(error) => Err(error.into()),
@@ -987,15 +990,44 @@ enum SeatError {
     Forgotten { job: JobId },
     #[error("the seat (job {job}) waits for a node that Slurm can't reach: {reason}")]
     NodeAway { job: JobId, reason: String },
+    #[error("the seat (job {job}) doesn't run by Slurm's word: {state} {reason}")]
+    Waits {
+        job: JobId,
+        state: String,
+        reason: String,
+    },
     #[error("the seat (job {job}) is charged to another account than the kernel")]
     Charged { job: JobId },
 }
 
-/// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time. A
-/// seat with another charge than `bill` is not waited for.
+impl SeatError {
+    /// Of a seat that is waited for no longer.
+    fn waits(job: JobId, seen: SeenSeat, patience: Patience) -> Self {
+        let (state, reason) = (seen.state, seen.reason);
+        match patience {
+            Patience::Running => Self::Waits { job, state, reason },
+            _ => Self::NodeAway { job, reason },
+        }
+    }
+}
+
+/// Has a waiting seat end before the next reservation of its node, as one for maintenance: Slurm would start it after
+/// the reservation. The kernels in it are then moved or saved as at any time limit.
+async fn fit_before_reservation(job: JobId, waiting: &WaitingJob) -> Result<()> {
+    let mut show = slurm("scontrol");
+    show.env("SLURM_TIME_FORMAT", "%s").args(SHOW_RESERVATIONS);
+    let reservations = parse_reservations(&call(&mut show, "").await?)?;
+    if let Some(minutes) = waiting.limit_before(&reservations, now(), LEAST_SEAT) {
+        tracing::info!(%job, minutes, "the seat ends before a reservation begins");
+        call(slurm("scontrol").args(shorten_args(job, minutes)), "").await?;
+    }
+    Ok(())
+}
+
+/// Waits until the seat runs; returns its node. A seat with another charge than `bill` is not waited for.
 async fn wait_for_seat(
     job: JobId,
-    patience: Duration,
+    patience: Patience,
     bill: Option<&Bill>,
     told: Option<&mpsc::UnboundedSender<SeatWaits>>,
 ) -> Result<String, SeatError> {
@@ -1003,27 +1035,27 @@ async fn wait_for_seat(
     let mut last = None;
     let mut look = slurm("squeue");
     look.env("SLURM_TIME_FORMAT", "%s")
-        .args(["-h", "-o", "%T|%N|%r|%S|%k"])
+        .args(["-h", "-o", SeenSeat::FORMAT])
         .arg(format!("--jobs={job}"));
     loop {
         let line = call_patiently(&mut look, "", told).await;
         let line = line.map_err(|source| SeatError::Queue { job, source })?;
-        let mut fields = line.splitn(5, '|');
-        let mut field = || fields.next().unwrap_or_default().to_owned();
-        let (state, node, reason, start, comment) = (field(), field(), field(), field(), field());
-        if state.is_empty() {
-            return Err(SeatError::Forgotten { job });
-        }
-        if bill.is_some_and(|bill| !bill.is_of(&comment)) {
+        let seen = SeenSeat::read(&line).ok_or(SeatError::Forgotten { job })?;
+        if bill.is_some_and(|bill| !bill.is_of(&seen.comment)) {
             return Err(SeatError::Charged { job });
         }
-        match state.as_str() {
-            "RUNNING" if !node.is_empty() => return Ok(node),
-            "PENDING" if reason.starts_with("ReqNodeNotAvail") && since.elapsed() > patience => {
-                return Err(SeatError::NodeAway { job, reason });
-            }
+        match seen.state.as_str() {
+            "RUNNING" if !seen.node.is_empty() => return Ok(seen.node),
             "PENDING" | "CONFIGURING" | "RUNNING" => {
-                let start = start.parse().ok().map(|s: u64| Timestamp(s * 1_000_000));
+                if patience.is_over(&seen, since.elapsed()) {
+                    return Err(SeatError::waits(job, seen, patience));
+                }
+                if let Some(waiting) = seen.held_up()
+                    && let Err(error) = fit_before_reservation(job, &waiting).await
+                {
+                    tracing::info!(%job, "the seat's time limit stays: {error:#}");
+                }
+                let (reason, start) = (seen.reason, seen.start);
                 let waits = SeatWaits { reason, start };
                 if since.elapsed() > TOLD_AFTER && last.as_ref() != Some(&waits) {
                     if last.is_none() {
@@ -1037,7 +1069,10 @@ async fn wait_for_seat(
                     last = Some(waits);
                 }
             }
-            _ => return Err(SeatError::Over { job, state, reason }),
+            _ => {
+                let (state, reason) = (seen.state, seen.reason);
+                return Err(SeatError::Over { job, state, reason });
+            }
         }
         sleep(pause).await;
         pause = (pause * 3 / 2).min(POLL.1);

@@ -22,6 +22,7 @@ mod orphans;
 pub mod owner;
 mod rekey;
 pub mod run;
+mod seat_wait;
 mod sockets;
 pub mod termination;
 mod welcome;
