@@ -63,6 +63,43 @@ def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> No
         assert (got["status"], got["text"]) == ("ok", "1\n"), got
 
 
+@pytest.fixture
+def planned_maintenance(cluster: Cluster) -> Iterator[Cluster]:
+    """Every node is reserved from one hour on."""
+    what = ["flags=maint,ignore_jobs", "nodes=ALL", "user=root", "starttime=now+1hour", "duration=600"]
+    cluster.run("root", "scontrol", "create", "reservation", "reservationname=maint", *what)
+    yield cluster
+    cluster.run("root", "scontrol", "delete", "reservationname=maint")
+
+
+def limits(cluster: Cluster, name: str) -> dict[str, str]:
+    """The time limits of the running jobs of this name."""
+    rows = cluster.run("root", "squeue", "-h", "-o", "%T %A %l %j").splitlines()
+    running = [row.split() for row in rows if row.startswith("RUNNING ") and name in row]
+    return {job: limit for _, job, limit, _ in running}
+
+
+def test_before_a_planned_maintenance_seats_and_pilots_end_in_time(planned_maintenance: Cluster) -> None:
+    cluster = planned_maintenance
+    before, seats = limits(cluster, "hop-pool"), limits(cluster, "kernels")
+    assert before
+    for job in before:
+        cluster.run("root", "scancel", job)
+
+    def new(name: str, known: dict[str, str]) -> list[str]:
+        return [limit for job, limit in limits(cluster, name).items() if job not in known]
+
+    with notebook(cluster, "carol") as book:
+        book.execute(OPENABLE)
+        cell = book.submit("%%gpu 1\nprint(len(openable()))")["cell"]
+        got = book.wait(cell, 60)
+        assert (got["status"], got["text"]) == ("ok", "1\n"), got
+        pilots = until("a pilot is there again", lambda: new("hop-pool", before))
+        for limit in pilots + new("kernels", seats):
+            minutes, _ = limit.split(":")
+            assert 50 < int(minutes) < 60, limit
+
+
 def test_kernels_are_listed_and_steered_by_their_users_alone(cluster: Cluster) -> None:
     with notebook(cluster, "alice"):
 

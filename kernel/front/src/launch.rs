@@ -22,7 +22,7 @@ use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::process::children_named;
 use hop_words::replica::{Replicas, SEAT_JOB};
-use hop_words::time::{Span, Timestamp};
+use hop_words::time::Span;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs::File;
