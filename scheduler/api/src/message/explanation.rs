@@ -110,6 +110,10 @@ pub enum KernelItem {
     Unsubmitted {
         why: String,
     },
+    /// Why Slurm has not started the pilot that its cells wait for, as a clause.
+    Unstarted {
+        why: String,
+    },
 }
 
 impl fmt::Display for KernelItem {
@@ -152,6 +156,7 @@ impl fmt::Display for KernelItem {
                 f,
                 "The submission of a job with GPUs for it failed, and is tried again: {why}."
             ),
+            Self::Unstarted { why } => write!(f, "{why}."),
         }
     }
 }
@@ -260,6 +265,7 @@ mod tests {
             KernelItem::Unsaved { why: why() },
             KernelItem::Stays { why: why() },
             KernelItem::Unsubmitted { why: why() },
+            KernelItem::Unstarted { why: why() },
         ];
         let of_cell = of_cell.into_iter().map(Told::from);
         of_cell.chain(of_kernel.into_iter().map(Told::from)).collect()

@@ -124,7 +124,7 @@ impl Scheduler {
             .any(|told| matches!(told, Told::Kernel(KernelItem::Starts { .. })));
         let items = match views::explain(&self.core, &kernel, cell.as_ref()) {
             Ok(mut items) => {
-                self.explain_rejection(&mut items);
+                self.explain_slurms_word(&mut items);
                 [items, about].concat()
             }
             // The cells of a kernel that starts are with its front.

@@ -91,19 +91,22 @@ impl Scheduler {
         ))
     }
 
-    /// Adds Slurm's word against the job to the reason of the wait.
-    pub(super) fn explain_rejection(&self, items: &mut Vec<Told>) {
-        let rejection = |told: &Told| match told {
-            Told::Cell(Item::Waits(reason)) => self.rejection(reason),
+    /// Adds Slurm's word against the job, or for its delay, to the reason of the wait.
+    pub(super) fn explain_slurms_word(&self, items: &mut Vec<Told>) {
+        let slurms_word = |told: &Told| match told {
+            Told::Cell(Item::Waits(reason)) => {
+                let rejection = self.rejection(reason).map(str::to_owned);
+                let unsubmitted = rejection.map(|why| KernelItem::Unsubmitted { why });
+                unsubmitted.or_else(|| self.delay(reason).map(|why| KernelItem::Unstarted { why }))
+            }
             _ => None,
         };
         let found = items
             .iter()
             .enumerate()
-            .find_map(|(i, told)| Some((i, rejection(told)?)));
-        if let Some((i, why)) = found {
-            let why = why.to_owned();
-            items.insert(i + 1, KernelItem::Unsubmitted { why }.into());
+            .find_map(|(i, told)| Some((i, slurms_word(told)?)));
+        if let Some((i, item)) = found {
+            items.insert(i + 1, item.into());
         }
     }
 

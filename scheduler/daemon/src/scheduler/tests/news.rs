@@ -680,6 +680,18 @@ async fn all_read_why_slurm_starts_no_pilot() {
     assert_eq!(look(maintenance), [why.as_str()]);
     assert_eq!(look(maintenance), [""; 0], "nothing is new");
     assert_eq!(look("Priority"), [waits]);
+    look(maintenance);
+    let (user, mut mailbox) = house.connect("ada", Role::Client);
+    let explain = Request::Explain {
+        kernel: "a".into(),
+        cell: None,
+    };
+    let said = house.ask(user, &mut mailbox, explain);
+    let Response::Explanation(said) = said else {
+        panic!("{said:?}")
+    };
+    let word = format!("Slurm has not started job {job}: {maintenance}.");
+    assert!(said.sentences.contains(&word), "{said:?}");
 }
 
 /// An account that may not use the partition, for instance.
