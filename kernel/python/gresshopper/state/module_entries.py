@@ -55,6 +55,9 @@ def may_put(found: names.Names | None, space: Mapping[str, Any]) -> bool:
 
 def see(by_cells: bool) -> None:
     """Notes new entries. `by_cells`: cells may have put them there."""
+    # The table of a large library costs a tenth of a millisecond. Only code that may name the table exchanges entries.
+    if not by_cells and len(sys.modules) == len(_Entries.ids):
+        return
     table = dict(sys.modules)
     ids = list(map(id, table.values()))
     mark = hash((*table,)), hash((*ids,))
