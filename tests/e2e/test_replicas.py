@@ -430,6 +430,7 @@ def test_the_keeper_is_killed_alone_in_a_cell(cluster: Cluster, alice: Notebook)
         row = kernel_row(cluster)
         standbys = set(row["nodes"].split(",")) - {row["node"]}
         node = sorted(standbys)[0] if of_a_standby else row["node"]
+        until("seats of earlier tests have ended", lambda: len(processes(cluster, [node], KEEPER)) == 1, 90)
         (keeper,) = processes(cluster, [node], KEEPER)
         notes = cluster.base / "home/alice/without-keeper"
         notes.unlink(missing_ok=True)

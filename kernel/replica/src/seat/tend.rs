@@ -36,6 +36,9 @@ const STILLBORN: u32 = 3;
 /// How long the others hear of a member that can't go on: longer than the search for a seat in its place.
 const FAILED_FOR: Duration = Duration::from_secs(60);
 
+/// Time in which the others learn that the kernel sleeps.
+const LEARN_WITHIN: Duration = Duration::from_millis(500);
+
 /// The standbys that the kernel is to have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
@@ -185,6 +188,14 @@ impl Tended {
         }
     }
 
+    /// Lets the others learn the last entry: the executor, for one, leaves by it. After the end of this member only the
+    /// word that the kernel is over comes, to those that lag behind.
+    async fn be_heard_to_sleep(&self) {
+        self.member.remind().await;
+        tokio::time::sleep(LEARN_WITHIN).await;
+        self.host.keeper.close(&self.group);
+    }
+
     fn obey(&self, command: Command, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
         match command {
             Command::Attach { visit, out, hot } => desk.attach(visit, out, hot, self.me),
@@ -213,12 +224,12 @@ impl Tended {
     /// Has the executor run here, where the group wants it here.
     async fn look(&self, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
         let Some(state) = &desk.state else { return };
-        let sleeps = matches!(state.office(), Office::Asleep { .. });
-        if sleeps {
-            // Whoever lags behind hears the last entry from nobody: a majority has it, and leaves.
-            self.host.keeper.close(&self.group);
+        if matches!(state.office(), Office::Asleep { .. }) {
+            self.be_heard_to_sleep().await;
+            desk.over = true;
+            return;
         }
-        if sleeps || state.has_left(self.me) {
+        if state.has_left(self.me) {
             desk.over = true;
             return;
         }
