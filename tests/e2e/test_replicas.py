@@ -424,14 +424,20 @@ def all_are_kept(cluster: Cluster) -> bool:
     return all(processes(cluster, [node], KEEPER) for node in nodes)
 
 
+def only_keeper(cluster: Cluster, node: str) -> int:
+    """The node's keeper, once the seats of earlier tests have ended there."""
+    until("the node has one keeper", lambda: len(processes(cluster, [node], KEEPER)) == 1, 90)
+    (keeper,) = processes(cluster, [node], KEEPER)
+    return keeper
+
+
 def test_the_keeper_is_killed_alone_in_a_cell(cluster: Cluster, alice: Notebook) -> None:
     """The executor's, then a standby's: the cell is answered, and another seat keeps the log."""
     for of_a_standby in (False, True):
         row = kernel_row(cluster)
         standbys = set(row["nodes"].split(",")) - {row["node"]}
         node = sorted(standbys)[0] if of_a_standby else row["node"]
-        until("seats of earlier tests have ended", lambda: len(processes(cluster, [node], KEEPER)) == 1, 90)
-        (keeper,) = processes(cluster, [node], KEEPER)
+        keeper = only_keeper(cluster, node)
         notes = cluster.base / "home/alice/without-keeper"
         notes.unlink(missing_ok=True)
         cell = alice.submit(f"open({str(notes)!r}, 'a').write('.'); import time; time.sleep(2); y = {row['tenure']}")[
