@@ -170,7 +170,9 @@ def test_the_target_dies_and_the_kernel_stays_where_its_state_is(cluster: Cluste
     before = node_of(alice)
     to = next(n for n in nodes(cluster) if n != before)
     cell = alice.submit(UNTIL_GO)["cell"]
-    assert hop(cluster, "migrate", "a.ipynb", "--to", to, "--no-wait") == (0, "")
+    # Slurm doesn't date a node's return: it is known within ten seconds and one look, after its pilot.
+    goes = lambda: hop(cluster, "migrate", "a.ipynb", "--to", to, "--no-wait") == (0, "")  # noqa: E731
+    until("hopd knows that the node is back", goes, 40)
     if cluster.replicas == 1:
         prepared(cluster)
     with lost_node(cluster, to):
