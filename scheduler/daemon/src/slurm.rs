@@ -60,7 +60,7 @@ pub(crate) struct Owner {
 }
 
 /// The queue, as seen by one look.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Queue {
     /// Of the service account.
     pub pilots: Vec<SeenJob>,

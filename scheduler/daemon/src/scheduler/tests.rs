@@ -672,13 +672,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
     // Until Slurm doesn't show it any more.
     house.scheduler.closed(ada);
     house.scheduler.looked(Ok(crate::slurm::Queue {
-        pilots: vec![],
-        alive: vec![],
-        ends: BTreeMap::new(),
-        drained: BTreeMap::new(),
-        rooms: crate::supply::Rooms::default(),
-        seats: Vec::new(),
-        held_up: crate::slurm::HeldUp::default(),
+        ..crate::slurm::Queue::default()
     }));
     house.scheduler.settle();
     let house = house.restarted();

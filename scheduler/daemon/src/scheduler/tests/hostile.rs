@@ -432,13 +432,8 @@ async fn whose_seat_was_believed_while_slurm_was_away_is_asked_when_it_answers()
     house.scheduler.settle();
     assert!(std::iter::from_fn(|| mailbox.try_recv().ok()).any(|m| done(&m.body)));
     let looked = || crate::slurm::Queue {
-        pilots: vec![],
         alive: vec![JobId(7)],
-        ends: BTreeMap::new(),
-        drained: BTreeMap::new(),
-        rooms: crate::supply::Rooms::default(),
-        seats: Vec::new(),
-        held_up: crate::slurm::HeldUp::default(),
+        ..crate::slurm::Queue::default()
     };
     house.scheduler.looked(Err("away".into()));
     house.scheduler.settle();

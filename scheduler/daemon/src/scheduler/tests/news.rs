@@ -228,11 +228,8 @@ async fn what_runs_in_a_pool_not_lent_outlives_a_broken_connection() {
 async fn a_pilot_held_up_by_a_reservation_is_to_end_before_it() {
     let mut house = House::new();
     let request = |node: &str| PilotRequest {
-        pool: "main".into(),
-        partition: None,
         node: Some(node.into()),
-        gpus: None,
-        gpu_type: None,
+        ..of_pool_main()
     };
     house
         .scheduler
@@ -375,10 +372,7 @@ fn both_end_in(seconds: u64) -> Queue {
         pilots: vec![pilot],
         alive: vec![JobId(1), JobId(7)],
         ends: [(JobId(1), end), (JobId(7), end)].into(),
-        drained: BTreeMap::new(),
-        rooms: crate::supply::Rooms::default(),
-        seats: Vec::new(),
-        held_up: crate::slurm::HeldUp::default(),
+        ..Queue::default()
     }
 }
 
@@ -390,13 +384,9 @@ pub(super) fn seat_waits(job: u32, user: &str, why: &str) -> Queue {
         why: why.to_owned(),
     };
     Queue {
-        pilots: Vec::new(),
         alive: vec![JobId(job)],
-        ends: BTreeMap::new(),
-        drained: BTreeMap::new(),
-        rooms: crate::supply::Rooms::default(),
-        held_up: crate::slurm::HeldUp::default(),
         seats: vec![seat],
+        ..Queue::default()
     }
 }
 
@@ -627,33 +617,58 @@ async fn a_pilot_up_before_whose_agent_is_refused_is_listed_with_the_reason() {
     assert_eq!(row(&mut house), ("UP".to_owned(), String::new()));
 }
 
-/// A reservation for maintenance, for instance.
-#[tokio::test]
-async fn all_read_why_slurm_starts_no_pilot() {
+const WAITS: &str = "pool main is starting a job with GPUs for it";
+
+/// Ada's cell waits for the first pilot of its pool. Her replica has read so.
+fn waits_for_a_pilot() -> (House, Mailbox) {
     let mut house = House::new();
     house.seat(7, "ada", "n0");
-    let mut ada = house.connect("ada", Role::Replica);
-    house.ask(ada.0, &mut ada.1, up("ada", "a", 1, 7, "n0"));
-    house.say(ada.0, submit("a", 1));
-    let mut told = || {
-        let all = std::iter::from_fn(|| ada.1.try_recv().ok());
-        let reasons = all.filter_map(|m| match m.body {
-            Response::Event(Event::Queued { reason, .. }) => Some(reason),
-            _ => None,
-        });
-        reasons.collect::<Vec<_>>()
-    };
-    let waits = "pool main is starting a job with GPUs for it";
-    assert_eq!(told(), [waits]);
-    let job = JobId(44);
-    let request = PilotRequest {
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    house.ask(ada, &mut mailbox, up("ada", "a", 1, 7, "n0"));
+    house.say(ada, submit("a", 1));
+    assert_eq!(reasons(&mut mailbox), [WAITS]);
+    (house, mailbox)
+}
+
+/// Why cells wait, as a replica was told.
+fn reasons(mailbox: &mut Mailbox) -> Vec<String> {
+    told(mailbox, |event| match event {
+        Event::Queued { reason, .. } => Some(reason),
+        _ => None,
+    })
+}
+
+fn of_pool_main() -> PilotRequest {
+    PilotRequest {
         pool: "main".into(),
         partition: None,
         node: None,
         gpus: None,
         gpu_type: None,
+    }
+}
+
+/// What Ada reads of her kernel.
+fn explained(house: &mut House) -> Vec<String> {
+    let (user, mut mailbox) = house.connect("ada", Role::Client);
+    let explain = Request::Explain {
+        kernel: "a".into(),
+        cell: None,
     };
-    house.scheduler.pilot_jobs.restore(1, request, Some(job));
+    let said = house.ask(user, &mut mailbox, explain);
+    let Response::Explanation(said) = said else {
+        panic!("{said:?}")
+    };
+    said.sentences
+}
+
+/// A reservation for maintenance, for instance.
+#[tokio::test]
+async fn all_read_why_slurm_starts_no_pilot() {
+    let (mut house, mut ada) = waits_for_a_pilot();
+    let mut told = || reasons(&mut ada);
+    let job = JobId(44);
+    house.scheduler.pilot_jobs.restore(1, of_pool_main(), Some(job));
     let mut look = |reason: &str| {
         let pilot = SeenJob {
             job,
@@ -666,67 +681,35 @@ async fn all_read_why_slurm_starts_no_pilot() {
         house.scheduler.looked(Ok(crate::slurm::Queue {
             pilots: vec![pilot],
             alive: vec![JobId(7)],
-            ends: BTreeMap::new(),
-            drained: BTreeMap::new(),
-            rooms: crate::supply::Rooms::default(),
-            seats: Vec::new(),
-            held_up: crate::slurm::HeldUp::default(),
+            ..crate::slurm::Queue::default()
         }));
         house.scheduler.settle();
         told()
     };
     let maintenance = "ReqNodeNotAvail, Reserved for maintenance";
-    let why = format!("{waits}; Slurm has not started job {job}: {maintenance}");
+    let why = format!("{WAITS}; Slurm has not started job {job}: {maintenance}");
     assert_eq!(look(maintenance), [why.as_str()]);
     assert_eq!(look(maintenance), [""; 0], "nothing is new");
-    assert_eq!(look("Priority"), [waits]);
+    assert_eq!(look("Priority"), [WAITS]);
     look(maintenance);
-    let (user, mut mailbox) = house.connect("ada", Role::Client);
-    let explain = Request::Explain {
-        kernel: "a".into(),
-        cell: None,
-    };
-    let said = house.ask(user, &mut mailbox, explain);
-    let Response::Explanation(said) = said else {
-        panic!("{said:?}")
-    };
     let word = format!("Slurm has not started job {job}: {maintenance}.");
-    assert!(said.sentences.contains(&word), "{said:?}");
+    let said = explained(&mut house);
+    assert!(said.contains(&word), "{said:?}");
 }
 
 /// An account that may not use the partition, for instance.
 #[tokio::test]
 async fn all_read_why_slurm_takes_no_pilot() {
-    let mut house = House::new();
-    house.seat(7, "ada", "n0");
-    let mut ada = house.connect("ada", Role::Replica);
-    house.ask(ada.0, &mut ada.1, up("ada", "a", 1, 7, "n0"));
-    house.say(ada.0, submit("a", 1));
-    let mut told = || {
-        let all = std::iter::from_fn(|| ada.1.try_recv().ok());
-        let reasons = all.filter_map(|m| match m.body {
-            Response::Event(Event::Queued { reason, .. }) => Some(reason),
-            _ => None,
-        });
-        reasons.collect::<Vec<_>>()
-    };
-    let waits = "pool main is starting a job with GPUs for it";
-    assert_eq!(told(), [waits]);
-    let request = PilotRequest {
-        pool: "main".into(),
-        partition: None,
-        node: None,
-        gpus: None,
-        gpu_type: None,
-    };
-    house.scheduler.pilot_jobs.restore(1, request, None);
+    let (mut house, mut ada) = waits_for_a_pilot();
+    let mut told = || reasons(&mut ada);
+    house.scheduler.pilot_jobs.restore(1, of_pool_main(), None);
     let refusal = || Err(crate::pilot_jobs::Failure::No("Invalid account".into()));
     let submitted = |house: &mut House, answer| {
         let ticket = 1;
         house.scheduler.report(Report::Submitted { ticket, answer });
     };
     submitted(&mut house, refusal());
-    let why = format!("{waits}; its submission failed: Invalid account");
+    let why = format!("{WAITS}; its submission failed: Invalid account");
     assert_eq!(told(), [why.as_str()]);
     submitted(&mut house, refusal());
     assert_eq!(told(), [""; 0], "nothing is new");
@@ -750,21 +733,14 @@ async fn all_read_why_slurm_takes_no_pilot() {
         (rows[0].why.as_str(), rows[0].reason.as_str()),
         ("PilotStarting", why.as_str())
     );
-    let explain = Request::Explain {
-        kernel: "a".into(),
-        cell: None,
-    };
-    let said = house.ask(user, &mut mailbox, explain);
-    let Response::Explanation(said) = said else {
-        panic!("{said:?}")
-    };
-    let both = said.sentences[..2].join(" ");
+    let said = explained(&mut house);
+    let both = said[..2].join(" ");
     assert!(
-        both.contains(waits) && both.ends_with("failed, and is tried again: Invalid account."),
+        both.contains(WAITS) && both.ends_with("failed, and is tried again: Invalid account."),
         "{said:?}"
     );
     submitted(&mut house, Ok(JobId(11)));
-    assert_eq!(told(), [waits]);
+    assert_eq!(told(), [WAITS]);
     assert_eq!(info(&mut house).problems, Vec::<String>::new());
 }
 

@@ -104,13 +104,10 @@ fn drained(house: &mut House, agent: &mut Mailbox) -> (&'static str, usize, usiz
 fn looks(house: &mut House, drained: &[&str]) {
     let drained = drained.iter().map(|n| (NodeName::from(*n), "a fan".to_owned()));
     let queue = Queue {
-        pilots: vec![],
         alive: vec![JobId(7)],
-        ends: BTreeMap::new(),
         drained: drained.collect(),
         rooms: Rooms::default(),
-        seats: Vec::new(),
-        held_up: crate::slurm::HeldUp::default(),
+        ..Queue::default()
     };
     house.scheduler.looked(Ok(queue));
     house.scheduler.settle();
@@ -198,13 +195,8 @@ async fn the_core_is_told_of_room_that_others_take_when_it_changes_and_of_new_no
             full: BTreeSet::new(),
         };
         Queue {
-            pilots: vec![],
-            alive: vec![],
-            ends: BTreeMap::new(),
-            drained: BTreeMap::new(),
             rooms,
-            seats: Vec::new(),
-            held_up: crate::slurm::HeldUp::default(),
+            ..Queue::default()
         }
     };
     let mut told = |of: &[(&str, u16)]| {

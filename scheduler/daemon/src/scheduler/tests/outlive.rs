@@ -155,13 +155,10 @@ impl Lived {
 
     fn looks(&mut self, drained: BTreeMap<NodeName, String>, ends: BTreeMap<JobId, Ending>) {
         let queue = Queue {
-            pilots: vec![],
             alive: vec![JobId(7)],
             ends,
             drained,
-            rooms: crate::supply::Rooms::default(),
-            seats: Vec::new(),
-            held_up: crate::slurm::HeldUp::default(),
+            ..Queue::default()
         };
         self.house.scheduler.looked(Ok(queue));
         self.house.scheduler.settle();
