@@ -242,7 +242,7 @@ impl Group {
     /// A group without a leader may be over, with nobody left to say so. The same is true for a member that has no vote
     /// yet, or whose vote can't win, and for a leader that hears too few of the others.
     fn have_the_host_look(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
-        let seats = lock(&self.seats).clone();
+        let seats = lock(&self.seats);
         let is_up = |member: &Incarnation| seats.get(member).is_some_and(|seat| heard.up.contains(seat));
         let goes_on = match standing.leader {
             Some(leader) if leader == self.me => {

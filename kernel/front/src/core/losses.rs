@@ -1,6 +1,7 @@
 //! Answered cells that are not saved, and cells lost with their effects: the user reads their numbers. A killed front
 //! leaves its account to the next front, since no log and no store names what was lost behind the last save.
 
+use super::requests::is_open;
 use super::unseen::Change;
 use super::{Front, Notice, Wire};
 use hop_log::{CellNumber, Ledger, State};
@@ -42,18 +43,16 @@ impl Front {
     /// The kernel goes on from a state without some answered cells: the user reads their names.
     pub fn reopened(&mut self, state: &State, at: Time, wire: &mut impl Wire) {
         let open = &self.open;
-        let waits = |cell: &CellId| open.iter().any(|o| o.id == *cell);
         let before = self.ledger.clone();
-        let lost = self.ledger.reopened(state, waits);
+        let lost = self.ledger.reopened(state, |cell| is_open(open, cell));
         self.name_lost(&before, &lost, at, wire);
     }
 
     /// The log says that these cells are lost.
     pub(super) fn lost(&mut self, cells: Vec<CellId>, at: Time, wire: &mut impl Wire) {
         let open = &self.open;
-        let waits = |cell: &CellId| open.iter().any(|o| o.id == *cell);
         let before = self.ledger.clone();
-        let lost = self.ledger.lost(cells, waits);
+        let lost = self.ledger.lost(cells, |cell| is_open(open, cell));
         self.name_lost(&before, &lost, at, wire);
     }
 

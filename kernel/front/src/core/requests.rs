@@ -46,7 +46,7 @@ pub(super) struct Open {
 }
 
 /// Whether a client still waits for the cell's reply.
-fn is_open(open: &[Open], cell: &CellId) -> bool {
+pub(super) fn is_open(open: &[Open], cell: &CellId) -> bool {
     open.iter().any(|o| o.id == *cell)
 }
 

@@ -432,7 +432,9 @@ fn a_move_to_a_member_is_an_election() {
     let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
     assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
     assert_eq!(world.proposed.len(), 1, "once");
+    assert!(!world.core.has_successor());
     assert_eq!(world.commit(), ["kill", "leave"]);
+    assert!(world.core.has_successor(), "the kernel's folder is its");
 }
 
 /// A kernel that is to move to member 3, in whose seat a replica is being prepared.

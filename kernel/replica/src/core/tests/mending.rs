@@ -64,7 +64,7 @@ fn at_its_servers_end_a_kernel_is_saved_whole_if_there_is_room_by_then() {
     );
     let out = world.input(Input::Rested);
     assert!(out.contains(&"hopd: hibernated".into()), "{out:?}");
-    assert!(world.core.is_asleep());
+    assert!(world.core.is_asleep() && !world.core.has_successor());
 }
 
 #[test]
