@@ -170,13 +170,11 @@ fn why_lent(lease: &LeaseRecord) -> String {
 
 /// The device as a blocked one under Slurm's newest name, if the lease has it under another.
 pub fn renamed(record: &DeviceRecord, lease: &LeaseRecord) -> Option<BlockedDevice> {
-    let (device, is_lent) = (
-        &record.device,
-        matches!(record.state, DeviceState::Lent { step, .. } if step == lease.step),
-    );
-    let same = |d: &&Device| (d.major, d.minor) == (device.major, device.minor);
-    let before = lease.devices.iter().find(same).filter(|_| is_lent)?;
-    (before.index != device.index).then(|| BlockedDevice {
+    let device = &record.device;
+    let is_its = matches!(record.state, DeviceState::Lent { step, .. } if step == lease.step);
+    let is_renamed =
+        |d: &Device| (d.major, d.minor) == (device.major, device.minor) && d.index != device.index;
+    (is_its && lease.devices.iter().any(is_renamed)).then(|| BlockedDevice {
         index: device.index,
         lease: lease.lease,
         why: why_lent(lease),

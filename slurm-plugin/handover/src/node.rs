@@ -761,7 +761,8 @@ impl Node {
 
     /// Devices of leases that live, under the names that Slurm has for them since.
     fn lent_under_another_name(&self) -> Result<Vec<BlockedDevice>, StoreError> {
-        let leases = self.store.all::<LeaseRecord>()?;
+        let mut leases = self.store.all::<LeaseRecord>()?;
+        leases.retain(|lease| decide::lives(lease, start_time(lease.stepd.pid)));
         let records = self.store.all::<DeviceRecord>()?;
         let renamed = records
             .iter()
@@ -1215,6 +1216,16 @@ mod tests {
             "{refused:?}"
         );
         assert_eq!(blocked(), [(GpuIndex(1), LeaseId(2))]);
+        let stepd = ProcessId {
+            start_time: stepd.start_time + 1,
+            ..stepd
+        };
+        let lost = LeaseRecord {
+            stepd,
+            ..lease.clone()
+        };
+        node.store.put(&lost).unwrap();
+        assert_eq!(blocked(), [], "the next grant undoes a lost lease");
     }
 
     #[test]
