@@ -1,6 +1,6 @@
 //! `hop report`: usage and waits in sums, by day or by whom. Slurm's `sreport` is the model.
 //!
-//! `hopd` sums the rows of `hop acct`, day by day, because one answer of it is bounded.
+//! `hopd` sums the rows of `hop acct`, of some days at a time, because one answer of it is bounded.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -160,16 +160,13 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     };
     for days in days.chunks(at_once) {
         let (first, next) = (days[0].0, days[days.len() - 1].1);
-        let day = write_date(first, &context.zone);
-        if args.by == By::Day {
+        let day = (args.by == By::Day).then(|| write_date(first, &context.zone));
+        if let Some(day) = &day {
             groups.insert(day.clone(), Sums::default());
         }
         for sums in asked_for(args, (first, next.min(until)), context)? {
             total.sums.absorb(&sums);
-            let group = match args.by {
-                By::Day => &day,
-                _ => &sums.group,
-            };
+            let group = day.as_ref().unwrap_or(&sums.group);
             groups.entry(group.clone()).or_default().absorb(&sums);
         }
     }
@@ -204,7 +201,7 @@ impl By {
     }
 }
 
-/// What was submitted within a day.
+/// Sums of what was submitted from `since` on and before `until`.
 fn asked_for(
     args: &Args,
     (since, until): (Timestamp, Timestamp),
@@ -227,7 +224,7 @@ fn asked_for(
         let day = write_date(since, &context.zone);
         writeln!(
             context.err,
-            "hop: {day} has more cells than hopd hands out the waits of: some waits are missing"
+            "hop: the time from {day} on has more cells than hopd hands out the waits of: some waits are missing"
         )?;
     }
     Ok(rows)

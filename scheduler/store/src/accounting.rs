@@ -136,7 +136,7 @@ pub struct Most {
 }
 
 impl Most {
-    const ALL: Self = Self {
+    pub(crate) const ALL: Self = Self {
         rows: usize::MAX,
         bytes: usize::MAX,
     };
@@ -449,13 +449,13 @@ fn columns(row: &AcctRow) -> Vec<Value> {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Table {
+pub(crate) enum Table {
     Leases,
     Cells,
 }
 
 /// The first rows, each with its size, and one beyond `most`.
-fn select(
+pub(crate) fn select(
     reader: &Connection,
     table: Table,
     query: &AcctQuery,
@@ -687,7 +687,7 @@ fn orphans(reader: &Connection) -> Result<Vec<Discrepancy>, AccountingError> {
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-fn time(t: Timestamp) -> i64 {
+pub(crate) fn time(t: Timestamp) -> i64 {
     t.0.min(i64::MAX as u64).cast_signed()
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Leases that go on are returned as rows: their times are the caller's to bring up to date.
 
-use crate::accounting::{Accounting, AccountingError, END, conditions};
+use crate::accounting::{self, Accounting, AccountingError, END, Most, Table, conditions, select};
 use hop_api::message::{AcctQuery, AcctRow, SumBy, Sums, SumsQuery};
 use hop_words::time::{Span, Timestamp};
 use rusqlite::types::Value;
@@ -26,7 +26,9 @@ pub struct Summed {
 impl Accounting {
     /// Sums of what was submitted in the query's time, with at most so many waits. Blocks for the length of the query.
     pub fn sums(&self, query: &SumsQuery, now: Timestamp, waits: usize) -> Result<Summed, AccountingError> {
-        let reader = self.reader()?;
+        let mut reader = self.reader()?;
+        // One state of the database: a lease that ends meanwhile counts once.
+        let reader = reader.transaction()?;
         let mut groups = Groups::default();
         leases(&reader, query, &mut groups)?;
         let more = cells(&reader, query, waits, &mut groups)?;
@@ -35,15 +37,15 @@ impl Accounting {
             until: Some(query.until),
             ..whose(query)
         };
-        let mut open = self.query(&open, now)?;
-        open.retain(|row| {
+        let open = select(&reader, Table::Leases, &open, now, Most::ALL)?.into_iter();
+        let is_wanted = |row: &AcctRow| {
             let pools = &query.pools;
             (query.since..query.until).contains(&row.submit)
                 && (pools.is_empty() || pools.contains(&row.pool))
-        });
+        };
         Ok(Summed {
             sums: groups.into_sums(),
-            open,
+            open: open.map(|(row, _)| row).filter(is_wanted).collect(),
             more,
         })
     }
@@ -70,7 +72,7 @@ fn column(by: SumBy) -> &'static str {
 }
 
 fn time(t: Timestamp) -> Value {
-    Value::Integer(i64::try_from(t.0).unwrap_or(i64::MAX))
+    Value::Integer(accounting::time(t))
 }
 
 /// The condition on the rows, with its values.
@@ -97,21 +99,12 @@ fn leases(reader: &Connection, query: &SumsQuery, groups: &mut Groups) -> Result
     let mut rows = statement.query(params_from_iter(values))?;
     while let Some(row) = rows.next()? {
         let sums = groups.of(text(row, 0)?, text(row, 1)?);
-        let began: bool = row.get(2)?;
-        if !began {
-            let withdrawn = text(row, 3)? == "CANCELLED";
-            sums.withdrawn += u64::from(withdrawn);
-            sums.failed += u64::from(!withdrawn);
+        if !row.get::<_, bool>(2)? {
+            sums.add_unbegun(text(row, 3)?);
             continue;
         }
-        let gpus = gpus(text(row, 4)?);
-        let of_gpus = |i: usize| {
-            let time = row.get::<_, i64>(i)?.cast_unsigned();
-            Ok::<_, rusqlite::Error>(time.saturating_mul(gpus))
-        };
-        sums.leases += 1;
-        sums.held = sums.held.saturating_add(of_gpus(5)?);
-        sums.run = sums.run.saturating_add(of_gpus(6)?);
+        let span = |i: usize| Ok::<_, rusqlite::Error>(Span(row.get::<_, i64>(i)?.cast_unsigned()));
+        sums.add_lease(gpus(text(row, 4)?), span(5)?, span(6)?);
     }
     Ok(())
 }
@@ -166,24 +159,22 @@ fn cells(
     let mut more = false;
     while let Some(row) = rows.next()? {
         let sums = groups.of(text(row, 0)?, text(row, 1)?);
-        sums.failed += u64::from(matches!(text(row, 3)?, "FAILED" | "NODE_FAIL"));
-        if let Some(of_id) = parked.get(text(row, 4)?) {
-            let (kernel, lease) = (text(row, 5)?, row.get::<_, i64>(6)?);
-            if of_id.iter().any(|(k, first)| k == kernel && *first < lease) {
-                continue;
+        let again = match parked.get(text(row, 4)?) {
+            Some(of_id) => {
+                let (kernel, lease) = (text(row, 5)?, row.get::<_, i64>(6)?);
+                of_id.iter().any(|(k, first)| k == kernel && *first < lease)
             }
-        }
-        sums.cells += 1;
-        if let Some(wait) = row.get::<_, Option<i64>>(2)? {
+            None => false,
+        };
+        let wait = row.get::<_, Option<i64>>(2)?.filter(|_| !again);
+        let mut wait = wait.map(|wait| Span(wait.cast_unsigned()));
+        if wait.is_some() {
             match waits.checked_sub(1) {
                 Some(left) => waits = left,
-                None => {
-                    more = true;
-                    continue;
-                }
+                None => (more, wait) = (true, None),
             }
-            sums.waits.push(Span(wait.cast_unsigned()));
         }
+        sums.add_cell(text(row, 3)?, again, wait);
     }
     Ok(more)
 }

@@ -72,22 +72,35 @@ pub struct Sums {
 impl Sums {
     /// Adds a row of the accounting. `again`: the cell was parked, and counted by an earlier row.
     pub fn add(&mut self, row: &AcctRow, again: bool) {
-        let gpus = row.gpus.len() as u64;
         self.users.insert(row.user.clone());
-        if row.cell.is_some() {
-            self.failed += u64::from(matches!(row.state.as_str(), "FAILED" | "NODE_FAIL"));
-            if !again {
-                self.cells += 1;
-                self.waits.extend(row.start.map(|_| row.wait));
-            }
-        } else if row.start.is_none() {
-            let withdrawn = row.state == "CANCELLED";
-            self.withdrawn += u64::from(withdrawn);
-            self.failed += u64::from(!withdrawn && row.end.is_some());
-        } else {
-            self.leases += 1;
-            self.held = self.held.saturating_add(row.held.0.saturating_mul(gpus));
-            self.run = self.run.saturating_add(row.run.0.saturating_mul(gpus));
+        match (&row.cell, row.start) {
+            (Some(_), start) => self.add_cell(&row.state, again, start.map(|_| row.wait)),
+            (None, Some(_)) => self.add_lease(row.gpus.len() as u64, row.held, row.run),
+            (None, None) if row.end.is_some() || row.state == "CANCELLED" => self.add_unbegun(&row.state),
+            (None, None) => {}
+        }
+    }
+
+    /// Adds a lease that began.
+    pub fn add_lease(&mut self, gpus: u64, held: Span, run: Span) {
+        self.leases += 1;
+        self.held = self.held.saturating_add(held.0.saturating_mul(gpus));
+        self.run = self.run.saturating_add(run.0.saturating_mul(gpus));
+    }
+
+    /// Adds a lease that ended before it began.
+    pub fn add_unbegun(&mut self, state: &str) {
+        let withdrawn = state == "CANCELLED";
+        self.withdrawn += u64::from(withdrawn);
+        self.failed += u64::from(!withdrawn);
+    }
+
+    /// Adds a row of a cell, with its wait if the cell began. `again`: as in [`Self::add`].
+    pub fn add_cell(&mut self, state: &str, again: bool, wait: Option<Span>) {
+        self.failed += u64::from(matches!(state, "FAILED" | "NODE_FAIL"));
+        if !again {
+            self.cells += 1;
+            self.waits.extend(wait);
         }
     }
 
