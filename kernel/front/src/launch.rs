@@ -60,6 +60,9 @@ const TOLD_AFTER: Duration = Duration::from_secs(5);
 /// The least time that a seat is started for, where a reservation of its node begins soon.
 const LEAST_SEAT: Span = Span::from_secs(600);
 
+/// Between two looks at the reservations for a seat that waits as before.
+const RESERVATIONS_AGAIN: Duration = Duration::from_secs(30);
+
 /// Pause between two tries to find a seat for one more replica: doubled each time, from the first value to the second.
 const GROW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
@@ -1033,6 +1036,7 @@ async fn wait_for_seat(
 ) -> Result<String, SeatError> {
     let (mut pause, since) = (POLL.0, Instant::now());
     let mut last = None;
+    let mut fitted: Option<(WaitingJob, Instant)> = None;
     let mut look = slurm("squeue");
     look.env("SLURM_TIME_FORMAT", "%s")
         .args(["-h", "-o", SeenSeat::FORMAT])
@@ -1050,10 +1054,15 @@ async fn wait_for_seat(
                 if patience.is_over(&seen, since.elapsed()) {
                     return Err(SeatError::waits(job, seen, patience));
                 }
-                if let Some(waiting) = seen.held_up()
-                    && let Err(error) = fit_before_reservation(job, &waiting).await
-                {
-                    tracing::info!(%job, "the seat's time limit stays: {error:#}");
+                let is_known = |waiting: &WaitingJob| {
+                    let fitted = fitted.as_ref().filter(|(before, _)| before == waiting);
+                    fitted.is_some_and(|(_, at)| at.elapsed() < RESERVATIONS_AGAIN)
+                };
+                if let Some(waiting) = seen.held_up().filter(|waiting| !is_known(waiting)) {
+                    match fit_before_reservation(job, &waiting).await {
+                        Ok(()) => fitted = Some((waiting, Instant::now())),
+                        Err(error) => tracing::info!(%job, "the seat's time limit stays: {error:#}"),
+                    }
                 }
                 let (reason, start) = (seen.reason, seen.start);
                 let waits = SeatWaits { reason, start };
