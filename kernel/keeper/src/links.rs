@@ -344,16 +344,11 @@ impl Links {
         let seats = lock(&self.shared).get(group).cloned().unwrap_or_default();
         lock(&self.closed).insert(group.to_owned(), (seats, self.now()));
         self.close_again(self.now());
-        self.wake.notify_one();
     }
 
     /// Tells again and again which groups are over, since a link may be new. Returns whether there are any.
     fn close_again(&self, now: Timestamp) -> bool {
-        let closed = {
-            let mut closed = lock(&self.closed);
-            closed.retain(|_, (_, since)| now.since(*since) < TOLD_AFTER_END);
-            closed.clone()
-        };
+        let closed = still_told(&self.closed, now);
         for (group, (seats, _)) in &closed {
             let group = group.clone();
             let close = Frame::Close { group };
@@ -424,12 +419,7 @@ impl Links {
 
     /// Tells which executors' processes have ended: again and again, since a link may be new.
     fn tell_ended(&self, hears: &BTreeSet<JobId>, now: Timestamp) {
-        let ended = {
-            let mut ended = lock(&self.ended);
-            ended.retain(|_, (_, since)| now.since(*since) < TOLD_AFTER_END);
-            ended.clone()
-        };
-        for (group, (tenure, _)) in ended {
+        for (group, (tenure, _)) in still_told(&self.ended, now) {
             let says = Says::Ended(tenure);
             self.ping_all(hears, Some(Word { group, says }));
         }
@@ -510,6 +500,15 @@ impl Links {
             links.wake.notify_one();
         });
     }
+}
+
+type Noted<T> = BTreeMap<String, (T, Timestamp)>;
+
+/// The notes young enough to be told again. Forgets the others.
+fn still_told<T: Clone>(noted: &Mutex<Noted<T>>, now: Timestamp) -> Noted<T> {
+    let mut noted = lock(noted);
+    noted.retain(|_, (_, since)| now.since(*since) < TOLD_AFTER_END);
+    noted.clone()
 }
 
 /// The link's place in the table, until it breaks or its task is ended.

@@ -2,7 +2,7 @@
 //! leaves its account to the next front, since no log and no store names what was lost behind the last save.
 
 use super::requests::is_open;
-use super::unseen::Change;
+use super::unseen::{Account, Change};
 use super::{Front, Notice, Wire};
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::meanwhile::Unsaved;
@@ -14,13 +14,18 @@ use std::collections::{HashMap, VecDeque};
 const COUNTS: usize = 1000;
 
 impl Front {
+    /// Writes a change of the account down for the next front.
+    fn notes(&mut self, change: Account) {
+        self.unseen.note(Some(Change::Account(change)));
+    }
+
     /// A cell is answered, and its effects would be lost with the kernel.
     pub(super) fn is_at_stake(&mut self, number: CellNumber, cell: CellId, count: Option<i64>) {
-        self.unseen.note(Some(Change::AtStake {
+        self.notes(Account::AtStake {
             number,
             cell: cell.clone(),
             count,
-        }));
+        });
         self.counts_at_stake(number, cell, count);
     }
 
@@ -36,7 +41,7 @@ impl Front {
 
     /// The store has the effects of all cells up to this one.
     pub(super) fn is_saved(&mut self, through: CellNumber) {
-        self.unseen.note(Some(Change::Saved(through)));
+        self.notes(Account::Saved(through));
         self.ledger.settled(through);
     }
 
@@ -78,13 +83,14 @@ impl Front {
     fn name_lost(&mut self, before: &Ledger, lost: &[CellId], at: Time, wire: &mut impl Wire) {
         let left = |cell: &&CellId| !lost.contains(cell) && !self.ledger.cells().any(|c| c == *cell);
         let by_reply: Vec<CellId> = before.cells().filter(left).cloned().collect();
-        let told = (!by_reply.is_empty()).then_some(Change::ToldByReply(by_reply));
-        self.unseen.note(told);
+        if !by_reply.is_empty() {
+            self.notes(Account::ToldByReply(by_reply));
+        }
         if lost.is_empty() {
             return;
         }
         let lost: Vec<Unsaved> = lost.iter().map(|cell| self.unsaved(cell, true)).collect();
-        self.unseen.note(Some(Change::Lost(lost.clone())));
+        self.notes(Account::Lost(lost.clone()));
         match &mut self.meanwhile {
             Some(meanwhile) => meanwhile.unsaved.extend(lost),
             None => self.notices.push(Notice::Lost(lost)),
@@ -96,26 +102,25 @@ impl Front {
     pub(super) fn has_read(&mut self, notice: &Notice) {
         if let Notice::Lost(lost) = notice {
             let cells = lost.iter().map(|unsaved| unsaved.cell.clone());
-            self.unseen.note(Some(Change::Read(cells.collect())));
+            self.notes(Account::Read(cells.collect()));
         }
     }
 
     /// Goes on with an earlier front's account.
-    pub(super) fn takes_account(&mut self, change: Change) {
+    pub(super) fn takes_account(&mut self, change: Account) {
         match change {
-            Change::AtStake { number, cell, count } => self.counts_at_stake(number, cell, count),
-            Change::Saved(through) => self.ledger.settled(through),
-            Change::ToldByReply(cells) => drop(self.ledger.lost(cells, |_| true)),
-            Change::Lost(lost) => {
+            Account::AtStake { number, cell, count } => self.counts_at_stake(number, cell, count),
+            Account::Saved(through) => self.ledger.settled(through),
+            Account::ToldByReply(cells) => drop(self.ledger.lost(cells, |_| true)),
+            Account::Lost(lost) => {
                 self.ledger.lost(lost.iter().map(|l| l.cell.clone()), |_| false);
                 self.notices.push(Notice::Lost(lost));
             }
-            Change::Read(cells) => {
+            Account::Read(cells) => {
                 self.ledger.lost(cells.iter().cloned(), |_| false);
                 let unread = |n: &Notice| !matches!(n, Notice::Lost(lost) if lost.iter().all(|l| cells.contains(&l.cell)));
                 self.notices.retain(unread);
             }
-            _ => {}
         }
     }
 }
@@ -123,17 +128,18 @@ impl Front {
 /// A front's account, for the next front.
 pub(super) fn account(ledger: &Ledger, counts: &VecDeque<(CellId, i64)>, notices: &[Notice]) -> Vec<Change> {
     let counts: HashMap<&CellId, i64> = counts.iter().map(|(cell, count)| (cell, *count)).collect();
-    let at_stake = ledger.numbered().map(|(number, cell)| Change::AtStake {
+    let at_stake = ledger.numbered().map(|(number, cell)| Account::AtStake {
         number,
         cell: cell.clone(),
         count: counts.get(cell).copied(),
     });
     let unread = notices.iter().filter_map(|notice| match notice {
-        Notice::Lost(lost) => Some(Change::Lost(lost.clone())),
+        Notice::Lost(lost) => Some(Account::Lost(lost.clone())),
         _ => None,
     });
     let named: Vec<CellId> = ledger.named().cloned().collect();
-    let named = (!named.is_empty()).then_some(Change::Read(named));
+    let named = (!named.is_empty()).then_some(Account::Read(named));
     // The cells that nobody has read of are among the named ones.
-    at_stake.chain(named).chain(unread).collect()
+    let changes = at_stake.chain(named).chain(unread);
+    changes.map(Change::Account).collect()
 }

@@ -110,7 +110,8 @@ impl Front {
                 Change::Closed(id) => self.closes(&id),
                 Change::Audience(count) => self.audience.awaits(count),
                 Change::Count(count) => self.last_count = Some(count),
-                account => self.takes_account(account),
+                Change::Account(change) => self.takes_account(change),
+                _ => {}
             }
         }
         self.takes_on_debts(at);

@@ -10,7 +10,7 @@ mod record;
 
 use self::outputs::Outputs;
 pub use self::record::Records;
-pub(super) use self::record::{Answer, Change, Request};
+pub(super) use self::record::{Account, Answer, Change, Request};
 use self::record::{Came, Json, Log};
 use super::{Front, Mark, Wire};
 use bytes::Bytes;
@@ -127,11 +127,7 @@ impl Unseen {
             | Change::Closed(_)
             | Change::Audience(_)
             | Change::Count(_)
-            | Change::AtStake { .. }
-            | Change::Saved(_)
-            | Change::ToldByReply(_)
-            | Change::Lost(_)
-            | Change::Read(_) => {}
+            | Change::Account(_) => {}
         }
         Vec::new()
     }

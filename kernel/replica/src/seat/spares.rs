@@ -494,16 +494,15 @@ impl Keeper {
     /// Lets go of a spare. The interpreter of a spare in preparation isn't waited for.
     fn end(&mut self, number: u32) {
         let door = self.doors.remove(&number);
-        let process = self.processes.remove(&number);
-        match (&door, &process) {
+        let Some(mut process) = self.processes.remove(&number) else {
+            return;
+        };
+        match door {
             // It may be gone already.
-            (Some(door), _) => drop(door.send(FromSeat::Alone)),
-            (None, Some(srun)) => terminate(srun),
-            (None, None) => {}
+            Some(door) => drop(door.send(FromSeat::Alone)),
+            None => terminate(&process),
         }
-        if let Some(mut process) = process {
-            tokio::spawn(async move { drop(process.wait().await) });
-        }
+        tokio::spawn(async move { drop(process.wait().await) });
     }
 }
 

@@ -86,6 +86,13 @@ pub(in crate::core) enum Change {
     Audience(usize),
     /// The last execution count that clients have read.
     Count(i64),
+    /// A change of the account of cells that are not saved, or lost.
+    Account(Account),
+}
+
+/// What changes a front's account.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::core) enum Account {
     /// A cell is answered and not known to be saved. `count` is its execution count.
     AtStake {
         number: CellNumber,
@@ -183,11 +190,7 @@ impl Unseen {
                     | Change::Closed(_)
                     | Change::Audience(_)
                     | Change::Count(_)
-                    | Change::AtStake { .. }
-                    | Change::Saved(_)
-                    | Change::ToldByReply(_)
-                    | Change::Lost(_)
-                    | Change::Read(_)),
+                    | Change::Account(_)),
                 ) => requests.push(change),
                 Ok(change) => drop(self.apply(change)),
                 Err(error) => {
