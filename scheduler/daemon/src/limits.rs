@@ -20,10 +20,11 @@ pub(crate) struct SlurmAccounts<'a> {
     /// Limits of QOS.
     pub qos: &'a [hop_slurm::Limits],
     pub partitions: &'a [Partition],
+    /// People's own: none of the service account's.
     pub jobs: &'a [Job],
     /// Pools, by name, with their partitions.
     pub pools: &'a [(PoolName, String)],
-    /// The service account: its jobs are the pilots, and count for no user.
+    /// The service account. No limit of a user's is its own.
     pub service: &'a UserName,
 }
 
@@ -184,7 +185,6 @@ impl SlurmAccounts<'_> {
             if let Some(account) = &job.account
                 && runs
                 && gpus > 0
-                && job.user != *self.service
             {
                 *held.entry((job.user.clone(), account.clone())).or_default() += gpus;
             }

@@ -677,14 +677,11 @@ fn waiting_seat(config: &Config, job: &Job) -> Option<WaitingSeat> {
     let mut partitions = bursts.map(|b| &b.partition).chain([&config.seat.partition]);
     let is_there = partitions.any(|p| job.partition.split(',').any(|asked| asked == p));
     let is_seat = job.name == SEAT_JOB && is_there && job.state.is_waiting();
-    let why = job
-        .reason
-        .clone()
-        .filter(|why| !["", "None"].contains(&why.as_str()));
+    let why = job.reason.as_ref().filter(|_| is_seat)?;
     Some(WaitingSeat {
         job: job.id,
         user: job.user.clone(),
-        why: why.filter(|_| is_seat)?,
+        why: why.clone(),
     })
 }
 
@@ -1149,7 +1146,7 @@ s/%q/normal/; s/%N/n1/; s/%C/8/; s/%b/gpu:2/; s/%V/1/; s/%S/1/; s/%e/N\/A/; s/%l
         let of = |id: u32, state: JobState| Job {
             id: JobId(id),
             state,
-            ..job("kernels", 1, "n1", 1, "")
+            ..job(SEAT_JOB, 1, "n1", 1, "")
         };
         let jobs = [
             of(12, JobState::Pending),

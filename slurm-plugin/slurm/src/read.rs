@@ -27,12 +27,8 @@ impl Slurm {
             return Ok(jobs.iter().filter(|job| filter.matches(job)).cloned().collect());
         }
         match self.squeue(filter).await {
-            Ok((jobs, Users::Known)) => Ok(jobs.into_iter().filter(|job| filter.matches(job)).collect()),
-            Ok((_, Users::Unknown)) => {
-                let all = filter.of_all_users();
-                let (jobs, _) = self.squeue(&all).await?;
-                Ok(jobs.into_iter().filter(|job| all.matches(job)).collect())
-            }
+            Ok((jobs, Users::Known)) => Ok(jobs),
+            Ok((_, Users::Unknown)) => Ok(self.squeue(&filter.of_all_users()).await?.0),
             Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
@@ -44,10 +40,8 @@ impl Slurm {
         args.push(format!("--format={}", marks.format(&JOB_LETTERS)));
         let call = Call::new("squeue", args);
         let said = self.runner.run(&call).await?;
-        let jobs = jobs::parse_jobs(&marks, &said.stdout).map_err(|source| QueryError::Output {
-            command: call.failed(),
-            source,
-        })?;
+        let mut jobs = call.read(&said.stdout, |out| jobs::parse_jobs(&marks, out))?;
+        jobs.retain(|job| filter.matches(job));
         let users = match said.stderr.contains("Invalid user") {
             true => Users::Unknown,
             false => Users::Known,

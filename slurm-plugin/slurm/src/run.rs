@@ -163,6 +163,18 @@ impl Call {
         }
     }
 
+    /// Reads the command's output by `parse`.
+    pub(crate) fn read<T>(
+        &self,
+        output: &str,
+        parse: impl FnOnce(&str) -> Result<T, ParseError>,
+    ) -> Result<T, QueryError> {
+        parse(output).map_err(|source| QueryError::Output {
+            command: self.failed(),
+            source,
+        })
+    }
+
     /// The command for an error. The log has the arguments, which the error's message leaves out.
     pub(crate) fn failed(&self) -> CommandLine {
         let command = self.line();
@@ -286,10 +298,7 @@ impl Runner {
         parse: impl FnOnce(&str) -> Result<T, ParseError>,
     ) -> Result<T, QueryError> {
         let said = self.run(call).await?;
-        parse(&said.stdout).map_err(|source| QueryError::Output {
-            command: call.failed(),
-            source,
-        })
+        call.read(&said.stdout, parse)
     }
 }
 

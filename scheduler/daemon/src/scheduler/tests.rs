@@ -671,9 +671,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
     assert!(done(&house.ask(ada, &mut mailbox, up("ada", "a", 1, 7, "n0"))));
     // Until Slurm doesn't show it any more.
     house.scheduler.closed(ada);
-    house.scheduler.looked(Ok(crate::slurm::Queue {
-        ..crate::slurm::Queue::default()
-    }));
+    house.scheduler.looked(Ok(crate::slurm::Queue::default()));
     house.scheduler.settle();
     let house = house.restarted();
     assert_eq!(house.scheduler.seats.get(JobId(7)), None);
