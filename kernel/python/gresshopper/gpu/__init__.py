@@ -82,7 +82,7 @@ class _Gate(ast.NodeTransformer):
 def _watch_cells(keeper: Keeper, ipython: Any) -> None:
     def before(info: Any) -> None:
         # A refusal is the cell's to raise. Whatever else failed, the guard is in place, and no cell shows an error of ours.
-        with contextlib.suppress(GpuUnavailable, Exception):
+        with contextlib.suppress(Exception):
             keeper.before_cell(info.raw_cell or "")
 
     keeper.namespace = lambda: ipython.user_ns

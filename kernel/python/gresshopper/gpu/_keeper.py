@@ -121,20 +121,18 @@ class Keeper:
         self.refusal = None
         if self.saved is not None:
             self._with_refusal(self._bring_variables)
-        with self._beginning:
-            self._in_cell = True
-            if self.came_with_lease is not None:
-                self._leased = self.came_with_lease()
-            self._cell_uses = self.usable
-        if self._cell_uses:
-            self._renew()
-            # With a lease the cell runs without the guard, which costs a little at each operation.
-            return
         try:
-            frameworks = self._may_touch(code)
-            if frameworks:
+            with self._beginning:
+                self._in_cell = True
+                if self.came_with_lease is not None:
+                    self._leased = self.came_with_lease()
+                self._cell_uses = self.usable
+            if self._cell_uses:
+                self._renew()
+            elif frameworks := self._may_touch(code):
                 self._with_refusal(lambda: self.ensure(f"the cell may use {', '.join(sorted(frameworks))}"))
         finally:
+            # With a lease the cell runs without the guard, which costs a little at each operation.
             if not self.usable:
                 self.guard.enter()
 

@@ -18,7 +18,6 @@ from gresshopper import typenames
 #: How many objects are looked at before the answer is "may".
 LIMIT = 20_000
 _OPAQUE = {"eval", "exec", "globals", "locals", "vars", "get_ipython", "__import__"}
-_members: Any = type.__dict__["__dict__"].__get__
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), types.BuiltinFunctionType)
 
 
@@ -62,7 +61,7 @@ def _leads_to(roots: Iterable[Any], is_device: Callable[[Any], bool], modules: s
         if issubclass(type(found), types.FunctionType):
             todo += _of_function(found)
         elif issubclass(type(found), type):
-            todo += [member for member in _members(found).values() if isinstance(member, types.FunctionType)]
+            todo += [member for member in typenames.held_by(found).values() if isinstance(member, types.FunctionType)]
         else:
             todo += gc.get_referents(found)
             todo.append(type(found))

@@ -80,16 +80,8 @@ def test_of_torch_only_what_it_compiled_is_asked_about() -> None:
         pass
 
     asked: list[str] = []
-
-    class Source:
-        def acquire(self, why: str) -> None:
-            asked.append(why)
-            raise GpuUnavailable("none")
-
-    keeper = Keeper(Source(), [])
-    keeper.driver_only(True)
+    keeper = _watched(lambda: {"torch": types.ModuleType("torch"), "model": OptimizedModule()}, asked)
     keeper._unhooked = {"torch", "cupy"}
-    keeper.namespace = lambda: {"torch": types.ModuleType("torch"), "model": OptimizedModule()}
     keeper.before_cell("torch.ones(3)")
     keeper.after_cell()
     assert asked == []
@@ -184,6 +176,14 @@ def test_asking_that_fails_refuses_the_cell() -> None:
     assert keeper.guard.entered == 1  # type: ignore[attr-defined]
     with pytest.raises(GpuUnavailable, match="the line is cut"):
         keeper.raise_refusal()
+
+
+def test_a_lease_that_cannot_be_told_is_none_and_the_guard_is_entered() -> None:
+    keeper = _watched(dict, [])
+    keeper.came_with_lease = lambda: bool(1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        keeper.before_cell("1")
+    assert keeper.guard.entered == 1  # type: ignore[attr-defined]
 
 
 NOTEBOOK = """
