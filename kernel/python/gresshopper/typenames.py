@@ -13,8 +13,9 @@ from typing import Any
 _module: Any = type.__dict__["__module__"].__get__
 _qualname: Any = type.__dict__["__qualname__"].__get__
 _name: Any = type.__dict__["__name__"].__get__
-_members: Any = vars(types.ModuleType)["__dict__"].__get__
-#: What Python says of a class around its name.
+_of_class: Any = type.__dict__["__dict__"].__get__
+_of_module: Any = vars(types.ModuleType)["__dict__"].__get__
+#: The text before and after a class's name in what `type.__repr__` returns.
 _BEFORE, _BEHIND = "<class '", "'>"
 
 
@@ -49,8 +50,22 @@ def full_name(kind: type) -> str:
 
 def name_of_module(module: types.ModuleType) -> str:
     """A module's own name, without a question to the module; empty if it has none."""
-    found = _members(module).get("__name__")
+    found = held_by(module).get("__name__")
     return found if type(found) is str else ""
+
+
+def held_by(base: Any) -> Any:
+    """The members of a module or a class, without a question to either: one that is to be loaded lazily stays unloaded.
+    Empty for any other object."""
+    kind = type(base)
+    if issubclass(kind, types.ModuleType):
+        return _of_module(base)
+    return _of_class(base) if issubclass(kind, type) else {}
+
+
+def called(value: Any) -> str:
+    """The qualified name of a function or another object, or else of its class."""
+    return text_of(value, "__qualname__") or qualname_of(type(value))
 
 
 def text_of(value: Any, attr: str) -> str:

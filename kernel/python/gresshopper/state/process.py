@@ -216,7 +216,7 @@ def _hung_in() -> dict[str, str]:
         _by_notebook(found, where, _signal.getsignal(number))
     for cls, how in list(copyreg.dispatch_table.items()):
         if _is_by_notebook(how):
-            found[f"copyreg.dispatch_table[{typenames.qualname_of(cls)}]"] = _called(how)
+            found[f"copyreg.dispatch_table[{typenames.qualname_of(cls)}]"] = typenames.called(how)
     for name in vars(builtins).keys() - _BUILTINS:
         value = vars(builtins)[name]
         if name[:2] != "__" or settings.is_mine(value):
@@ -255,13 +255,9 @@ def _is_by_notebook(value: Any) -> bool:
     return "__main__" in (typenames.home_of(value), typenames.module_of(type(value)))
 
 
-def _called(value: Any) -> str:
-    return typenames.text_of(value, "__qualname__") or typenames.qualname_of(type(value))
-
-
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
     if _is_by_notebook(value):
-        found[where] = _called(value)
+        found[where] = typenames.called(value)
 
 
 def _set_assigned(state: dict[str, Any]) -> None:
@@ -534,7 +530,7 @@ _ONLY_NAMED = frozenset({*_EARLY, "hung in", "patched", "lent functions", "own m
 
 
 def naming(sections: Iterable[str], read: Callable[[str], bytes], names: Collection[str]) -> dict[str, bytes]:
-    """Those of these sections that hold objects of variables with these names."""
+    """Returns the sections that hold objects of the variables `names`, by name. `read` gives a section's content."""
     found = {name: read(name) for name in sections if names and name not in _ONLY_NAMED}
     return {name: saved for name, saved in found.items() if not _texts(saved).isdisjoint(names)}
 

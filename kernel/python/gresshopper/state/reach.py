@@ -77,7 +77,7 @@ def _parts(made: Any, kind: type, closed: tuple[str, ...]) -> list[Any]:
     """Objects that an object holds. `closed`: beginnings of the names of modules whose objects aren't looked into."""
     if issubclass(kind, type):
         of_notebook = typenames.module_of(made) == MAIN
-        return [*type.__dict__["__dict__"].__get__(made).values(), *made.__mro__[1:]] if of_notebook else []
+        return [*typenames.held_by(made).values(), *made.__mro__[1:]] if of_notebook else []
     if kind is dict and "__name__" in made and "__spec__" in made:
         return []  # a module's variables
     module = typenames.module_of(kind)

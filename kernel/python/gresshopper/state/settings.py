@@ -205,18 +205,14 @@ def see(stored: Iterable[str]) -> None:
             _places.add((*where, attr))
 
 
-def held_by(base: Any) -> Any:
-    """The members of a module or a class itself."""
-    kind = type(base)  # the notebook's object isn't asked for its class
-    if issubclass(kind, types.ModuleType):
-        return vars(base)
-    return type.__dict__["__dict__"].__get__(base) if issubclass(kind, type) else {}
+#: The members of a module or a class itself.
+held_by = typenames.held_by
 
 
 def _where(base: Any) -> tuple[str, str] | None:
     if issubclass(type(base), types.ModuleType):
-        name = vars(base).get("__name__")
-        return (name, "") if isinstance(name, str) and name != MAIN and sys.modules.get(name) is base else None
+        name = typenames.name_of_module(base)
+        return (name, "") if name not in ("", MAIN) and sys.modules.get(name) is base else None
     if issubclass(type(base), type):
         return (typenames.module_of(base), typenames.qualname_of(base)) if importable(base) else None
     return library_object(base)

@@ -133,7 +133,7 @@ def _user_in(call: Any) -> str | None:
         parts += held.values()  # as tornado's periodic callbacks
     for part in parts:
         if settings.is_mine(part):
-            return typenames.text_of(part, "__qualname__") or typenames.qualname_of(type(part))
+            return typenames.called(part)
     return None
 
 

@@ -152,7 +152,7 @@ def _marks(module: types.ModuleType) -> dict[str, str]:
 
 def _members(kind: type) -> list[tuple[str, Any]]:
     """A class's own members. Of names that begin with two underscores, only functions count."""
-    held = type.__dict__["__dict__"].__get__(kind)
+    held = typenames.held_by(kind)
     return [
         (name, value)
         for name, value in list(held.items())

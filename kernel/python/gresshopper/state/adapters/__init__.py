@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable
+
+from gresshopper import typenames
 
 #: How an object is written: given the dump and the object, returns what `__reduce_ex__` would, or NotImplemented.
 Rule = Callable[[Any, Any], Any]
@@ -131,8 +132,7 @@ def loaded() -> Iterator[Adapter]:
 
 def _is_there(library: str) -> bool:
     """Whether a library was imported. A cell may have put None, a mock or a module of its own in its place."""
-    module = sys.modules.get(library)
-    spec = module.__dict__.get("__spec__") if issubclass(type(module), types.ModuleType) else None
+    spec = typenames.held_by(sys.modules.get(library)).get("__spec__")
     return getattr(spec, "loader", None) is not None
 
 
