@@ -204,11 +204,12 @@ class Capture:
         visible = self._variables.look()
         if found is not None and found.stored:
             settings.see(found.stored)
-        module_entries.see(module_entries.may_put(found, self.namespace))
         if found is not None:
             self._handed |= hooks.handed(found, visible.shown)
         beside = bool(self.beside())
         chosen = None if found is None or beside or self._ran_beside else self.touched(found, visible)
+        called = (self.units[uid].touches for uid in (self.units if chosen is None else chosen))
+        module_entries.see(module_entries.may_put(found, called))
         # A group in pieces is noticed in think time; until then the pieces are written as one group.
         work = Search(self.session, self._known, visible, split=arm)
         for name in visible.changed:

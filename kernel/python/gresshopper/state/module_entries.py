@@ -1,8 +1,8 @@
 """Entries that cells put into `sys.modules`: other names of modules, None, which forbids an import, and modules made in
 the notebook.
 
-An entry counts if no import makes it and it came with code that may name `sys.modules`. Libraries put such entries there
-when they are imported, and do so again after a restore.
+An entry counts if no import makes it, and if it is None or came with code that may name `sys.modules`. Libraries put
+other such entries there when they are imported, and do so again after a restore.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import importlib
 import importlib.machinery
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from gresshopper import typenames
@@ -22,15 +22,14 @@ from .session import COMPILERS, MAIN, NotHereError
 
 #: The name by which code reaches the entries.
 _NAME = "modules"
-#: What belongs to a module's import rather than to its content.
+#: Attributes that the import system gives to each module. A saved module's content is all its other attributes.
 _OF_IMPORT = frozenset({"__builtins__", "__loader__", "__spec__"})
 
 
 class _Entries:
-    """What is known of the process's one table of modules."""
+    """The entries of `sys.modules` at the last look, and those that cells or a restore put there."""
 
-    #: A fingerprint of the table at the last look, and the addresses of its modules.
-    mark: Any = None
+    #: The addresses of the table's modules at the last look.
     ids: dict[str, int] = {}
     #: Names of the entries that cells put there.
     put: set[str] = set()
@@ -38,19 +37,11 @@ class _Entries:
     made: dict[str, dict[str, Any]] = {"names": {}, "modules": {}}
 
 
-def may_put(found: names.Names | None, space: Mapping[str, Any]) -> bool:
-    """Whether code with these names may put entries there, itself or by a function of the notebook's."""
+def may_put(found: names.Names | None, called: Iterable[Collection[str]]) -> bool:
+    """Whether code with these names may put entries there. `called`: names in the functions that the code may call."""
     if found is None:
         return False
-    if found.dynamic or _NAME in found.names or _NAME in found.words:
-        return True
-    called = (space.get(name) for name in found.names)
-    return any(
-        _NAME in part.co_names
-        for value in called
-        if type(value) is types.FunctionType and value.__globals__ is space
-        for part in names.code_objects(value.__code__)
-    )
+    return found.dynamic or _NAME in found.names or _NAME in found.words or any(_NAME in one for one in called)
 
 
 def see(by_cells: bool) -> None:
@@ -59,12 +50,7 @@ def see(by_cells: bool) -> None:
     if not by_cells and len(sys.modules) == len(_Entries.ids):
         return
     table = dict(sys.modules)
-    ids = list(map(id, table.values()))
-    mark = hash((*table,)), hash((*ids,))
-    if mark == _Entries.mark:
-        return
-    before = _Entries.ids
-    _Entries.mark, _Entries.ids = mark, dict(zip(table, ids))
+    before, _Entries.ids = _Entries.ids, dict(zip(table, map(id, table.values())))
     for name, module in table.items():
         if before.get(name) == id(module):
             continue
@@ -94,7 +80,7 @@ def _is_of_library(name: str, module: Any) -> bool:
     kind = type(module)
     spec = settings.held_by(module).get("__spec__")
     if type(getattr(spec, "loader", None)) is importlib.machinery.ExtensionFileLoader:
-        # Such a module enters itself under the name that it was compiled with.
+        # An extension module may enter `sys.modules` a second time, under the name that it was compiled with.
         return typenames.name_of_module(module).rpartition(".")[2].strip("_") == last.strip("_")
     is_own_kind = kind is types.ModuleType or typenames.module_of(kind) == MAIN
     return issubclass(kind, types.ModuleType) and not is_own_kind and _home(module) is None

@@ -67,7 +67,8 @@ class Recorder:
             set().union(*(f.names for f in found)),
             any(f.dynamic for f in found),
             frozenset().union(*(f.stored for f in found)),
-            inner=frozenset().union(*(f.inner for f in found)),
+            frozenset().union(*(f.words for f in found)),
+            frozenset().union(*(f.inner for f in found)),
         )
         together.names.update(self._namespace.displayed(together.names))
         delta = self._run(together, waiting[-1].seq)

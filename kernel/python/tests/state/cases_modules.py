@@ -37,6 +37,12 @@ case(
     check="n=6\nimport hop_other, hop_other_too\nout=hop_other.a,hop_other.f(),hop_other.f is f,hop_other.__doc__,hop_other_too.b",
 )
 case(
+    "modules/an entry that a function puts there for another one",
+    "import sys, colorsys\ndef put(name): sys.modules[name]=colorsys\ndef outer(name): put(name)",
+    "outer('hop_by_another')",
+    check="import hop_by_another\nout=hop_by_another is colorsys",
+)
+case(
     "modules/code that ran in a module made in the notebook",
     "import sys, types\nm=types.ModuleType('hop_ran')\nexec('v=[1]\\ndef f(x): v.append(x); return v\\nclass A: pass',m.__dict__)\nsys.modules['hop_ran']=m\na=m.A()",
     "from hop_ran import f",

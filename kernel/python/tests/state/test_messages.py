@@ -697,6 +697,17 @@ def test_a_standbys_output_goes_where_its_executors_goes(start: Callable[..., Ke
     assert standby.printed("print('d', kept.getvalue())") == "d a\n\n"
 
 
+def test_an_entry_that_a_library_puts_into_the_table_of_modules(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run(
+        "import colorsys, unittest.mock; patch = unittest.mock.patch.dict('sys.modules', {'hop_patched': colorsys}); "
+        "patch.start(); del patch"
+    )
+    follow(standby, executor, tmp_path)
+    assert standby.printed("import hop_patched; print(hop_patched is colorsys)") == "True\n"
+
+
 def test_what_is_lost_later_is_told_later(start: Callable[..., Kernel], tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     kernel = start()
