@@ -33,7 +33,9 @@ def make(path: Path, mend: bool = False) -> None:
             raise
         make(path.parent)
         # Once: where nothing can be made, as in `/proc`, the folder is missing at each try.
-        with contextlib.suppress(FileExistsError):  # another process of the user's made it meanwhile
+        with contextlib.suppress(
+            FileExistsError
+        ):  # made meanwhile: by another process, or with its parent (`new/..`)
             os.mkdir(path, _FOLDER)
             _give(path)
     else:

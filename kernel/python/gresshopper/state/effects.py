@@ -289,7 +289,7 @@ def barred(cell: Mapping[str, Any]) -> str | None:
     return None
 
 
-#: Kinds that belong to an object that they don't hold.
+#: Kinds of objects that act for another object without holding it: a finaliser runs when its object goes.
 _BELONGING = ("a weakref.finalize",)
 
 

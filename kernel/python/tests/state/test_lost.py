@@ -18,6 +18,7 @@ from gresshopper.state.notices import Notices
 from gresshopper.state.recorder import Recorder
 
 from harness import Kernel
+from test_form import saved
 
 
 def stand() -> Any:
@@ -248,18 +249,11 @@ def test_a_variable_that_can_be_lost_again_is_no_more_known_as_lost() -> None:
     assert [record.head["told"] for record in kept] == [["other", "s"]] and isinstance(kept[0], records.Record)
 
 
-def test_a_finaliser_is_not_made_again_of_a_copy() -> None:
-    with TemporaryDirectory() as base:
-        os.chmod(base, 0o700)
-        kernel = Kernel(Path(base))
-        kernel.log.create()
-        for source in (
-            "import weakref\nclass O: pass\no = O()\nhits = []",
-            "f = weakref.finalize(o, hits.append, 1)",
-        ):
-            assert kernel.run(source), kernel.error
-            kernel.snap(source)
-        kernel.log.commit(False)
-        kernel.log.close()
-        told, _ = Kernel(Path(base)).restore()
-        assert set(told.lost) == {"f"}
+def test_a_finaliser_is_not_made_again_of_a_copy(tmp_path: Path) -> None:
+    saved(
+        tmp_path,
+        "import weakref\nclass O: pass\no = O()\nhits = []",
+        "f = weakref.finalize(o, hits.append, 1)",
+    )
+    told, _ = Kernel(tmp_path).restore()
+    assert set(told.lost) == {"f"}
