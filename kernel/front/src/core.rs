@@ -45,6 +45,11 @@ use std::collections::{HashMap, VecDeque};
 /// Bytes kept for absent clients. Beyond them the oldest outputs go first.
 const KEEP: usize = 64 << 20;
 
+/// Whether a client still waits for the cell's reply.
+fn is_open(open: &[Open], cell: &CellId) -> bool {
+    open.iter().any(|o| o.id == *cell)
+}
+
 /// The things that the front can do.
 pub trait Wire {
     /// Sends to one client. `mark` comes to [`Front::have_left`] when the message has left; the message comes back when

@@ -1,9 +1,8 @@
 //! Answered cells that are not saved, and cells lost with their effects: the user reads their numbers. A killed front
 //! leaves its account to the next front, since no log and no store names what was lost behind the last save.
 
-use super::requests::is_open;
 use super::unseen::{Account, Change};
-use super::{Front, Notice, Wire};
+use super::{Front, Notice, Wire, is_open};
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::meanwhile::Unsaved;
 use hop_words::id::CellId;

@@ -9,7 +9,7 @@ use super::losses::account;
 use super::marks::{Idle, Mark};
 use super::texts::Text;
 use super::unseen::{Answer, Change, Request};
-use super::{Front, INFO, Records, Wire, failure};
+use super::{Front, INFO, Records, Wire, failure, is_open};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::link::Item;
@@ -43,11 +43,6 @@ pub(super) struct Open {
     /// The text of its wait.
     pub(super) text: Text,
     pub(super) idle: Idle,
-}
-
-/// Whether a client still waits for the cell's reply.
-pub(super) fn is_open(open: &[Open], cell: &CellId) -> bool {
-    open.iter().any(|o| o.id == *cell)
 }
 
 impl Front {
