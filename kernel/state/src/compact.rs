@@ -14,9 +14,6 @@ const RERUN_MAX: usize = 50;
 /// Most versions examined, in all, for groups without a rerun.
 const LOOKS_MAX: usize = 20_000_000;
 
-/// Sections that are restored before a cell runs again.
-const DRAWN: [&str; 3] = ["random", "numpy", "torch"];
-
 /// A record: its text and its bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
@@ -134,6 +131,10 @@ struct Kept {
 impl Kept {
     fn all(&mut self, there: &There) {
         self.groups.extend(there.groups.values());
+        self.present_sections(there);
+    }
+
+    fn present_sections(&mut self, there: &There) {
         let sections = there.sections.iter();
         self.sections
             .extend(sections.map(|(name, at)| (*at, name.clone())));
@@ -212,11 +213,8 @@ impl Kept {
                 todo.extend(touches.filter_map(|name| owner.get(&name[..])));
             }
         }
-        for name in DRAWN {
-            if let Some(at) = there.sections.get(name) {
-                self.sections.insert((*at, name.to_owned()));
-            }
-        }
+        // The kernel alone knows which sections it sets before it runs a cell again.
+        self.present_sections(there);
     }
 
     /// A record with the versions that stay, and their bytes. `None`: it isn't as the form says.
@@ -524,6 +522,35 @@ mod tests {
         assert_eq!(bytes(&out), [vec![10], vec![20], vec![30], vec![40]]);
         assert_eq!(out[3].said["compacted"], json!(["g"]));
         assert_eq!(compact(&out).unwrap(), out);
+    }
+
+    #[test]
+    fn the_settings_that_a_placeholders_cell_found_stay() {
+        let mut records = [
+            record(1, &[], &[unit(1, &["a"], false)]),
+            record(2, &[1], &[unit(2, &["g"], true)]),
+            record(3, &[], &[]),
+            record(4, &[], &[]),
+        ];
+        let sections = [
+            &["environ", "paths"][..],
+            &["environ"],
+            &["environ"],
+            &["environ"],
+        ];
+        for (record, names) in records.iter_mut().zip(sections) {
+            let process = names.iter().map(|n| ((*n).to_owned(), json!({"in": [0, 1]})));
+            record
+                .said
+                .insert("process".into(), Value::Object(process.collect()));
+        }
+        let out = compact(&records).unwrap();
+        let kept = |record: &Record| {
+            let process = record.said["process"].as_object().unwrap();
+            process.keys().cloned().collect()
+        };
+        let kept: Vec<Vec<String>> = out.iter().map(kept).collect();
+        assert_eq!(kept, [vec!["environ", "paths"], vec![], vec![], vec!["environ"]]);
     }
 
     #[test]
