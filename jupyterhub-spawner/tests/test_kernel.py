@@ -352,6 +352,32 @@ def test_a_hundred_megabytes_and_many_lines_arrive_whole(kernel: Kernel) -> None
     assert "".join(c["text"] for c in of_type(seen, "stream")) == "".join(f"{i}\n" for i in range(5000))
 
 
+def test_no_line_is_lost_while_the_kernels_supervisor_gets_no_core(kernel: Kernel, tmp_path: Path) -> None:
+    pids = kernel.pids()
+    go = tmp_path / "go"
+    printing = (
+        "import os, time\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        "for i in range(5000): print(i, flush=True)\n"
+        f"os.rename({str(go)!r}, {str(go)!r} + 'ne')"
+    )
+    asked = kernel.kc.execute(printing)
+    eventually(
+        lambda: kernel.kc.get_iopub_msg(timeout=TIMEOUT)["msg_type"] == "execute_input", "the cell runs", TIMEOUT
+    )
+    os.kill(pids["replica"], signal.SIGSTOP)
+    try:
+        go.touch()
+        eventually(lambda: not go.exists(), "all lines are printed", TIMEOUT)
+    finally:
+        os.kill(pids["replica"], signal.SIGCONT)
+    lines = ""
+    while (said := kernel.kc.get_iopub_msg(timeout=TIMEOUT))["content"].get("execution_state") != "idle":
+        lines += said["content"].get("text", "")
+    assert kernel.kc.get_shell_msg(timeout=TIMEOUT)["parent_header"]["msg_id"] == asked
+    assert lines == "".join(f"{i}\n" for i in range(5000))
+
+
 def test_a_heartbeat_beats(kernel: Kernel) -> None:
     info = kernel.km.get_connection_info()
     socket = zmq.Context.instance().socket(zmq.REQ)

@@ -54,6 +54,7 @@ def load_ipython_extension(ip: Any) -> None:
     undrawn.install()
     _keep_state(ip)
     _reply_at_once(ip)
+    _lose_no_output(ip)
     usage.watch(getattr(ip, "kernel", None))
     after_import("debugpy", debugger.guard)
     if channel.is_here():
@@ -82,6 +83,23 @@ def _reply_at_once(ip: Any) -> None:
         and kernel._execute_sleep == sleep.default_value
     ):
         kernel._execute_sleep = 0.0
+
+
+#: Messages that wait for the supervisor. ZeroMQ's own limit is 1,000, and a cell that flushes each line reaches it while
+#: the supervisor gets no core: ZeroMQ drops the others without a word.
+_UNREAD_MAX = 100_000
+
+
+def _lose_no_output(ip: Any) -> None:
+    """Have more of a cell's output wait for a busy supervisor, the only reader of the kernel's iopub."""
+    thread = getattr(getattr(ip, "kernel", None), "iopub_thread", None)
+    socket = getattr(thread, "socket", None)
+    if thread is None or socket is None or not channel.is_here():
+        return
+    import zmq
+
+    # The thread alone may use its socket.
+    thread.schedule(lambda: socket.setsockopt(zmq.SNDHWM, _UNREAD_MAX))
 
 
 def _keep_state(ip: Any) -> None:
