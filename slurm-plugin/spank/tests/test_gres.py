@@ -110,8 +110,9 @@ def order_swapped(cluster: Cluster) -> Iterator[None]:
     text[here[0]], text[here[1]] = text[here[1]], text[here[0]]
 
     def read_anew() -> None:
-        cluster.run("root", "scontrol", "reconfigure")
+        # Since 23.11 a slurmd starts itself anew when Slurm is reconfigured, and isn't to be killed in the midst of it.
         cluster.devcluster("kill-slurmd", cluster.node)
+        cluster.run("root", "scontrol", "reconfigure")
         cluster.devcluster("start-slurmd", cluster.node)
 
     with gres_conf(cluster, *text):
