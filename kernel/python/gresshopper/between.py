@@ -10,8 +10,9 @@ import asyncio
 import collections
 import contextlib
 import threading
-import time
 from typing import Any, Callable
+
+from gresshopper import clock
 
 #: Seconds that posted work waits for the kernel's loop at the kernel's start.
 LOOP_LIMIT = 60.0
@@ -82,9 +83,9 @@ class Between:
         return getattr(getattr(self._shell, "kernel", None), "io_loop", None)
 
     def _once_started(self) -> None:
-        until = time.monotonic() + LOOP_LIMIT
-        while self._loop() is None and time.monotonic() < until:
-            time.sleep(0.005)
+        until = clock.now() + LOOP_LIMIT
+        while self._loop() is None and clock.now() < until:
+            clock.sleep(0.005)
         if self._loop() is not None:
             self._loop().add_callback(self._drain)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gresshopper import channel, need
+from gresshopper import channel, clock, need
 from gresshopper.memory import memory
 
 #: How long ``hop`` may take, in seconds.
@@ -178,7 +177,7 @@ def _sentence(of: Status) -> str:
         kept = f"{_where(of)} stays with this kernel, which can't let go of it ({of.reason})"
         return f"{kept}. You are warned here once somebody waits for it."
     if of.state == "lingering":
-        left = "" if of.until is None else f" for {max(0.0, of.until - time.time()):.0f} s more"
+        left = "" if of.until is None else f" for {max(0.0, of.until - clock.since_1970()):.0f} s more"
         return f"{_where(of)} is kept for the next cell{left}; %gpu release gives it back now."
     return "This kernel holds no GPU. %%gpu 1 on a cell's first line asks for one."
 

@@ -12,8 +12,9 @@ import asyncio
 import json
 import shutil
 import subprocess
-import time
 from typing import Any
+
+from gresshopper import clock
 
 #: How long NVML may take, in seconds: a client that polls doesn't wait for longer.
 WITHIN_S = 0.8
@@ -47,8 +48,8 @@ async def gpus() -> list[dict[str, Any]] | None:
     with subprocess.Popen(  # noqa: ASYNC220  asyncio's own starts a thread
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as look:
-        end = time.monotonic() + WITHIN_S
-        while look.poll() is None and time.monotonic() < end:  # noqa: ASYNC110  a process sets no event
+        end = clock.now() + WITHIN_S
+        while look.poll() is None and clock.now() < end:  # noqa: ASYNC110  a process sets no event
             await asyncio.sleep(_LOOKS_EVERY)
         if look.poll() is None:
             look.kill()

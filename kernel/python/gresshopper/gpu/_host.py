@@ -11,9 +11,10 @@ import ctypes
 import mmap
 import os
 import threading
-import time
 from collections.abc import Sequence
 from typing import Callable
+
+from gresshopper import clock
 
 #: Alignment of blocks in bytes: a page, to keep two copies off the same page.
 ALIGN = 4096
@@ -100,7 +101,7 @@ class Pool:
 
         Raises MemoryError when the host has no more; nothing is taken then.
         """
-        start = time.perf_counter()
+        start = clock.now()
         self._unpin = unpin
         buffers: list[memoryview] = []
         try:
@@ -110,7 +111,7 @@ class Pool:
             self.give_back()
             raise MemoryError(f"the host has no {sum(sizes) >> 20} MiB for what the device holds: {error}") from error
         finally:
-            self.last_pin_s = time.perf_counter() - start
+            self.last_pin_s = clock.now() - start
         return buffers
 
     def _one(self, size: int, still: Sequence[int], pin: Pin | None) -> memoryview:

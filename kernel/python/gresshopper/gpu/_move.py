@@ -8,10 +8,11 @@ back.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
+
+from gresshopper import clock
 
 from ._errors import ParkRefused
 from ._host import Pin, Pool
@@ -150,7 +151,7 @@ class Stopwatch:
     """Seconds since it was made."""
 
     def __init__(self) -> None:
-        self._start = time.perf_counter()
+        self._start = clock.now()
 
     def seconds(self) -> float:
-        return time.perf_counter() - self._start
+        return clock.now() - self._start

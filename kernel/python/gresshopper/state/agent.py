@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-from gresshopper import private
+from gresshopper import clock, private
 
 from . import process, records, recovery, streams
 from .capture import Capture
@@ -93,7 +92,7 @@ class Agent:
         # Errors
         `FormError` or `StoreError`; an existing state stays as before.
         """
-        started = time.perf_counter()
+        started = clock.now()
         before = self.store.written
         private.make(directory)  # a collection forgets a place that isn't there
         self.store.keep_content_of(directory)
@@ -103,7 +102,7 @@ class Agent:
             self.watcher.audit()  # what is found is to be in the log, too
         # Nothing ran since everything was audited: going through all classes of all libraries takes the longest.
         said = self.saver.save(directory, durable, whole, libraries=not self.watcher.is_audited)
-        return {**said, "chunk_bytes": self.store.written - before, "seconds": time.perf_counter() - started}
+        return {**said, "chunk_bytes": self.store.written - before, "seconds": clock.now() - started}
 
     def show(self) -> list[dict[str, Any]]:
         """Each group: its variables, cost and unsavable parts."""

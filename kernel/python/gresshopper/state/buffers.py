@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import time
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from gresshopper import clock
 
 from . import native
 from .session import Buffer
@@ -67,7 +68,7 @@ class _Memory:
     def __init__(self) -> None:
         self.blob: Blob | None = None
         #: When all its chunks were stored or asked for.
-        self.kept = time.monotonic()
+        self.kept = clock.now()
         self.tags: bytes = b""
         self.armed = False
         self.heat = 1
@@ -105,10 +106,10 @@ class Memories:
     def _kept(self, memory: _Memory, buffer: Buffer, blob: Blob) -> Blob:
         """Content that a record is about to name. It may have been stored for a capture that was given up, and collected
         as garbage since."""
-        if blob.deferred or time.monotonic() - memory.kept < _FRESH:
+        if blob.deferred or clock.now() - memory.kept < _FRESH:
             return blob
         blob = self.keep(buffer, blob)
-        memory.kept = time.monotonic()
+        memory.kept = clock.now()
         return blob
 
     def _first(self, memory: _Memory, buffer: Buffer) -> Blob:

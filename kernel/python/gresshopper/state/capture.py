@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
-import time
 import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
+
+from gresshopper import clock
 
 from . import (
     gc_pause,
@@ -199,7 +200,7 @@ class Capture:
             return self._run(found, cell, arm, everything, libraries)
 
     def _run(self, found: naming.Names | None, cell: int, arm: bool, everything: bool, libraries: bool) -> Delta:
-        started = time.perf_counter()
+        started = clock.now()
         self.cell = cell
         visible = self._variables.look()
         if found is not None and found.stored:
@@ -233,21 +234,19 @@ class Capture:
         self.session.expect(self._pace * expected)
         # From here on it is carried through.
         check, self.session.check = self.session.check, lambda: None
-        begun = time.perf_counter()
+        begun = clock.now()
         try:
             changed, removed = self._adopt(final, arm, everything)
         finally:
             self.session.check, self.session.kept = check, []
         if expected >= _LEARNT:
-            self._pace = max(1.0, (self._pace + (time.perf_counter() - begun) / expected) / 2)
+            self._pace = max(1.0, (self._pace + (clock.now() - begun) / expected) / 2)
         self._variables.keep(visible)
         self._ran_beside = beside
         if everything:
             self._process = {}
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
-        return Delta(
-            changed, removed, self._process_delta(found is None and libraries), time.perf_counter() - started
-        )
+        return Delta(changed, removed, self._process_delta(found is None and libraries), clock.now() - started)
 
     def order(self) -> list[str]:
         """The variables in the order in which the namespace holds them."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+from gresshopper import clock
 
 from . import adapters, effects, gc_pause, names, restore, settings
 from .lost import Lost, Pending, is_read
@@ -143,8 +144,8 @@ class Deferred:
 
     def some(self) -> None:
         """Read for a moment."""
-        started = time.perf_counter()
-        while self._waiting and time.perf_counter() - started < AT_ONCE:
+        started = clock.now()
+        while self._waiting and clock.now() - started < AT_ONCE:
             self.one()
 
     def all(self) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
+
+from gresshopper import clock
 
 #: Turns of the shell channel's loop from the arrival of a reply to its sending: it is taken, queued, sent.
 _TURNS = 3
@@ -19,7 +20,7 @@ _TURNS = 3
 def wait(shell: Any, seconds: float) -> None:
     """Wait for the other threads of this shell's kernel, at most `seconds`."""
     kernel = getattr(shell, "kernel", None)
-    until = time.monotonic() + seconds
+    until = clock.now() + seconds
     left: list[threading.Event] = []
     for send in (_published, _replied):
         done = threading.Event()
@@ -28,7 +29,7 @@ def wait(shell: Any, seconds: float) -> None:
             send(kernel, done.set, until)
             left.append(done)
     for done in left:
-        done.wait(max(until - time.monotonic(), 0.0))
+        done.wait(max(until - clock.now(), 0.0))
 
 
 def _published(kernel: Any, done: Callable[[], None], until: float) -> None:
@@ -39,7 +40,7 @@ def _replied(kernel: Any, done: Callable[[], None], until: float) -> None:
     loop, stream = kernel.shell_channel_thread.io_loop, kernel.shell_stream
 
     def look(turns: int) -> None:
-        if turns > 0 or (stream.sending() and time.monotonic() < until):
+        if turns > 0 or (stream.sending() and clock.now() < until):
             loop.add_callback(look, turns - 1)
         else:
             done()

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import threading
+import time
 from collections.abc import Callable
+from typing import Any
+
+from gresshopper import clock
+
+#: By which the loop's timers go, unless the notebook has put another in its place.
+_MONOTONIC = time.monotonic
 
 
 def soon(work: Callable[[], None]) -> bool:
@@ -19,10 +26,31 @@ def soon(work: Callable[[], None]) -> bool:
 
 def after(seconds: float, work: Callable[[], None]) -> None:
     """Schedule work for think time."""
-    with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
+    try:
         loop = asyncio.get_running_loop()
-        # A turn of the loop later: a request that arrived with the timer goes first, unannounced by any descriptor.
+    except RuntimeError:  # outside of a kernel there is no loop: the next audit does it
+        return
+    # A turn of the loop later: a request that arrived with the timer goes first, unannounced by any descriptor.
+    if _keeps_time(loop):
         loop.call_later(seconds, loop.call_soon, work)
+    else:
+        timer = threading.Timer(seconds, _soon_in, (loop, work))
+        timer.name, timer.daemon = "gresshopper-think-time", True
+        timer.start()
+
+
+def _keeps_time(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether a timer of the loop ends: a notebook may stop or set the clock by which the loop goes."""
+    if time.monotonic is not _MONOTONIC:
+        return False
+    return abs(loop.time() - clock.now()) < 1  # on Linux both are CLOCK_MONOTONIC
+
+
+def _soon_in(loop: Any, work: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(loop.call_soon, work)
+    except RuntimeError:  # the kernel has ended
+        return
 
 
 class Timer:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 import traceback
 
-from gresshopper import typenames
+from gresshopper import clock, typenames
 
 from .form import FormError
 from .pace import Pace
@@ -53,9 +52,9 @@ class Failures:
         again = text in self.texts or self.last is not None or self.missed is not None
         self.texts = [*self.texts, text][-REMEMBERED:]
         if isinstance(e, StoreHangs):
-            self._pace.waits_for_store(time.perf_counter())
+            self._pace.waits_for_store(clock.now())
         else:
-            self._pace.fails(time.perf_counter())
+            self._pace.fails(clock.now())
         _log.debug("%s", traceback.format_exc())
         if again or not isinstance(e, _SAID):
             return
@@ -66,11 +65,11 @@ class Failures:
         `tell`.
         """
         if isinstance(e, Away):
-            self._pace.fails(time.perf_counter())
+            self._pace.fails(clock.now())
         elif isinstance(e, NoRoom):
             self.tell(e, what)
             self._no_room = str(e)
-            self._pace.finds_no_room(time.perf_counter())
+            self._pace.finds_no_room(clock.now())
 
     # `since` is the execution count of the first cell that waits for the capture.
 
@@ -103,7 +102,7 @@ class Failures:
 
     def store_hangs(self, e: StoreHangs, since: int | None = None) -> Outcome:
         """The outcome of a capture that isn't begun, since the store still hangs."""
-        self._pace.waits_for_store(time.perf_counter())
+        self._pace.waits_for_store(clock.now())
         return self._failed(str(e), since)
 
     def whole(self) -> Outcome:

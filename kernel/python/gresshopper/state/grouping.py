@@ -7,9 +7,10 @@ import array
 import bisect
 import hashlib
 import pickle
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from gresshopper import clock
 
 from . import effects, kinds, pickling
 from .lost import Lost
@@ -129,7 +130,7 @@ class Search:
 
     def _write(self, members: tuple[str, ...]) -> Block:
         self._session.check()
-        started = time.perf_counter()
+        started = clock.now()
         values = [self._value_of(m) for m in members]
         owned = {m[2:] for m in members if m.startswith("c:")}
         if len(values) == 1 and type(values[0]) in ATOMS:
@@ -143,7 +144,7 @@ class Search:
         self._keep.append(dump.keep)
         if dump.keep is not None:
             self._session.kept.append(dump.ids)
-        return Block(members, dump, time.perf_counter() - started)
+        return Block(members, dump, clock.now() - started)
 
     def _value_of(self, member: str) -> Any:
         """What a member is now."""

@@ -9,10 +9,10 @@ import contextlib
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
+from gresshopper import clock
 from gresshopper.between import in_main_thread
 
 #: Seconds from our hook in which the cell has to begin.
@@ -62,12 +62,12 @@ def for_the_cell(namespace: dict[str, Any]) -> Iterator[None]:
 
 def _interrupt(thread: int, namespace: dict[str, Any]) -> None:
     """Interrupt a thread as soon as it runs code of the notebook: before that, nobody would take the interrupt for the cell's."""
-    until = time.monotonic() + BEGINS_WITHIN
-    while time.monotonic() < until:
+    until = clock.now() + BEGINS_WITHIN
+    while clock.now() < until:
         frame = sys._current_frames().get(thread)
         while frame is not None and frame.f_globals is not namespace:
             frame = frame.f_back
         if frame is not None:
             return signal.pthread_kill(thread, signal.SIGINT)
-        time.sleep(0.001)
+        clock.sleep(0.001)
     return None

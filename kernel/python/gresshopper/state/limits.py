@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, Protocol
+
+from gresshopper import clock
 
 from . import incoming, interrupts, native
 from .session import Away, Interrupted, NoRoom, Session
@@ -34,7 +35,7 @@ class Patience(Protocol):
 
 
 class Until:
-    """Until a moment of `time.perf_counter`, or until an interrupt that was deferred."""
+    """Until a moment of `clock.now`, or until an interrupt that was deferred."""
 
     def __init__(self, moment: float) -> None:
         self._moment = moment
@@ -45,7 +46,7 @@ class Until:
 
     def expect(self, seconds: float) -> None:
         """As `Patience`."""
-        if interrupts.received or time.perf_counter() + seconds > self._moment:
+        if interrupts.received or clock.now() + seconds > self._moment:
             raise Interrupted
 
 
@@ -58,7 +59,7 @@ class UntilAsked:
 
     def check(self) -> None:
         """As `Patience`."""
-        now = time.perf_counter()
+        now = clock.now()
         if self._descriptor is not None and now >= self._next:
             self._next = now + EVERY
             if incoming.is_readable(self._descriptor):

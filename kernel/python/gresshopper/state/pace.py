@@ -1,6 +1,6 @@
 """When a capture may run, and how long it may take.
 
-A `Pace` is told what happened and decides. It reads no clock: each `now` is a moment of `time.perf_counter`. The agent
+A `Pace` is told what happened and decides. It reads no clock: each `now` is a moment of `clock.now`. The agent
 measures, captures, and puts the decisions on the event loop.
 """
 

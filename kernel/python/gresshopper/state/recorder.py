@@ -6,9 +6,10 @@ fate of a failed capture.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
+
+from gresshopper import clock
 
 from . import capture, effects, names, planning, process, records, redo, restore, user_modules
 from .deferred import Unread
@@ -43,7 +44,7 @@ class Recorder:
         self.journal = journal
         if self.notes:
             return
-        started = time.perf_counter()
+        started = clock.now()
         delta = self._capture.run(None, self.seq, everything=self._anew, libraries=False)
         self.note(delta)
         self._keep(delta, [], (), "begin", started)
@@ -58,7 +59,7 @@ class Recorder:
 
     def cells(self, waiting: list[Ran], reply_waits: bool) -> None:
         """Capture what these cells did. `reply_waits`: the last one's reply waits for the record."""
-        started = time.perf_counter()
+        started = clock.now()
         for ran in waiting:
             self._capture.programs.note(ran.effects.get("did", ()))
         sources = [self._namespace.source_of(ran.raw, ran.count) for ran in waiting]
@@ -84,7 +85,7 @@ class Recorder:
         """Look at everything. It finds what no cell's names showed, and arms the tracking. `always`: a record says that
         all is saved even if nothing was found.
         """
-        started = time.perf_counter()
+        started = clock.now()
         try:
             delta = self._run(None, self.seq)
         except NotYet:
@@ -131,7 +132,7 @@ class Recorder:
         self._notices.lost_anew(name for one in delta.changed if one.unit.gone for name in one.unit.names)
         if told := self._notices.standing():
             head["told"] = told
-        took = time.perf_counter() - started
+        took = clock.now() - started
         self.journal.add(records.Record(head, body, tuple(ran), cause, took, reply_waits))
         self._anew = False
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+from gresshopper import clock
 
 from . import capture, form, native
 from . import restore as restoring
@@ -183,7 +184,7 @@ class Writer:
         head: dict[str, Any] = {
             "full": full,
             "shown": {n: number_of(self._shell, n, space[n]) for n in SHOWN if n in space},
-            "at": time.time(),
+            "at": clock.since_1970(),
             "before": list(before),
             "cell": last,
             "units": units,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gresshopper import clock
 from gresshopper.between import in_main_thread
 
 from . import capture, deferred, form, process, redo, rerun, restore
@@ -102,11 +102,11 @@ class Recovery:
         self._capture.resettle(staged)
 
     def _progress(self) -> Callable[[int, int], None]:
-        started = last = time.monotonic()
+        started = last = clock.now()
 
         def tell(done: int, of: int) -> None:
             nonlocal last
-            now = time.monotonic()
+            now = clock.now()
             if now - started > 1 and (now - last > 1 or done == of):
                 last = now
                 said = f"restoring, {done} of {of} groups"

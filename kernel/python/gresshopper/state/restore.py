@@ -12,13 +12,12 @@ import importlib.metadata
 import pickle
 import platform
 import sys
-import time
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
-from gresshopper import typenames
+from gresshopper import clock, typenames
 
 from . import adapters, form, gc_pause, pickling, process, recipes, settings
 from .lost import Lost, LostError
@@ -536,7 +535,7 @@ def restore(
     # Errors
     `FormError`, with the namespace untouched.
     """
-    started = time.perf_counter()
+    started = clock.now()
     loader = Loader(snapshot, store, session, lazy)
     store.ask_for([name for entry in snapshot.units.values() for name in chunks_of(entry)])
     # Read at once, what isn't there is told at once.
@@ -558,4 +557,4 @@ def restore(
     lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})
     for entry in snapshot.units.values():
         loader.notice_of(entry)
-    return Told(sorted(staged), lost, loader.notices, time.perf_counter() - started), loader
+    return Told(sorted(staged), lost, loader.notices, clock.now() - started), loader

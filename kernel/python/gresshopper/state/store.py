@@ -12,12 +12,11 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gresshopper import private
+from gresshopper import clock, private
 
 from . import native
 
@@ -176,14 +175,14 @@ class Store:
         `StoreError` when it can't be written.
         """
         content = os.urandom(CHUNK)
-        started = time.perf_counter()
+        started = clock.now()
         names = self.put(native.address(memoryview(content)), CHUNK)
         if durable:
             with open(self.path(names[0]), "rb") as chunk:
                 os.fsync(chunk.fileno())
-        written = time.perf_counter()
+        written = clock.now()
         self.get(names, bytearray(CHUNK))
-        read = time.perf_counter()
+        read = clock.now()
         self.path(names[0]).unlink(missing_ok=True)
         self.written -= CHUNK
         return CHUNK / max(written - started, 1e-6), CHUNK / max(read - written, 1e-6)

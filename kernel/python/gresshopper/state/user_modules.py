@@ -12,13 +12,12 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-import time
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gresshopper import typenames
+from gresshopper import clock, typenames
 
 from . import module_entries
 from .marks import mark
@@ -54,11 +53,11 @@ def loaded() -> list[types.ModuleType]:
 
 def see(seconds: float = _NEW) -> list[types.ModuleType]:
     """The user's own modules; remembers the content of new ones."""
-    until = time.perf_counter() + seconds
+    until = clock.now() + seconds
     found = loaded()
     for module in found:
         spec, seen = vars(module).get("__spec__"), _first.get(module.__name__)
-        if (seen is None or seen.spec is not spec) and time.perf_counter() < until:
+        if (seen is None or seen.spec is not spec) and clock.now() < until:
             marks = _last[module.__name__] = _marks(module)
             _first[module.__name__] = _Seen(spec, marks, _file(str(module.__file__)))
     return found
@@ -67,12 +66,12 @@ def see(seconds: float = _NEW) -> list[types.ModuleType]:
 def read() -> dict[str, dict[str, Any]]:
     """Marks of the modules (`is`), names of what has changed since the first look, and their files as of then."""
     look_for_files()
-    until = time.perf_counter() + _ALL
+    until = clock.now() + _ALL
     before = dict(_last)
     names = {module.__name__: module for module in see(_ALL) if module.__name__ in _first}
     old = [name for name, marks in before.items() if name in names and _last[name] is marks]
     for name in old:  # those first that were marked longest ago
-        if time.perf_counter() > until:
+        if clock.now() > until:
             break
         del _last[name]
         _last[name] = _marks(names[name])
@@ -103,7 +102,7 @@ def set_(state: dict[str, dict[str, Any]]) -> None:
 def others(state: dict[str, dict[str, Any]]) -> list[str]:
     """Names in the user's own modules that are others here than in a state that was read."""
     found: list[str] = []
-    until = time.perf_counter() + _ALL
+    until = clock.now() + _ALL
     for name, saved in state.items():
         module = sys.modules.get(name)
         if module is None or not own_module(module) or saved.get("python") not in (None, _PYTHON):
@@ -112,7 +111,7 @@ def others(state: dict[str, dict[str, Any]]) -> list[str]:
             if _file(path) not in (was, ""):
                 found.append(f"the module {name}")
             continue
-        here = _marks(module) if time.perf_counter() < until else dict.fromkeys(saved["is"], "")
+        here = _marks(module) if clock.now() < until else dict.fromkeys(saved["is"], "")
         if "python" not in saved:  # a former version marked less
             here = {k: here[k] for k in saved["is"] if k in here}
             found += [f"{name}.{k}" for k, v in saved["is"].items() if k not in here]

@@ -7,10 +7,10 @@ thread. `Pace` decides when and how long; `Recorder` captures.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
+from gresshopper import clock
 from gresshopper.between import Cells, in_main_thread
 
 from . import (
@@ -45,7 +45,7 @@ class Watcher:
 
     def __init__(self, shell: Any, session: Session, recorder: Recorder, unread: Unread) -> None:
         self._shell, self._session, self._recorder, self._unread = shell, session, recorder, unread
-        self.pace = pace.Pace(time.perf_counter())
+        self.pace = pace.Pace(clock.now())
         self.failures = Failures(self.pace)
         self._effects = effects.Effects()
         self._cells = Cells()
@@ -91,10 +91,10 @@ class Watcher:
                 self._promptly()  # should the loop have taken this request first
             if self._cells.begins(info):
                 self._effects.start()
-                self.pace.cell_begins(time.perf_counter())
+                self.pace.cell_begins(clock.now())
 
     def _after(self, result: Any) -> None:
-        ended = time.perf_counter()
+        ended = clock.now()
         if not self._cells.over(result):
             return
         if in_main_thread():
@@ -108,7 +108,7 @@ class Watcher:
             self._reply_waits = True
             outcome = self._hold_up(ended)
             self._reply_waits = False
-            took = time.perf_counter() - ended
+            took = clock.now() - ended
             self.pace.took_before_reply(took)
             if self._recorder.journal is not None:
                 self._recorder.journal.cell_over(ran, outcome, took)
@@ -154,7 +154,7 @@ class Watcher:
         if self.pace.patience is not None:
             outcome = self.work_off(limits.Until(ended + self.pace.patience), read=False)
             if outcome.status == "later":
-                self.pace.gave_up_before_reply(time.perf_counter())
+                self.pace.gave_up_before_reply(clock.now())
                 outcome = self.failures.last or outcome
         elif self._due:
             outcome = self.failures.last or Outcome("later", "it comes after the reply")
@@ -171,14 +171,14 @@ class Watcher:
         if not self._due or self._cells or not self._waiting:
             return
         self._due = False
-        started = time.perf_counter()
+        started = clock.now()
         allowed = self.pace.after_reply(started)
         if not allowed:
             return
         with interrupts.deferred():
             draining.wait(self._shell, LEAVES)
             outcome = self.work_off(limits.Until(started + allowed), read=False)
-        self.pace.took_after_reply(started, time.perf_counter(), outcome.status == "whole")
+        self.pace.took_after_reply(started, clock.now(), outcome.status == "whole")
 
     # --- think time ---
 
@@ -200,7 +200,7 @@ class Watcher:
         """Capture what waits, else read what is unread, else plan an audit."""
         if self._cells:
             return
-        started = time.perf_counter()
+        started = clock.now()
         if incoming.is_asked(self._shell):
             self.think()
         elif self.work_off(limits.UntilAsked(self._shell)).status != "whole":
@@ -210,10 +210,10 @@ class Watcher:
             self.think()
         else:
             self._rest_in(pace.REST)
-        self.pace.took_thinking(time.perf_counter() - started)
+        self.pace.took_thinking(clock.now() - started)
 
     def _rest_in(self, seconds: float) -> None:
-        due = self.pace.plan_audit(time.perf_counter(), seconds)
+        due = self.pace.plan_audit(clock.now(), seconds)
         if due is not None:
             event_loop.after(seconds, lambda: self._rest_if(due))
 
@@ -227,7 +227,7 @@ class Watcher:
         something runs beside the cells, audits follow in longer and longer pauses.
         """
         self.pace.audit_begins()
-        started = time.perf_counter()
+        started = clock.now()
         if self._cells or self._waiting or (self.is_audited and not self._recorder.is_beside()):
             return
         left = self.pace.until_audit(started)
@@ -245,7 +245,7 @@ class Watcher:
             self._rest_in(self.pace.audit_retry(started))
         except Exception:  # nor must an audit fail anything of the user's
             self._rest_in(self.pace.audit_retry(started))
-        following = self.pace.audited(started, time.perf_counter())
+        following = self.pace.audited(started, clock.now())
         if self._recorder.is_beside():
             self._rest_in(following)
 
@@ -265,7 +265,7 @@ class Watcher:
         if not self._waiting:
             return Outcome("whole")
         since = next((ran.count for ran in self._waiting if ran.count), None)
-        if patience is not None and self.pace.is_crowded(time.perf_counter()):
+        if patience is not None and self.pace.is_crowded(clock.now()):
             return self.failures.crowded(since)
         if (hung := self._recorder.hung) is not None:
             return self.failures.store_hangs(hung, since)

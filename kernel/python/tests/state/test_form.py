@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gresshopper import clock
 from gresshopper.state import form, native, pickling, rerun, restore
 from gresshopper.state.store import Store, StoreError, home_store
 
@@ -200,8 +201,8 @@ def test_content_that_no_record_names_is_asked_for_before_one_does(
         return kernel.store.holds(kernel.capture.memories.content(buffer, False).chunks)
 
     assert not found_again(), "content that was stored a moment ago isn't looked for"
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 1201)
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now + 1201)
     assert found_again()
 
 

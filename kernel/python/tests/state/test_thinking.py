@@ -74,6 +74,35 @@ def test_after_a_request_broke_a_capture_off_its_cell_runs_before_the_next_captu
     assert order(kernel)[:3] == ["capture", "broken", "cell"]
 
 
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        "time.monotonic = lambda stopped=time.monotonic(): stopped",
+        "time.monotonic = lambda: 0.0",
+        "time.monotonic = time.perf_counter = time.time = lambda: 0.0; time.sleep = lambda seconds: None",
+        "asyncio.get_running_loop().time = lambda: 0.0",
+    ],
+)
+def test_a_clock_of_the_notebook_keeps_no_think_time_from_being_used(
+    start: Callable[[], Kernel], replaced: str
+) -> None:
+    kernel = start()
+    kernel.run("import asyncio, sys, time\n" + replaced)
+    kernel.run(
+        """
+_of = sys.modules['gresshopper.state.agent'].agent().watcher
+_of._promptly = lambda: None
+_timer = _of._think_time
+def _noted(work=_timer._work):
+    work()
+    with open('order', 'a') as file:
+        file.write(f'{_of._waiting} ')
+_timer._work = _noted
+"""
+    )
+    kernel.eventually(lambda: order(kernel) == ["[]"])
+
+
 def test_a_request_that_was_read_begins_before_a_capture(start: Callable[[], Kernel]) -> None:
     """A request takes several turns of the loop from its socket to its cell, and no descriptor tells of it meanwhile."""
     kernel = start()
