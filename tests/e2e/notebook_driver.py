@@ -34,6 +34,8 @@ class Driver:
         self.numbers: dict[str, int] = {}
         self.idle: set[str] = set()
         self.watched: dict[str, list[dict[str, Any]]] = {}
+        #: Why messages were no use to the client.
+        self.refused: list[str] = []
         self.alive = False
 
     def start(
@@ -101,6 +103,9 @@ class Driver:
                 message = get(timeout=0.2)
             except queue.Empty:
                 continue
+            except ValueError as error:  # a message that came twice, or one that isn't signed
+                self.refused.append(str(error))
+                continue
             except Exception:
                 return
             with self.lock:
@@ -158,6 +163,7 @@ class Driver:
             "outputs": outputs,
             "text": "".join(o.get("text", "") for o in outputs if o["type"] == "stream"),
             "notices": notices,
+            "refused": list(self.refused),
         }
 
     def notices_of(self, cell: str) -> dict[str, Any]:

@@ -102,6 +102,8 @@ pub struct Front {
     interrupts: Vec<Interrupt>,
     /// Cells with a reply, the oldest first.
     answered: Vec<Answered>,
+    /// Requests with a reply from the replica, which a killed front may have handed over.
+    maybe_read: Vec<CellId>,
     marks: Marks,
     audience: Audience,
     outputs: VecDeque<Waiting>,
@@ -159,6 +161,7 @@ impl Front {
             requests_wait: false,
             interrupts: Vec::new(),
             answered: Vec::new(),
+            maybe_read: Vec::new(),
             marks: Marks::default(),
             audience: Audience::default(),
             outputs: VecDeque::new(),
@@ -538,6 +541,7 @@ impl Front {
                 identity,
                 message,
             } => {
+                let message = self.renewed(message);
                 if channel == Channel::Shell {
                     self.has_answered(&message, Some(seq), at, wire);
                 }

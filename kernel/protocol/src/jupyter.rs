@@ -289,6 +289,22 @@ impl Author {
         envelope
     }
 
+    /// The message under an id of its own: Jupyter's sessions raise on a signature that they have seen before, and pass
+    /// over a second reply.
+    ///
+    /// # Errors
+    /// The header is no JSON object.
+    pub fn renew(&mut self, envelope: &mut Envelope) -> Result<(), EnvelopeError> {
+        let header = serde_json::from_slice(&envelope.header);
+        let mut header: serde_json::Map<String, Value> = header.map_err(|_| EnvelopeError::Header)?;
+        self.written += 1;
+        let id = format!("{}_{}", self.session, self.written);
+        header.insert("msg_id".to_owned(), Value::String(id));
+        envelope.header = Value::Object(header).to_string().into();
+        self.signer.sign(envelope);
+        Ok(())
+    }
+
     /// A message for iopub, under ipykernel's kind of topic.
     pub fn publish(
         &mut self,

@@ -166,6 +166,7 @@ impl Front {
         for open in &mut self.open {
             open.sent |= has(&open.id);
         }
+        self.maybe_read = answered.unwrap_or_default().to_vec();
         let flights = in_flight.into_iter().filter_map(Open::from_flight);
         let is_known =
             |id: &CellId| is_open(&self.open, id) || self.answered.iter().any(|a| a.open.id == *id);
@@ -175,6 +176,29 @@ impl Front {
             open.send(None, wire);
         }
         self.send_interrupts(wire);
+    }
+
+    /// The reply, as another message if the client may have read it: a killed front's note of it may be missing.
+    pub(super) fn renewed(&mut self, reply: Message) -> Message {
+        if self.maybe_read.is_empty() {
+            return reply;
+        }
+        let Ok(mut envelope) = Envelope::parse(&reply) else {
+            return reply;
+        };
+        let parent = envelope.parent().map(|p| CellId::from(p.msg_id.as_str()));
+        let Some(at) = self
+            .maybe_read
+            .iter()
+            .position(|cell| Some(cell) == parent.as_ref())
+        else {
+            return reply;
+        };
+        self.maybe_read.swap_remove(at);
+        match self.author.renew(&mut envelope) {
+            Ok(()) => envelope.message(),
+            Err(_) => reply,
+        }
     }
 
     // From one replica to the next.

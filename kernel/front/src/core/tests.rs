@@ -648,6 +648,30 @@ fn a_new_front_learns_what_is_open_from_the_replica() {
     assert_eq!(wire.take(), ["reply execute_reply ok Some(1)"]);
 }
 
+/// jupyter_client raises at a signature that it has seen: a plain client's notebook ended by it.
+#[test]
+fn a_reply_that_a_killed_front_may_have_handed_over_is_another_message() {
+    let (mut front, mut wire, mut author) = (
+        Front::new(b"key", "front".into()),
+        Recorder::default(),
+        Author::new(b"key", "client".into()),
+    );
+    let mut reply_to =
+        |r: &Envelope| author.write("execute_reply", &r.header, &json!({}), &json!({}), Time(0));
+    let mut client = Author::new(b"key", "client".into());
+    let (read, other) = (request(&mut client), request(&mut client));
+    let cell = CellId::from(read.header().unwrap().msg_id.as_str());
+    front.resume(Vec::new(), Some(&[cell]), Tenure(0), &mut wire);
+    let (reply, of_other) = (reply_to(&read), reply_to(&other));
+    assert_eq!(front.renewed(of_other.clone().message()), of_other.message());
+    let renewed = Envelope::parse(&front.renewed(reply.clone().message())).unwrap();
+    assert_eq!(front.author.signer().verify(&renewed), Ok(()));
+    assert_ne!(renewed.signature, reply.signature);
+    let rest = |e: &Envelope| (e.parent.clone(), e.content.clone(), e.header().unwrap().msg_type);
+    assert_eq!(rest(&renewed), rest(&reply));
+    assert_eq!(front.renewed(reply.clone().message()), reply.message(), "once");
+}
+
 /// A front of a kernel that ran on without a server, with the cell that still runs, and a client that listens.
 fn after_a_loss(cell: &Envelope) -> (Front, Recorder) {
     let mut front = Front::new(b"key", "front".into()).durable(true).after_a_loss();
