@@ -234,6 +234,22 @@ def test_a_segmentation_fault_and_an_exit_are_told_as_what_they_were(kernel: Ker
     assert kernel.value("x") == "1"
 
 
+@pytest.mark.parametrize("knows_cells", [False, True])
+def test_a_stream_of_the_notebooks_shows_under_the_cell_that_prints(
+    kernel: Kernel, home: Path, knows_cells: bool
+) -> None:
+    tee = "import sys\nclass Tee:\n    def __init__(self, of): self.of, self.seen = of, []\n"
+    tee += "    def write(self, text): self.seen.append(text); return self.of.write(text)\n"
+    tee += "    def flush(self): self.of.flush()\n"
+    if knows_cells:
+        tee += "    def set_parent(self, parent): self.of.set_parent(parent)\n"
+    kernel.run(tee + "tee = sys.stdout = Tee(sys.stdout)")
+    saved(home)
+    error_of(kernel, "import os; os._exit(3)")
+    for n in range(2):
+        assert kernel.value(f"len([0] * {n}), sys.stdout is tee") == f"{n} True"
+
+
 def test_front_and_replica_die_together_between_cells(kernel: Kernel, home: Path) -> None:
     kernel.run("x = 1")
     saved(home)

@@ -15,7 +15,7 @@ from typing import Any
 from gresshopper import clock
 from gresshopper.between import in_main_thread
 
-from . import capture, deferred, form, process, redo, rerun, restore
+from . import capture, deferred, form, process, redo, rerun, restore, streams
 from .deferred import Unread
 from .lost import Lost
 from .namespace import Namespace, know_sources
@@ -130,6 +130,7 @@ class Recovery:
         """Have IPython's own memory, the next cell's context and the sources of these cells as they were."""
         self._namespace.settle(snapshot)
         self._set_in_cell(snapshot)
+        streams.are_restored()
         know_sources(cells)
 
     def _set_in_cell(self, snapshot: restore.Snapshot) -> None:

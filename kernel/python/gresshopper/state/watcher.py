@@ -91,6 +91,7 @@ class Watcher:
                 self._promptly()  # should the loop have taken this request first
             if self._cells.begins(info):
                 self._effects.start()
+                streams.show_under(self._parent())
                 self.pace.cell_begins(clock.now())
 
     def _after(self, result: Any) -> None:
