@@ -729,14 +729,19 @@ async fn ask_hopd(config: &Config, request: Request) -> Result<Response> {
     Ok(client::call(&options, request, Duration::from_secs(10)).await?)
 }
 
-/// Tells `hopd` that the kernel is closed for good.
-pub async fn close(kernel: KernelId) {
+/// Tells `hopd` that the kernel is closed for good, or else that it is dead and its state kept. Nobody else tells it
+/// where no replica has come up again.
+pub async fn tell_end(kernel: KernelId, is_closed: bool) {
     let Ok(config) = Config::load() else {
         return;
     };
-    if let Err(error) = ask_hopd(&config, Request::CloseKernel { kernel }).await {
+    let request = match is_closed {
+        true => Request::CloseKernel { kernel },
+        false => Request::LeaveKernel { kernel },
+    };
+    if let Err(error) = ask_hopd(&config, request).await {
         // It will notice by the replica's absence.
-        tracing::info!(%error, "hopd was not told that the kernel is closed");
+        tracing::info!(%error, "hopd was not told that the kernel has ended");
     }
 }
 

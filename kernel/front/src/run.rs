@@ -6,7 +6,7 @@ use crate::announce::{self, announce};
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned, Saved};
 use crate::content;
-use crate::core::{Asked, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
+use crate::core::{Asked, End, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
 use crate::heirs::Heirs;
 use crate::home::{Home, Places};
@@ -257,7 +257,7 @@ fn keeps(start: &Start, owned: bool) -> Keeps {
 /// notebook's next opening would bring back a kernel that its user has ended.
 async fn close_in_its_place(start: &Start) -> Result<bool> {
     if !start.launch.local {
-        launch::close(start.kernel.clone()).await;
+        launch::tell_end(start.kernel.clone(), true).await;
         orphans::end_sruns(&start.kernel);
     }
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
@@ -592,8 +592,11 @@ impl Main {
 
     async fn clean_up(&mut self, removal: Removal, died: bool) {
         let state = self.states.as_ref().map(|s| s.kernel.clone());
-        if claim::is_closed(removal, died, state.as_deref()) && !self.start.launch.local {
-            launch::close(self.start.kernel.clone()).await;
+        let is_dead = matches!(self.front.end(), Some(End::Dead { .. }));
+        let comes_back = self.start.notebook.is_some();
+        let is_closed = claim::is_closed(removal, died, state.as_deref()) || is_dead && !comes_back;
+        if !self.start.launch.local && (is_closed || is_dead) {
+            launch::tell_end(self.start.kernel.clone(), is_closed).await;
         }
         // Nothing may be written into a folder that is removed.
         self.home.end();

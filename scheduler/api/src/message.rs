@@ -101,6 +101,12 @@ pub enum Request {
         kernel: KernelId,
     },
 
+    /// The kernel is dead by its front's word, and its state is kept in its user's home. Ignored while one of its
+    /// replicas is connected: the replica speaks for the kernel.
+    LeaveKernel {
+        kernel: KernelId,
+    },
+
     // Seats.
     /// A seat is up, as its batch step reports.
     SeatUp {

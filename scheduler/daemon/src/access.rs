@@ -42,7 +42,10 @@ impl Sender {
     const fn of(request: &Request) -> Self {
         match request {
             Request::Ping => Self::Anybody,
-            Request::PlaceKernel(_) | Request::FrontUp { .. } | Request::CloseKernel { .. } => Self::Front,
+            Request::PlaceKernel(_)
+            | Request::FrontUp { .. }
+            | Request::CloseKernel { .. }
+            | Request::LeaveKernel { .. } => Self::Front,
             Request::SeatUp { .. } => Self::Seat,
             Request::ReplicaUp(_)
             | Request::Submit { .. }

@@ -457,6 +457,16 @@ impl Scheduler {
                 self.drop_asleep(&kernel);
                 self.todo.push_back(Input::CloseKernel { kernel });
             }
+            Request::LeaveKernel { kernel } => {
+                access.owns(self.owner_of(&kernel), &kernel)?;
+                if self
+                    .registry
+                    .executor(&kernel)
+                    .is_none_or(|(_, r)| r.conn.is_none())
+                {
+                    self.hibernated(kernel);
+                }
+            }
             _ => unreachable!("sorted by its sender"),
         }
         Ok(DONE)

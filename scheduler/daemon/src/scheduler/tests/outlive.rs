@@ -388,6 +388,22 @@ async fn a_closed_kernel_is_none_that_sleeps() {
 }
 
 #[tokio::test]
+async fn a_kernel_that_its_front_gives_up_sleeps_unless_a_replica_speaks_for_it() {
+    let mut lived = Lived::new();
+    let leave = || Request::LeaveKernel { kernel: kernel() };
+    let states = |lived: &mut Lived| lived.rows().into_iter().map(|row| row.state).collect::<Vec<_>>();
+    let before = states(&mut lived);
+    assert!(done(&lived.house.ask(lived.front.0, &mut lived.front.1, leave())));
+    assert_eq!(states(&mut lived), before);
+    breaks(&mut lived);
+    let (eve, mut mailbox) = lived.house.connect("eve", Role::Front);
+    assert!(!done(&lived.house.ask(eve, &mut mailbox, leave())));
+    assert_ne!(states(&mut lived), [KernelState::Asleep]);
+    assert!(done(&lived.house.ask(lived.front.0, &mut lived.front.1, leave())));
+    assert_eq!(states(&mut lived), [KernelState::Asleep]);
+}
+
+#[tokio::test]
 async fn more_that_sleep_than_are_kept_push_out_the_first() {
     let config = format!("{QUOTA}asleep = 0\n{POOL}");
     let config = Config::parse(&config, "x".as_ref()).unwrap();
