@@ -212,8 +212,13 @@ def _hung_in() -> dict[str, str]:
         _by_notebook(found, f"gc.callbacks[{i}]", callback)
     for i, finder in enumerate(sys.meta_path):
         _by_notebook(found, f"sys.meta_path[{i}]", finder)
-    for number, where in _SIGNALS:
-        _by_notebook(found, where, _signal.getsignal(number))
+    for i, hook in enumerate(sys.path_hooks):
+        _by_notebook(found, f"sys.path_hooks[{i}]", hook)
+    _signals_hung_in(found)
+    if sys.modules.get("tracemalloc") is not None and sys.modules["tracemalloc"].is_tracing():
+        found["tracemalloc"] = "it traces"
+    if (priority := os.getpriority(os.PRIO_PROCESS, 0)) != _PRIORITY:
+        found["os.nice"] = str(priority)
     for cls, how in list(copyreg.dispatch_table.items()):
         if _is_by_notebook(how):
             found[f"copyreg.dispatch_table[{typenames.qualname_of(cls)}]"] = typenames.called(how)
@@ -237,6 +242,20 @@ def _hung_in() -> dict[str, str]:
                 typenames.name_of(type(f)) for f in logger.filters
             )
     return found
+
+
+def _signals_hung_in(found: dict[str, str]) -> None:
+    for number, where in _SIGNALS:
+        handler = _signal.getsignal(number)
+        _by_notebook(found, where, handler)
+        # ipykernel sets that of SIGINT around each cell. Libraries set functions of their own.
+        if number != signal.SIGINT and isinstance(handler, int) and handler != _HANDLERS[number]:
+            found[where] = signal.Handlers(handler).name
+    if blocked := _signal.pthread_sigmask(signal.SIG_BLOCK, ()) - _BLOCKED:
+        found["signal.pthread_sigmask"] = str(sorted(blocked))
+    for timer in ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF"):
+        if any(_signal.getitimer(getattr(signal, timer))):
+            found[f"signal.setitimer({timer})"] = "it runs"
 
 
 #: `RLIMIT_OFILE` is another name of one of them.
@@ -300,6 +319,10 @@ _BUILTINS = frozenset(dir(builtins)) | {
 }
 #: Numbers of signals, and how their handlers are called: `signal.getsignal` makes an enumeration's value of each.
 _SIGNALS = [(int(s), f"the handler of {s.name}") for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
+#: Handlers, blocked signals and the priority before any cell has run.
+_HANDLERS = {number: _signal.getsignal(number) for number, _ in _SIGNALS}
+_BLOCKED = frozenset(_signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+_PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def _paths() -> dict[str, Any]:

@@ -270,6 +270,31 @@ case(
     needs=PD,
 )
 
+case(
+    "settings/signals that are ignored",
+    "import signal\nsignal.signal(signal.SIGTERM,signal.SIG_IGN)\nsignal.signal(signal.SIGPIPE,signal.SIG_DFL)",
+    check="out=signal.getsignal(signal.SIGTERM),signal.getsignal(signal.SIGPIPE)\nsignal.signal(signal.SIGTERM,signal.SIG_DFL)\nsignal.signal(signal.SIGPIPE,signal.SIG_IGN)",
+    reported=True,
+)
+case(
+    "settings/blocked signals, and a timer",
+    "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK,[signal.SIGUSR2])\nsignal.setitimer(signal.ITIMER_VIRTUAL,9e5)",
+    check="out=sorted(signal.pthread_sigmask(signal.SIG_BLOCK,[])),signal.getitimer(signal.ITIMER_VIRTUAL)[0]>1\nsignal.pthread_sigmask(signal.SIG_UNBLOCK,[signal.SIGUSR2])\nsignal.setitimer(signal.ITIMER_VIRTUAL,0)",
+    reported=True,
+)
+case(
+    "settings/a hook for paths",
+    "import sys\ndef hook(path): raise ImportError\nsys.path_hooks.append(hook)",
+    check="out=hook in sys.path_hooks\nsys.path_hooks[:]=[h for h in sys.path_hooks if getattr(h,'__name__','')!='hook']",
+    reported=True,
+)
+case(
+    "settings/tracemalloc",
+    "import tracemalloc\ntracemalloc.start()",
+    check="out=tracemalloc.is_tracing()\ntracemalloc.stop()",
+    reported=True,
+)
+
 # --- settings of cells that run again ---------------------------------------------------------------------------------
 
 GEN = "def gen(*held):\n    while True:\n        yield held\n"
