@@ -211,10 +211,10 @@ impl NodeState {
         self.flags.contains(flag)
     }
 
-    /// Drained by an administrator: running jobs go on, and nothing new starts.
+    /// Drained, or expected to fail, by an administrator's word: running jobs go on, and nothing new starts.
     pub fn is_drained(&self) -> bool {
-        let drains =
-            |flag: &NodeFlag| matches!(flag, NodeFlag::Drain | NodeFlag::Draining | NodeFlag::Drained);
+        use NodeFlag as F;
+        let drains = |flag: &F| matches!(flag, F::Drain | F::Draining | F::Drained | F::Fail | F::Failing);
         self.flags.iter().any(drains)
     }
 
@@ -289,6 +289,8 @@ mod tests {
         assert!(NodeState::parse("MIXED+PLANNED").is_usable());
         assert!(!NodeState::parse("MIXED+DRAIN").is_usable());
         assert!(NodeState::parse("MIXED+DRAIN").is_drained());
+        assert!(NodeState::parse("IDLE+FAIL").is_drained());
+        assert!(NodeState::parse("ALLOCATED+FAILING").is_drained());
         assert!(!NodeState::parse("DOWN*").is_drained());
         assert!(!NodeState::parse("DOWN*").is_usable());
         assert!(!NodeState::parse("IDLE*").is_usable());
