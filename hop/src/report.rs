@@ -22,7 +22,7 @@ Examples:
 
 A lease and its cells count on the day on which they were asked for.";
 
-/// Days of which the sums are asked for at once, where no row is of a day.
+/// Days of which the sums are asked for at once.
 const DAYS_AT_ONCE: usize = 28;
 
 /// Usage and waits in sums: GPU-hours, cells, how long they waited.
@@ -154,19 +154,16 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let mut groups: BTreeMap<String, Sums> = BTreeMap::new();
     let mut total = Row::default();
     let days = days(since, until, &context.zone);
-    let at_once = match args.by {
-        By::Day => 1,
-        _ => DAYS_AT_ONCE,
-    };
-    for days in days.chunks(at_once) {
-        let (first, next) = (days[0].0, days[days.len() - 1].1);
-        let day = (args.by == By::Day).then(|| write_date(first, &context.zone));
-        if let Some(day) = &day {
-            groups.insert(day.clone(), Sums::default());
-        }
-        for sums in asked_for(args, (first, next.min(until)), context)? {
+    for days in days.chunks(DAYS_AT_ONCE) {
+        let dates: Vec<String> = match args.by {
+            By::Day => days.iter().map(|day| write_date(day.0, &context.zone)).collect(),
+            _ => Vec::new(),
+        };
+        groups.extend(dates.iter().map(|date| (date.clone(), Sums::default())));
+        for sums in asked_for(args, days, until, context)? {
             total.sums.absorb(&sums);
-            let group = day.as_ref().unwrap_or(&sums.group);
+            let date = sums.group.parse().ok().and_then(|day: usize| dates.get(day));
+            let group = date.unwrap_or(&sums.group);
             groups.entry(group.clone()).or_default().absorb(&sums);
         }
     }
@@ -201,12 +198,14 @@ impl By {
     }
 }
 
-/// Sums of what was submitted from `since` on and before `until`.
+/// Sums of what was submitted on the days, before `until`.
 fn asked_for(
     args: &Args,
-    (since, until): (Timestamp, Timestamp),
+    days: &[(Timestamp, Timestamp)],
+    until: Timestamp,
     context: &mut Context<'_>,
 ) -> Result<Vec<Sums>, Failure> {
+    let (since, until) = (days[0].0, days[days.len() - 1].1.min(until));
     let query = SumsQuery {
         users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),
@@ -215,6 +214,10 @@ fn asked_for(
         since,
         until,
         by: args.by.sums(),
+        parts: match args.by {
+            By::Day => days.iter().map(|day| day.0).collect(),
+            _ => Vec::new(),
+        },
     };
     let (rows, more) = match context.hopd.ask(Request::Sums(query))? {
         Response::Sums { rows, more } => (rows, more),

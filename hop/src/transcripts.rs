@@ -8,7 +8,8 @@ use crate::{Cli, dispatch};
 use clap::Parser;
 use hop_api::message::{
     AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, KernelRow, KernelState, KernelsQuery,
-    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response, Told, add_rows,
+    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response, Sums, SumsQuery,
+    Told, add_rows,
 };
 use hop_words::explain::Item;
 use hop_words::id::{GpuIndex, Incarnation, JobId, LeaseId, Tenure, Term};
@@ -284,14 +285,25 @@ impl Hopd for Table {
                 more: false,
             }),
             Request::Sums(query) => {
-                let mut rows = acct_rows();
-                rows.retain(|row| (query.since..query.until).contains(&row.submit));
-                let mut sums = Vec::new();
-                add_rows(&mut sums, query.by, &rows);
-                Ok(Response::Sums {
-                    rows: sums,
-                    more: false,
-                })
+                let of = |query: &SumsQuery| {
+                    let mut rows = acct_rows();
+                    rows.retain(|row| (query.since..query.until).contains(&row.submit));
+                    let mut sums = Vec::new();
+                    add_rows(&mut sums, query.by, &rows);
+                    sums
+                };
+                let mut rows = of(&query);
+                if !query.parts.is_empty() {
+                    rows.clear();
+                    for (number, part) in query.each_part().iter().enumerate() {
+                        let group = number.to_string();
+                        rows.extend(of(part).into_iter().map(|sums| Sums {
+                            group: group.clone(),
+                            ..sums
+                        }));
+                    }
+                }
+                Ok(Response::Sums { rows, more: false })
             }
             Request::Queue(_) if self.starts => {
                 let mut rows = queue_rows();

@@ -47,6 +47,27 @@ pub struct SumsQuery {
     pub since: Timestamp,
     pub until: Timestamp,
     pub by: SumBy,
+    /// The begins of parts of the time, in their order; each lasts until the next. A row's group is then its part's
+    /// place in this list, from 0 on, and `by` counts for nothing. Empty: the time isn't parted.
+    pub parts: Vec<Timestamp>,
+}
+
+impl SumsQuery {
+    /// Most parts of a query.
+    pub const MOST_PARTS: usize = 62;
+
+    /// The parts, each as a query of its own.
+    pub fn each_part(&self) -> Vec<Self> {
+        let ends = self.parts.iter().skip(1).copied().chain([self.until]);
+        let part = |(since, until): (&Timestamp, Timestamp)| Self {
+            since: (*since).max(self.since),
+            until: until.min(self.until),
+            by: SumBy::All,
+            parts: Vec::new(),
+            ..self.clone()
+        };
+        self.parts.iter().zip(ends).map(part).collect()
+    }
 }
 
 /// Sums of a group.
@@ -186,6 +207,26 @@ mod tests {
             cells: 0,
             reason: String::new(),
         }
+    }
+
+    #[test]
+    fn parts_follow_each_other_within_the_time() {
+        let query = SumsQuery {
+            since: Timestamp(15),
+            until: Timestamp(35),
+            by: SumBy::User,
+            parts: [10, 20, 30].map(Timestamp).to_vec(),
+            ..SumsQuery::default()
+        };
+        let parts = query.each_part();
+        let times: Vec<_> = parts.iter().map(|part| (part.since.0, part.until.0)).collect();
+        assert_eq!(times, [(15, 20), (20, 30), (30, 35)]);
+        assert!(
+            parts
+                .iter()
+                .all(|part| part.by == SumBy::All && part.parts.is_empty())
+        );
+        assert!(SumsQuery::default().each_part().is_empty());
     }
 
     fn sums(rows: &[AcctRow]) -> Sums {

@@ -127,12 +127,34 @@ impl Scheduler {
     ) -> Result<Answer, Refusal> {
         (query.all_users, query.users) = whose(access.may_see(query.all_users, &query.users)?);
         let (now, live) = (self.clock.now(), views::live_leases(&self.core));
+        if query.parts.len() > SumsQuery::MOST_PARTS {
+            return Err(Refusal::Invalid {
+                reason: format!("sums of more than {} parts", SumsQuery::MOST_PARTS),
+            });
+        }
         Ok(self.read_accounting(conn, access, id, move |accounting| {
-            let mut summed = accounting.sums(&query, now, MOST_WAITS)?;
-            views::freshen(&mut summed.open, &live, now);
-            let (mut rows, more) = (summed.sums, summed.more);
-            add_rows(&mut rows, query.by, &summed.open);
-            Ok(Response::Sums { rows, more })
+            let sums = |query: &SumsQuery, waits: usize| {
+                let mut summed = accounting.sums(query, now, waits)?;
+                views::freshen(&mut summed.open, &live, now);
+                add_rows(&mut summed.sums, query.by, &summed.open);
+                Ok::<_, AccountingError>((summed.sums, summed.more))
+            };
+            if query.parts.is_empty() {
+                let (rows, more) = sums(&query, MOST_WAITS)?;
+                return Ok(Response::Sums { rows, more });
+            }
+            let (mut all, mut is_cut, mut waits) = (Vec::new(), false, MOST_WAITS);
+            for (number, part) in query.each_part().iter().enumerate() {
+                let (mut rows, more) = sums(part, waits)?;
+                waits = waits.saturating_sub(rows.iter().map(|row| row.waits.len()).sum());
+                rows.iter_mut().for_each(|row| row.group = number.to_string());
+                all.append(&mut rows);
+                is_cut |= more;
+            }
+            Ok(Response::Sums {
+                rows: all,
+                more: is_cut,
+            })
         }))
     }
 
