@@ -2,6 +2,7 @@
 
 use crate::Pid;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -155,8 +156,12 @@ impl Procs {
         let mut files: Vec<(String, How)> = Vec::new();
         for entry in fs::read_dir(self.path(pid, "fd"))?.flatten() {
             // A descriptor closed since the listing holds nothing.
-            if let Ok(target) = fs::read_link(entry.path()) {
-                files.push((target.to_string_lossy().into_owned(), How::Descriptor));
+            let Ok(target) = fs::read_link(entry.path()) else {
+                continue;
+            };
+            let file = target.to_string_lossy().into_owned();
+            if file.starts_with(&self.dev_prefix) && !self.is_path_only(pid, &entry.file_name()) {
+                files.push((file, How::Descriptor));
             }
         }
         let maps = fs::read_to_string(self.path(pid, "maps"))?;
@@ -176,6 +181,17 @@ impl Procs {
             how,
         };
         Ok(files.into_iter().map(held).collect())
+    }
+
+    /// Whether a descriptor is opened with `O_PATH`: a name, for which nobody asks a driver or needs a permission. The
+    /// plugin's take-back passes over it as well.
+    fn is_path_only(&self, pid: Pid, number: &OsStr) -> bool {
+        let info = fs::read_to_string(self.path(pid, "fdinfo").join(number));
+        let flags = info.ok().and_then(|info| {
+            let line = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+            u32::from_str_radix(line.trim(), 8).ok()
+        });
+        flags.is_some_and(|flags| flags & libc::O_PATH.cast_unsigned() != 0)
     }
 }
 
@@ -212,6 +228,10 @@ mod tests {
         let me = Pid::try_from(std::process::id()).unwrap();
         assert_eq!(procs.held(me).unwrap(), []);
         fs::write(dir.path().join("nvidia0"), [0; 4096]).unwrap();
+        let path_only = rustix::fs::OFlags::PATH;
+        let name = rustix::fs::open(dir.path().join("nvidia0"), path_only, rustix::fs::Mode::empty());
+        assert_eq!(procs.held(me).unwrap(), [], "a name alone holds nothing");
+        drop(name.unwrap());
         let file = File::open(dir.path().join("nvidia0")).unwrap();
         let held = procs.held(me).unwrap();
         assert_eq!(held.len(), 1);
