@@ -12,6 +12,7 @@ use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -427,9 +428,10 @@ pub enum ConfigError {
 static FILE_SYSTEM: Patience = Patience::of(Duration::from_secs(5));
 
 impl Config {
-    /// The path that [`CONFIG_VARIABLE`] names, or [`DEFAULT_PATH`].
+    /// The path that [`CONFIG_VARIABLE`] names, or [`DEFAULT_PATH`]. An empty variable counts as none.
     pub fn path() -> PathBuf {
-        std::env::var_os(CONFIG_VARIABLE).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
+        let named = std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
+        named.map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
     }
 
     /// The pool of kernels without a named pool: `main`, else the first.
@@ -449,7 +451,13 @@ impl Config {
     /// Reads the file `path`.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file = path.to_owned();
-        let read = FILE_SYSTEM.within(move || std::fs::read(file));
+        let read = FILE_SYSTEM.within(move || {
+            let kind = std::fs::metadata(&file)?.file_type();
+            if kind.is_char_device() || kind.is_block_device() {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a device"));
+            }
+            std::fs::read(file)
+        });
         let read = read.ok_or_else(|| ConfigError::Hangs { path: path.into() })?;
         let bytes = read.map_err(|source| ConfigError::Read {
             path: path.into(),
@@ -1126,5 +1134,10 @@ isolation = "devices"
         let error = Config::read(Path::new("/nowhere/g.toml")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/g.toml"));
         assert!(error.to_string().contains(CONFIG_VARIABLE));
+        let error = Config::read(Path::new("/dev/zero")).unwrap_err();
+        assert!(
+            matches!(error, ConfigError::Read { .. }),
+            "a device has no end: {error}"
+        );
     }
 }

@@ -33,7 +33,7 @@ use hop_api::config::Config;
 use hop_api::identity::{Identity, Munge, user_id};
 use hop_store::{Accounting, Journal};
 use hop_words::error::chain;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,11 +108,22 @@ fn start(arguments: &Arguments) -> Result<()> {
 /// Things that the configuration names and this host lacks, in clauses. The file may be for other hosts.
 fn missing_here(config: &Config) -> Vec<String> {
     let mut missing = Vec::new();
-    let user = &config.service_user;
-    match user_id(user.as_str()) {
-        Ok(Some(_)) => {}
-        Ok(None) => missing.push(format!("there is no user {user} (service_user)")),
-        Err(error) => missing.push(format!("{user} (service_user) can't be looked up: {error}")),
+    let operators = config.operators.iter().map(|user| (user, "operators"));
+    for (user, key) in std::iter::once((&config.service_user, "service_user")).chain(operators) {
+        match user_id(user.as_str()) {
+            Ok(Some(_)) => {}
+            Ok(None) => missing.push(format!("there is no user {user} ({key})")),
+            Err(error) => missing.push(format!("{user} ({key}) can't be looked up: {error}")),
+        }
+    }
+    let state = &config.hopd.state_dir;
+    if state.exists() && !state.is_dir() {
+        missing.push(format!("{} is no directory (hopd.state_dir)", state.display()));
+    } else if !state.parent().is_none_or(Path::is_dir) {
+        missing.push(format!(
+            "{} can't be made (hopd.state_dir): what is above it isn't there",
+            state.display()
+        ));
     }
     let agent = Some(config.prefix.join("bin/hop-agent"));
     for (key, path) in [
