@@ -6,9 +6,7 @@ use crate::hopd::unexpected;
 use crate::kernels;
 use crate::values::SECONDS;
 use hop_api::message::{HibernateTarget, KernelRow, KernelState, Request, Response};
-use hop_protocol::file::data_dir_by;
 use hop_words::id::KernelId;
-use std::path::PathBuf;
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
@@ -168,7 +166,8 @@ fn forget_one(word: &str, context: &Context<'_>) -> Result<(), Failure> {
         Response::Done => {}
         other => return Err(unexpected(&other)),
     }
-    let Some(folder) = saved(&kernel, context) else {
+    let folder = kernels::state_folder(&kernel, context);
+    let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
         return Ok(());
     };
     std::fs::remove_dir_all(&folder).map_err(|error| {
@@ -177,12 +176,4 @@ fn forget_one(word: &str, context: &Context<'_>) -> Result<(), Failure> {
             folder.display()
         ))
     })
-}
-
-/// Saved state of the kernel in the caller's home, if any. `find` accepts an id unknown to hopd only in whole, so the
-/// name leads nowhere else.
-fn saved(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
-    let plain = kernels::is_whole(kernel.as_str());
-    let folder = data_dir_by(context.env)?.join("states").join(kernel.as_str());
-    (plain && folder.is_dir()).then_some(folder)
 }

@@ -3,13 +3,16 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::files;
 use crate::filter::{Nodes, States};
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{KernelRow, KernelState, KernelsQuery, ReplicaRole, ReplicaRow, Request, Response};
+use hop_protocol::file::data_dir_by;
+use hop_protocol::states::{NOTEBOOK, notebook_name};
 use hop_words::id::KernelId;
 use hop_words::text;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
@@ -164,9 +167,33 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 
 pub(crate) fn rows(query: KernelsQuery, context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     match context.hopd.ask(Request::Kernels(query))? {
-        Response::Kernels { rows } => Ok(rows),
+        Response::Kernels { mut rows } => {
+            for row in &mut rows {
+                row.name = name_at_home(&row.kernel, context).unwrap_or_else(|| row.name.clone());
+            }
+            Ok(rows)
+        }
         other => Err(unexpected(&other)),
     }
+}
+
+/// The most bytes of the file that names a kernel's notebook.
+const NOTEBOOK_MAX: u64 = 1 << 16;
+
+/// The name under which a notebook's opening finds the kernel, by the kernel's folder in the caller's home. `hopd` may
+/// know an older name, if it was away at the rename.
+fn name_at_home(kernel: &KernelId, context: &Context<'_>) -> Option<String> {
+    let file = state_folder(kernel, context)?.join(NOTEBOOK);
+    let name = notebook_name(&files::read(&file, NOTEBOOK_MAX).ok()?)?;
+    Some(text::name(&name))
+}
+
+/// Where the kernel's saved state lies in the caller's home, if there is one. `find` accepts an id unknown to `hopd`
+/// only in whole, so the name leads nowhere else.
+pub(crate) fn state_folder(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
+    let plain = is_whole(kernel.as_str());
+    let states = data_dir_by(context.env)?.join("states");
+    plain.then(|| states.join(kernel.as_str()))
 }
 
 /// Kernels of which a name may speak: root's are everybody's, as in lists.

@@ -17,7 +17,9 @@ use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
 use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::LazyLock;
 
 /// 2026-11-21T13:30:00Z.
 const NOW: Timestamp = Timestamp(1_795_267_800_000_000);
@@ -522,6 +524,48 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
         "hibernate --node n1",
     ];
     insta::assert_snapshot!(transcript(&all));
+}
+
+/// A home in which two kernels' notebooks have swapped their names, unknown to `hopd`.
+static SWAPPED: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+    let home = tempfile::tempdir().unwrap();
+    for (kernel, name) in [(KERNEL, "old.ipynb"), (ASLEEP, "lecture.ipynb")] {
+        let folder = swapped(home.path(), kernel);
+        std::fs::create_dir_all(&folder).unwrap();
+        let note = serde_json::json!({"kernel": kernel, "path": format!("/home/alice/{name}")});
+        std::fs::write(folder.join("notebook"), note.to_string()).unwrap();
+    }
+    home
+});
+
+fn swapped(home: &Path, kernel: &str) -> PathBuf {
+    home.join(".local/share/gresshopper/states").join(kernel)
+}
+
+#[test]
+fn a_name_means_the_kernel_that_its_opening_finds() {
+    let swaps = World {
+        env: |name| (name == "HOME").then(|| SWAPPED.path().to_str().unwrap().to_owned()),
+        ..user()
+    };
+    let listed = swaps.hop("kernels -n -P -o kernelid,name -t asleep,running");
+    assert_eq!(listed, format!("{ASLEEP}|lecture.ipynb\n{KERNEL}|old.ipynb\n"));
+    let asked = |line: &str| {
+        let said = swaps.hop(line);
+        (said, swaps.hopd.asked.borrow_mut().pop())
+    };
+    let (said, woken) = asked("wake old.ipynb");
+    assert!(
+        matches!(woken, Some(Request::Wake { kernel }) if kernel.as_str() == KERNEL),
+        "{said}"
+    );
+    let (said, forgotten) = asked("forget lecture.ipynb");
+    assert!(
+        matches!(forgotten, Some(Request::Forget { kernel }) if kernel.as_str() == ASLEEP),
+        "{said}"
+    );
+    let is_there = |kernel| swapped(SWAPPED.path(), kernel).exists();
+    assert_eq!((is_there(ASLEEP), is_there(KERNEL)), (false, true));
 }
 
 #[test]

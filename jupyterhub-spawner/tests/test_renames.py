@@ -134,6 +134,25 @@ async def test_a_notebook_is_renamed_while_its_kernel_is_saved(server: Any, monk
     assert await asyncio.to_thread(variable, server, "two.ipynb", monkeypatch) == "1"
 
 
+async def test_a_rename_while_hopd_is_away_is_kept_in_the_home(
+    server: Any, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await opened(server, "one.ipynb", "x = 1")
+    await opened(server, "two.ipynb", "x = 2")
+    await ends(server)
+    conf = home / "gresshopper.toml"
+    conf.write_text('service_user = "root"\n[hopd]\nconnect = ["127.0.0.1:1"]\n')
+    with monkeypatch.context() as site:
+        site.setenv("GRESSHOPPER_CONF", str(conf))
+        site.setenv("GRESSHOPPER_LOG", "info")
+        for old, new in [("one.ipynb", "x.ipynb"), ("two.ipynb", "one.ipynb"), ("x.ipynb", "two.ipynb")]:
+            await server.contents_manager.rename(old, new)
+            await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
+    assert "don't know its new name" not in caplog.text
+    assert await asyncio.to_thread(variable, server, "one.ipynb", monkeypatch) == "2"
+    assert await asyncio.to_thread(variable, server, "two.ipynb", monkeypatch) == "1"
+
+
 async def test_a_renamed_notebook_has_its_new_name_for_hop(server: Any, home: Path) -> None:
     session = await opened(server, "Untitled.ipynb", "x = 1")
 

@@ -217,3 +217,24 @@ def test_a_forgotten_kernel_is_gone(cluster: Cluster) -> None:
     assert saved(cluster) == []
     with opened(cluster) as again:
         assert said(again, "print('x' in globals())") == ("False\n", "")
+
+
+def test_a_sleeping_kernel_is_called_by_its_notebooks_present_name(cluster: Cluster) -> None:
+    for name, value in [("a.ipynb", 1), ("b.ipynb", 2)]:
+        book = start(cluster, name)
+        book.execute(f"x = {value}")
+        server_dies(cluster, book)
+
+    def names() -> dict[str, str]:
+        """As root sees them: root's home doesn't tell the names of alice's notebooks."""
+        return {row["kernel_id"]: row["name"] for row in cluster.hop("kernels", "-a", "-t", "asleep")["rows"]}
+
+    until("hopd lists both as asleep", lambda: sorted(names().values()) == ["a.ipynb", "b.ipynb"])
+    before, home = names(), f"{cluster.base}/home/alice"
+    for old, new in [("a", "c"), ("b", "a"), ("c", "b")]:
+        cluster.run("alice", "hop-front", "rename", f"{home}/{old}.ipynb", f"{home}/{new}.ipynb")
+    assert names() == {kernel: {"a.ipynb": "b.ipynb", "b.ipynb": "a.ipynb"}[name] for kernel, name in before.items()}
+    assert hop(cluster, "forget", "a.ipynb") == (0, "")
+    with opened(cluster, "b.ipynb") as first, opened(cluster, "a.ipynb") as second:
+        assert said(first, "print(x)")[0] == "1\n"
+        assert said(second, "print('x' in globals())") == ("False\n", "")

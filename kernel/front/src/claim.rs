@@ -347,11 +347,27 @@ fn folders(states: &Path) -> impl Iterator<Item = PathBuf> {
     entries.map(|entry| entry.path())
 }
 
-/// Notes for all kernels of a notebook, or of the notebooks in a folder, that it has another path.
+/// A kernel whose notebook has another name.
+#[derive(Debug)]
+pub struct Renamed {
+    pub kernel: KernelId,
+    folder: PathBuf,
+}
+
+impl Renamed {
+    /// The present name of the notebook, which may have been renamed again.
+    pub fn name(&self) -> Option<String> {
+        states::notebook_name(&std::fs::read(self.folder.join(NOTEBOOK)).ok()?)
+    }
+}
+
+/// Notes for all kernels of a notebook, or of the notebooks in a folder, that it has another path. Returns the kernels
+/// whose notebook has another name as well.
 ///
 /// # Errors
 /// The file system's.
-pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
+pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<Vec<Renamed>> {
+    let mut renamed = Vec::new();
     // Kernels of a notebook keep their order by age.
     let mut all: Vec<PathBuf> = folders(states).collect();
     all.sort_by_cached_key(|folder| named_at(folder));
@@ -366,13 +382,17 @@ pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<()> {
             false => Path::new(new).join(rest),
         });
         if let Some(path) = path.and_then(|path| path.into_os_string().into_string().ok()) {
-            named.notebook.path = path;
+            let before = std::mem::replace(&mut named.notebook.path, path);
             let at = later(last, SystemTime::now());
             named.write(&folder, at)?;
             last = Some(at);
+            if Path::new(&before).file_name() != Path::new(&named.notebook.path).file_name() {
+                let kernel = named.kernel;
+                renamed.push(Renamed { kernel, folder });
+            }
         }
     }
-    Ok(())
+    Ok(renamed)
 }
 
 /// Removes a kernel's folders at its front's end: the front's own, and the state's. `meanwhile` is news for the
@@ -750,8 +770,11 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         saved(tmp.path(), "k1", "/home/a/x.ipynb");
         saved(tmp.path(), "k2", "/home/a/x.ipynb.ipynb");
-        rename(tmp.path(), "/home/a/x.ipynb", "/home/a/y.ipynb").unwrap();
-        rename(tmp.path(), "/home/a", "/home/b/c").unwrap();
+        let renamed = rename(tmp.path(), "/home/a/x.ipynb", "/home/a/y.ipynb").unwrap();
+        let told: Vec<_> = renamed.iter().map(|r| (r.kernel.as_str(), r.name())).collect();
+        assert_eq!(told, [("k1", Some("y.ipynb".to_owned()))]);
+        let renamed = rename(tmp.path(), "/home/a", "/home/b/c").unwrap();
+        assert!(renamed.is_empty(), "the notebooks are called as before");
         let finds = |path: &str| match seek(tmp.path(), &notebook(path), |_| false) {
             Found::Kernel(kernel, ..) => Some(kernel.to_string()),
             _ => None,

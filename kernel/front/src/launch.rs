@@ -2,6 +2,7 @@
 //! (`local`) or a step in a seat of the user's, on the node named by `hopd`. All calls of Slurm are made as the user.
 
 use crate::announce;
+use crate::claim::Renamed;
 use crate::core::{NO_SLURMCTLD, SeatWaits};
 use crate::opening::{Opening, Origin, Place, next_incarnation};
 use crate::owner::{Said, Start, say};
@@ -37,6 +38,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Limit on one call of Slurm's commands; slurmctld may be away for a while.
 const SLURM_CALL: Duration = Duration::from_secs(60);
+
+/// Limit on telling `hopd` the names of notebooks; the owner waits a little longer (`server/hop.py`).
+const TELLING: Duration = Duration::from_secs(10);
 
 /// Most time that a kernel's start waits for an absent slurmctld, for instance during its restart or failover.
 const SLURMCTLD_AWAY: Duration = Duration::from_secs(300);
@@ -717,6 +721,7 @@ async fn placement(order: &Order, first: Incarnation, replaces: bool, config: &C
         cpus: anywhere.seat.cpus,
         avoid: order.avoid.clone(),
         replaces,
+        name: launch.name.clone(),
     });
     Ok(match ask_hopd(config, request).await? {
         Response::Placement(placement) => placement,
@@ -743,6 +748,32 @@ pub async fn tell_end(kernel: KernelId, is_closed: bool) {
         // It will notice by the replica's absence.
         tracing::info!(%error, "hopd was not told that the kernel has ended");
     }
+}
+
+/// Tells `hopd` the names of hibernated kernels' notebooks, for no process of these kernels tells them.
+pub async fn tell_names(renamed: &[Renamed]) {
+    let Ok(config) = Config::load() else {
+        return;
+    };
+    let ask = async |request| ask_hopd(&config, request).await.map(drop);
+    let told = timeout(TELLING, tell_each(renamed, ask)).await;
+    if let Err(error) = told.map_err(Into::into).flatten() {
+        // `hop` reads the names in its user's home.
+        tracing::info!(%error, "hopd was not told the names of notebooks");
+    }
+}
+
+async fn tell_each(renamed: &[Renamed], ask: impl AsyncFn(Request) -> Result<()>) -> Result<()> {
+    for one in renamed {
+        let mut told = None;
+        // The name of a later rename may have arrived before this one's: whoever arrives last looks again.
+        while let Some(name) = one.name().filter(|name| told.as_ref() != Some(name)) {
+            let kernel = one.kernel.clone();
+            told = Some(name.clone());
+            ask(Request::RenameKernel { kernel, name }).await?;
+        }
+    }
+    Ok(())
 }
 
 /// A command of Slurm's, without the variables of our own job or of the user's preferred table format.
@@ -1168,6 +1199,30 @@ mod tests {
             (answer.unwrap().as_str(), sentence.as_str()),
             ("RUNNING", NO_SLURMCTLD)
         );
+    }
+
+    #[tokio::test]
+    async fn the_last_of_two_renames_is_told_last() {
+        let tmp = tempfile::tempdir().unwrap();
+        let folder = tmp.path().join("k1");
+        std::fs::create_dir(&folder).unwrap();
+        let note = r#"{"kernel": "k1", "path": "/home/a/x.ipynb", "kernelspec": "python3"}"#;
+        std::fs::write(folder.join(states::NOTEBOOK), note).unwrap();
+        let rename = |old, new| crate::claim::rename(tmp.path(), old, new).unwrap();
+        let renamed = rename("/home/a/x.ipynb", "/home/a/y.ipynb");
+        let told = std::cell::RefCell::new(Vec::new());
+        let ask = async |request| {
+            let Request::RenameKernel { kernel, name } = request else {
+                panic!("{request:?}")
+            };
+            assert_eq!(kernel, "k1".into());
+            // The other rename tells its name before this one's arrives.
+            rename("/home/a/y.ipynb", "/home/a/z.ipynb");
+            told.borrow_mut().push(name);
+            Ok(())
+        };
+        tell_each(&renamed, ask).await.unwrap();
+        assert_eq!(*told.borrow(), ["y.ipynb", "z.ipynb"]);
     }
 
     #[test]

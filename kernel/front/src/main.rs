@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use clap::Parser;
 use hop_front::owner::{MAX_LINE, Said, Start, VERSION, Wish, say};
-use hop_front::{claim, launcher, owner, run};
+use hop_front::{claim, launch, launcher, owner, run};
 use hop_protocol::file::states_dir;
 use hop_words::error::{chain, system_words};
 use hop_words::line::tokio::Lines;
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         None => runtime.block_on(front()),
         Some(Verb::Rename { old, new }) => {
             owner::speak_to_people();
-            rename(&old, &new)
+            runtime.block_on(rename(&old, &new))
         }
         Some(Verb::Kernel(args)) => {
             owner::speak_to_people();
@@ -112,10 +112,14 @@ async fn front() -> Result<bool> {
     run::run(start, wishes).await
 }
 
-/// Tells saved kernels that a notebook, or a folder of notebooks, has another path.
-fn rename(old: &str, new: &str) -> Result<bool> {
+/// Tells saved kernels that a notebook, or a folder of notebooks, has another path, and `hop` its new name.
+async fn rename(old: &str, new: &str) -> Result<bool> {
     let states = states_dir().context("there is no home folder (HOME is not set)")?;
-    claim::rename(&states, old, new).context("a saved kernel can't be told its notebook's new path")?;
+    let renamed = claim::rename(&states, old, new);
+    let renamed = renamed.context("a saved kernel can't be told its notebook's new path")?;
+    if !renamed.is_empty() {
+        launch::tell_names(&renamed).await;
+    }
     Ok(true)
 }
 

@@ -43,6 +43,16 @@ pub enum OpenError {
 /// The file in a kernel's folder with the notebook's name. Without this file, no opening finds the kernel again.
 pub const NOTEBOOK: &str = "notebook";
 
+/// The notebook's name by the content of the file [`NOTEBOOK`].
+pub fn notebook_name(file: &[u8]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Notebook {
+        path: PathBuf,
+    }
+    let notebook: Notebook = serde_json::from_slice(file).ok()?;
+    Some(notebook.path.file_name()?.to_string_lossy().into_owned())
+}
+
 /// The file in a kernel's folder that the kernel's front keeps locked for life.
 pub const OWNER: &str = "owner";
 

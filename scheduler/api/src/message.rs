@@ -106,6 +106,12 @@ pub enum Request {
     LeaveKernel {
         kernel: KernelId,
     },
+    /// The notebook of a hibernated kernel has another name. Ignored for a kernel that is awake: its executor tells the
+    /// name.
+    RenameKernel {
+        kernel: KernelId,
+        name: String,
+    },
 
     // Seats.
     /// A seat is up, as its batch step reports.

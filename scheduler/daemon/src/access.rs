@@ -45,7 +45,8 @@ impl Sender {
             Request::PlaceKernel(_)
             | Request::FrontUp { .. }
             | Request::CloseKernel { .. }
-            | Request::LeaveKernel { .. } => Self::Front,
+            | Request::LeaveKernel { .. }
+            | Request::RenameKernel { .. } => Self::Front,
             Request::SeatUp { .. } => Self::Seat,
             Request::ReplicaUp(_)
             | Request::Submit { .. }

@@ -27,6 +27,9 @@ pub struct PlaceKernel {
     /// The new replica takes the place of this front's executor, which is lost or has left.
     #[serde(default)]
     pub replaces: bool,
+    /// The user's name for the notebook, until a replica tells it. Empty means that it stays as before.
+    #[serde(default)]
+    pub name: String,
 }
 
 /// Answers [`PlaceKernel`].

@@ -52,6 +52,13 @@ impl Kept {
         self.asleep.remove(kernel).is_some()
     }
 
+    /// Gives a hibernated kernel's notebook another name. Returns the record if the name is new.
+    pub(super) fn rename(&mut self, kernel: &KernelId, name: String) -> Option<&Asleep> {
+        let asleep = self.asleep.get_mut(kernel).filter(|known| known.name != name)?;
+        asleep.name = name;
+        Some(asleep)
+    }
+
     pub(super) fn asleep(&self, kernel: &KernelId) -> Option<&Asleep> {
         self.asleep.get(kernel)
     }

@@ -12,6 +12,7 @@ use hop_api::message::{
 use hop_core::{Doing, Input, KernelView, MoveCause, Output};
 use hop_words::explain::Parts;
 use hop_words::id::{CellId, Incarnation, KernelId, NodeName, UserName};
+use hop_words::text;
 use std::collections::HashSet;
 use tracing::info;
 
@@ -376,6 +377,17 @@ impl Scheduler {
             let change = (JournalKey::Asleep(kernel.clone()), None);
             self.records.write(vec![change], Vec::new());
         }
+    }
+
+    /// The notebook of a kernel that sleeps has another name.
+    pub(super) fn rename_asleep(&mut self, kernel: &KernelId, name: &str) {
+        let Some(asleep) = self.kept.rename(kernel, text::name(name)) else {
+            return;
+        };
+        info!(%kernel, user = %asleep.user, "the notebook of a kernel that hibernates has another name");
+        let value = JournalValue::Asleep(Box::new(asleep.clone()));
+        let change = (JournalKey::Asleep(kernel.clone()), Some(value));
+        self.records.write(vec![change], Vec::new());
     }
 
     /// Forgets a kernel that sleeps.

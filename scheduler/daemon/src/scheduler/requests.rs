@@ -12,6 +12,7 @@ use hop_api::message::{
 };
 use hop_core::{Input, SeatUp};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, UserName};
+use hop_words::text;
 use hop_words::time::Span;
 use std::collections::{BTreeSet, VecDeque};
 use tracing::{debug, info, warn};
@@ -467,6 +468,10 @@ impl Scheduler {
                     self.hibernated(kernel);
                 }
             }
+            Request::RenameKernel { kernel, name } => {
+                access.owns(self.owner_of(&kernel), &kernel)?;
+                self.rename_asleep(&kernel, &name);
+            }
             _ => unreachable!("sorted by its sender"),
         }
         Ok(DONE)
@@ -508,7 +513,7 @@ impl Scheduler {
             },
             cpus: if place.cpus == 0 { seat.cpus } else { place.cpus },
             avoid: place.avoid,
-            name: String::new(),
+            name: text::name(&place.name),
         }));
         Ok(Answer::Later)
     }

@@ -1252,6 +1252,7 @@ fn place(kernel: &str) -> Request {
         cpus: 0,
         avoid: vec![],
         replaces: false,
+        name: String::new(),
     })
 }
 
@@ -1564,6 +1565,7 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
             cpus: u16::MAX,
             avoid: vec![],
             replaces: false,
+            name: String::new(),
         })
     };
     for mem_mib in [1, 1 << 40, u64::MAX] {

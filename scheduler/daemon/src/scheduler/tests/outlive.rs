@@ -263,6 +263,65 @@ async fn a_kernel_that_hibernates_is_remembered_and_comes_back() {
 }
 
 #[tokio::test]
+async fn a_notebook_is_renamed_while_its_kernel_sleeps() {
+    let mut lived = Lived::new();
+    let rename = |name: &str| Request::RenameKernel {
+        kernel: kernel(),
+        name: name.into(),
+    };
+    assert!(done(&lived.house.ask(
+        lived.front.0,
+        &mut lived.front.1,
+        rename("early.ipynb")
+    )));
+    assert_eq!(
+        lived.row().name,
+        "a.ipynb",
+        "the executor of a kernel tells its name"
+    );
+    lived.falls_asleep();
+    refused(&lived.ada(rename("c.ipynb")), "may not ask for this");
+    let (eve, mut mailbox) = lived.house.connect("eve", Role::Front);
+    refused(&lived.house.ask(eve, &mut mailbox, rename("e.ipynb")), "of yours");
+    assert_eq!(lived.row().name, "a.ipynb");
+    assert!(done(&lived.house.ask(
+        lived.front.0,
+        &mut lived.front.1,
+        rename("b\n.ipynb")
+    )));
+    assert_eq!(lived.row().name, "b .ipynb");
+
+    let mut house = lived.house.restarted();
+    let (ada, mut mailbox) = house.connect("ada", Role::Client);
+    let answer = house.ask(ada, &mut mailbox, Request::Kernels(KernelsQuery::default()));
+    assert!(
+        matches!(&answer, Response::Kernels { rows } if rows[0].name == "b .ipynb"),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_opening_tells_the_notebooks_name_before_a_replica_does() {
+    let mut lived = Lived::new();
+    lived.falls_asleep();
+    let Request::PlaceKernel(place) = replaces(false) else {
+        unreachable!("made so")
+    };
+    let place = Request::PlaceKernel(hop_api::message::PlaceKernel {
+        name: "b.ipynb".into(),
+        ..place
+    });
+    let answer = lived.house.ask(lived.front.0, &mut lived.front.1, place);
+    assert!(matches!(answer, Response::Placement(_)), "{answer:?}");
+    let row = lived.row();
+    assert_eq!((row.state, row.name.as_str()), (KernelState::Starting, "b.ipynb"));
+    let leave = Request::LeaveKernel { kernel: kernel() };
+    assert!(done(&lived.house.ask(lived.front.0, &mut lived.front.1, leave)));
+    let row = lived.row();
+    assert_eq!((row.state, row.name.as_str()), (KernelState::Asleep, "b.ipynb"));
+}
+
+#[tokio::test]
 async fn its_waiting_cells_are_refused_when_a_kernel_hibernates() {
     let mut lived = Lived::new();
     let submit = Request::Submit {
@@ -591,6 +650,7 @@ async fn a_kernel_is_listed_with_its_seats_memory_and_cores() {
         cpus: 3,
         avoid: vec![],
         replaces: false,
+        name: String::new(),
     };
     lived.house.say(lived.front.0, Request::PlaceKernel(place));
     assert_eq!((lived.row().mem_mib, lived.row().cpus), (4096, 3));
