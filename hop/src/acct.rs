@@ -63,7 +63,7 @@ pub(crate) struct Args {
     output: Options,
 }
 
-pub(crate) const TOO_MANY: &str = "there are more rows than hopd hands out at once, and the rest is missing: ask for a shorter time (-S, -E)";
+const TOO_MANY: &str = "there are more rows than hopd hands out at once, and the rest is missing: ask for a shorter time (-S, -E)";
 
 /// A row, with the number of the cell within its lease (from 1; 0 for the lease itself).
 struct Record {
@@ -180,12 +180,29 @@ static VIEW: View<Record> = View {
     variable: "HOP_FORMAT",
 };
 
-/// The rows that `hopd` has, and whether there are more.
-pub(crate) fn ask(query: AcctQuery, context: &mut Context<'_>) -> Result<(Vec<AcctRow>, bool), Failure> {
+/// The rows that `hopd` has. Says what is missing among them.
+pub(crate) fn ask(query: AcctQuery, context: &mut Context<'_>) -> Result<Vec<AcctRow>, Failure> {
     match context.hopd.ask(Request::Acct(query))? {
-        Response::Acct { rows, more } => Ok((rows, more)),
+        Response::Acct { rows, more, behind } => {
+            if more {
+                writeln!(context.err, "hop: {TOO_MANY}")?;
+            }
+            tell_behind(behind, context)?;
+            Ok(rows)
+        }
         other => Err(unexpected(&other)),
     }
+}
+
+/// Says that so many entries of the accounting are not written yet.
+pub(crate) fn tell_behind(entries: usize, context: &mut Context<'_>) -> Result<(), Failure> {
+    if entries > 0 {
+        writeln!(
+            context.err,
+            "hop: the accounting is behind by {entries} entries: what ended last may be missing"
+        )?;
+    }
+    Ok(())
 }
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
@@ -193,10 +210,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let wanted = Wanted::read(args, context)?;
-    let (rows, more) = ask(wanted.query.clone(), context)?;
-    if more {
-        writeln!(context.err, "hop: {TOO_MANY}")?;
-    }
+    let rows = ask(wanted.query.clone(), context)?;
     let records: Vec<Record> = number(rows)
         .into_iter()
         .filter(|record| wanted.keeps(record))

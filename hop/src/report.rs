@@ -2,6 +2,7 @@
 //!
 //! `hopd` sums the rows of `hop acct`, of some days at a time, because one answer of it is bounded.
 
+use crate::acct;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::filter::{Accounts, Pools};
@@ -153,6 +154,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     }
     let mut groups: BTreeMap<String, Sums> = BTreeMap::new();
     let mut total = Row::default();
+    let mut behind = 0;
     let days = days(since, until, &context.zone);
     for days in days.chunks(DAYS_AT_ONCE) {
         let dates: Vec<String> = match args.by {
@@ -160,13 +162,16 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             _ => Vec::new(),
         };
         groups.extend(dates.iter().map(|date| (date.clone(), Sums::default())));
-        for sums in asked_for(args, days, until, context)? {
+        let (sums, unwritten) = asked_for(args, days, until, context)?;
+        behind = behind.max(unwritten);
+        for sums in sums {
             total.sums.absorb(&sums);
             let date = sums.group.parse().ok().and_then(|day: usize| dates.get(day));
             let group = date.unwrap_or(&sums.group);
             groups.entry(group.clone()).or_default().absorb(&sums);
         }
     }
+    acct::tell_behind(behind, context)?;
     let mut rows = Vec::new();
     for (group, mut sums) in groups {
         sums.waits.sort_unstable();
@@ -198,13 +203,13 @@ impl By {
     }
 }
 
-/// Sums of what was submitted on the days, before `until`.
+/// Sums of what was submitted on the days, before `until`, and how many entries they may lack.
 fn asked_for(
     args: &Args,
     days: &[(Timestamp, Timestamp)],
     until: Timestamp,
     context: &mut Context<'_>,
-) -> Result<Vec<Sums>, Failure> {
+) -> Result<(Vec<Sums>, usize), Failure> {
     let (since, until) = (days[0].0, days[days.len() - 1].1.min(until));
     let query = SumsQuery {
         users: args.whose.users(context)?,
@@ -219,8 +224,8 @@ fn asked_for(
             _ => Vec::new(),
         },
     };
-    let (rows, more) = match context.hopd.ask(Request::Sums(query))? {
-        Response::Sums { rows, more } => (rows, more),
+    let (rows, more, behind) = match context.hopd.ask(Request::Sums(query))? {
+        Response::Sums { rows, more, behind } => (rows, more, behind),
         other => return Err(unexpected(&other)),
     };
     if more {
@@ -230,7 +235,7 @@ fn asked_for(
             "hop: the time from {day} on has more cells than hopd hands out the waits of: some waits are missing"
         )?;
     }
-    Ok(rows)
+    Ok((rows, behind))
 }
 
 fn in_words(total: &Row) -> [String; 2] {

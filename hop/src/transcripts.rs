@@ -271,6 +271,8 @@ struct Table {
     operator: bool,
     /// The first cell's lease and the third kernel are being started.
     starts: bool,
+    /// Entries that the accounting lacks.
+    behind: usize,
 }
 
 impl Hopd for Table {
@@ -285,6 +287,7 @@ impl Hopd for Table {
             Request::Acct(_) => Ok(Response::Acct {
                 rows: acct_rows(),
                 more: false,
+                behind: self.behind,
             }),
             Request::Sums(query) => {
                 let of = |query: &SumsQuery| {
@@ -305,7 +308,11 @@ impl Hopd for Table {
                         }));
                     }
                 }
-                Ok(Response::Sums { rows, more: false })
+                Ok(Response::Sums {
+                    rows,
+                    more: false,
+                    behind: self.behind,
+                })
             }
             Request::Queue(_) if self.starts => {
                 let mut rows = queue_rows();
@@ -381,15 +388,22 @@ fn user() -> World {
 impl World {
     /// The command's text on the terminal.
     fn hop(&self, line: &str) -> String {
+        let (out, err) = self.streams(line);
+        format!("{out}{err}")
+    }
+
+    /// What the command writes to stdout, and to stderr, with its status unless that is success.
+    fn streams(&self, line: &str) -> (String, String) {
         let words = std::iter::once("hop").chain(line.split_whitespace());
         let cli = match Cli::try_parse_from(words) {
             Ok(cli) => cli,
             Err(error) => {
-                return format!(
+                let said = format!(
                     "{}\n(clap, status {})",
                     error.to_string().trim_end(),
                     error.exit_code()
                 );
+                return (String::new(), said);
             }
         };
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -417,7 +431,7 @@ impl World {
         } else {
             format!("{status:?}\n")
         };
-        format!("{out}{err}{status}")
+        (out, format!("{err}{status}"))
     }
 
     fn asked(&self) -> Vec<Request> {
@@ -880,5 +894,27 @@ fn the_help_has_examples() {
     for command in ["acct", "report", "queue", "info", "explain", "cancel", "plugin"] {
         let help = user().hop(&format!("{command} --help"));
         assert!(help.contains("Examples:"), "{command}: {help}");
+    }
+}
+
+#[test]
+fn an_accounting_that_is_behind_is_told_on_stderr_alone() {
+    for line in [
+        "acct -a -X -n -P",
+        "acct -a --json",
+        "report -a -S 2026-11-01 -P",
+        "report -a -S 2026-01-01 --json",
+    ] {
+        let behind = |entries| {
+            let hopd = Table {
+                behind: entries,
+                ..Table::default()
+            };
+            World { hopd, ..user() }.streams(line)
+        };
+        let (out, err) = behind(0);
+        assert!(!err.contains("behind"), "{line}: {err}");
+        let said = "hop: the accounting is behind by 3 entries: what ended last may be missing\n";
+        assert_eq!(behind(3), (out, format!("{said}{err}")), "{line}");
     }
 }

@@ -312,12 +312,18 @@ pub enum Response {
         /// The rest is missing: an answer is of bounded length.
         #[serde(default)]
         more: bool,
+        /// Entries of the accounting that are not written yet, and may be missing.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        behind: usize,
     },
     Sums {
         rows: Vec<Sums>,
         /// Waits are missing: an answer is of bounded length.
         #[serde(default)]
         more: bool,
+        /// Entries of the accounting that are not written yet, and may be missing.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        behind: usize,
     },
     Queue {
         rows: Vec<QueueRow>,
@@ -366,6 +372,10 @@ pub enum Refusal {
     Unavailable { reason: String },
 }
 
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -396,6 +406,12 @@ mod tests {
             Response::Acct {
                 rows: vec![],
                 more: false,
+                behind: 0,
+            },
+            Response::Sums {
+                rows: vec![],
+                more: false,
+                behind: 3,
             },
             Response::Queue {
                 rows: vec![],

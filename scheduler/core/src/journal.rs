@@ -134,6 +134,9 @@ pub struct KernelImage {
     pub mem_mib: u64,
     #[serde(default)]
     pub cpus: u16,
+    /// Seats of the kernel's replicas, by the last report.
+    #[serde(default)]
+    pub seats: Vec<JobId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

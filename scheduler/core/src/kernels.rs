@@ -8,10 +8,20 @@ use crate::output::Output;
 use crate::predict::Habit;
 use crate::state::{Cell, FailedMoves, Kernel, LeaseState, Node, Pool, Replica, Timer};
 use crate::usage::Usage;
-use hop_words::id::{AccountName, Incarnation, KernelId, LeaseId, NodeName, PoolName, UserName};
+use hop_words::id::{AccountName, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::Need;
 use hop_words::reason::{REPLICA_GONE, RefusedBecause, RevokedBecause};
+use std::collections::BTreeSet;
+
+/// An open kernel of which nothing but its record is left here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BareKernel<'a> {
+    pub kernel: &'a KernelId,
+    pub user: &'a UserName,
+    /// Seats of its replicas, by the last report. Empty if none has ever reported.
+    pub seats: &'a [JobId],
+}
 
 impl Core {
     /// The kernel, made if it is new. Who asks is who it belongs to.
@@ -74,6 +84,7 @@ impl Core {
             migrating: None,
             fixed: None,
             alone_since: Some(self.now),
+            seats: Vec::new(),
             tallied: None,
         });
         self.work.kernel_by_id.insert(id.clone(), k);
@@ -120,6 +131,7 @@ impl Core {
         for executor in &deposed {
             self.depose(k, *executor, &up, out);
         }
+        self.sits(k);
         self.note_kernel(k, out);
         if let Some(p) = &up.parked {
             // Said before, perhaps to nobody.
@@ -232,6 +244,14 @@ impl Core {
         if let Some(plan) = plan.map(|p| p.incarnation) {
             self.unplan(k, plan);
         }
+    }
+
+    /// Notes where the kernel's replicas and standbys sit.
+    fn sits(&mut self, k: Idx<Kernel>) {
+        let kernel = &mut self.work.kernels[k];
+        let members = kernel.replicas.iter().chain(&kernel.standbys);
+        let seats: BTreeSet<JobId> = members.map(|r| r.seat).collect();
+        kernel.seats = Vec::from_iter(seats);
     }
 
     fn add_replica(&mut self, k: Idx<Kernel>, replica: Replica) {
@@ -535,8 +555,8 @@ impl Core {
         let mut idle: Vec<(hop_words::time::Timestamp, Idx<Kernel>)> = Vec::new();
         for (k, kernel) in self.work.kernels.iter().filter(|(_, k)| k.user == user) {
             count += 1;
-            let empty = kernel.planned.is_empty() && kernel.leases.is_empty() && kernel.cells.is_empty();
-            idle.extend(kernel.alone_since.filter(|_| empty).map(|since| (since, k)));
+            let since = kernel.alone_since.filter(|_| kernel.is_empty());
+            idle.extend(since.map(|since| (since, k)));
         }
         idle.sort_unstable();
         for (_, k) in idle {
@@ -548,6 +568,17 @@ impl Core {
             count -= 1;
         }
         count < most
+    }
+
+    /// The open kernels without processes, cells, leases and plans.
+    pub fn bare_kernels(&self) -> impl Iterator<Item = BareKernel<'_>> {
+        let open = self.work.kernels.iter().map(|(_, k)| k).filter(|k| !k.closed);
+        let bare = open.filter(|k| k.alone_since.is_some() && k.is_empty());
+        bare.map(|k| BareKernel {
+            kernel: &k.id,
+            user: &self.people.users[k.user].name,
+            seats: &k.seats,
+        })
     }
 
     /// Number of the kernel's other replicas in operation.
@@ -704,6 +735,7 @@ impl Core {
             waiting: waiting.chain(kernel.waited.iter().cloned()).collect(),
             mem_mib: kernel.mem_mib,
             cpus: kernel.cpus,
+            seats: kernel.seats.clone(),
         }
     }
 }

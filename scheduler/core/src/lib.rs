@@ -55,5 +55,6 @@ pub use core::Core;
 pub use explain::{CellView, LeaseView, PilotView};
 pub use foretell::Foretold;
 pub use input::*;
+pub use kernels::BareKernel;
 pub use output::*;
 pub use prospect::Prospect;

@@ -171,6 +171,7 @@ impl Core {
             migrating: None,
             fixed: None,
             alone_since: Some(self.now),
+            seats: image.seats,
             tallied: None,
         });
         self.work.kernel_by_id.insert(id, k);

@@ -514,8 +514,17 @@ pub(crate) struct Kernel {
     pub fixed: Option<String>,
     /// Since when the kernel has had no replica.
     pub alone_since: Option<Timestamp>,
+    /// Seats of the kernel's replicas and standbys, by the last report. They outlast the loss of these.
+    pub seats: Vec<JobId>,
     /// The kernel's part in a pool's [`Tally`].
     pub tallied: Option<Part>,
+}
+
+impl Kernel {
+    /// `true` without plans, leases and waiting cells.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.planned.is_empty() && self.leases.is_empty() && self.cells.is_empty()
+    }
 }
 
 /// Sums and short lists over a pool, kept as its kernels and pilots change (`tally.rs`).

@@ -256,3 +256,27 @@ fn pilots_on_their_way_are_not_asked_for_again() {
     }
     w.core.sanity_check().expect("a sane state");
 }
+
+/// The driver asks Slurm whether anything of a kernel is left.
+#[test]
+fn the_seats_of_a_lost_kernel_are_known_over_a_restart() {
+    let mut w = world(1);
+    let kernel = w.kernel("old", "ada", &["n0"], 1);
+    let bare = |w: &World| -> Vec<_> {
+        let bare = w.core.bare_kernels();
+        bare.map(|k| (k.kernel.clone(), k.user.to_string(), k.seats.to_vec()))
+            .collect()
+    };
+    assert_eq!(bare(&w), [], "a replica is there");
+    let seat = w.core.kernel(&kernel).expect("it is open").replicas[0].seat;
+    let lost = Input::ReplicaLost {
+        kernel: kernel.clone(),
+        incarnation: Incarnation(1),
+    };
+    w.tell(lost);
+    let left = [(kernel, "ada".to_owned(), vec![seat])];
+    assert_eq!(bare(&w), left);
+    restart(&mut w);
+    assert_eq!(bare(&w), left);
+    w.core.sanity_check().unwrap();
+}

@@ -4,6 +4,7 @@
 //! disk, what is known of Slurm, pilots as jobs. `requests` hears callers, `outputs` carries decisions out, `slurm_news`
 //! takes in what Slurm says.
 
+mod abandoned;
 mod asked;
 mod connections;
 mod drains;
@@ -31,6 +32,7 @@ use crate::pilot_jobs::{Failure, PilotJobs, PilotRequest};
 use crate::slurm::{Facts, Owner, Queue, SlurmSide};
 use crate::state_dir::{IDS_PER_TERM, StateDir};
 use crate::views;
+use abandoned::Abandoned;
 use connections::Connections;
 use drains::Drains;
 use endings::Endings;
@@ -124,6 +126,7 @@ pub(crate) struct Scheduler {
     released: Timestamp,
     registry: Registry,
     kept: Kept,
+    abandoned: Abandoned,
     drains: Drains,
     endings: Endings,
     records: Records,
@@ -198,6 +201,7 @@ impl Scheduler {
             released: now,
             registry: legacy.registry,
             kept: legacy.kept,
+            abandoned: Abandoned::default(),
             drains: Drains::default(),
             endings: Endings::default(),
             records,

@@ -110,10 +110,10 @@ impl Scheduler {
         let all = query.all_users || query.visible && access.caller.operator;
         (query.all_users, query.users) = whose(access.may_see(all, &query.users)?);
         let (now, live) = (self.clock.now(), views::live_leases(&self.core));
-        Ok(self.read_accounting(conn, access, id, move |accounting| {
+        Ok(self.read_accounting(conn, access, id, move |accounting, behind| {
             let First { mut rows, more } = accounting.first(&query, now, MOST)?;
             views::freshen(&mut rows, &live, now);
-            Ok(Response::Acct { rows, more })
+            Ok(Response::Acct { rows, more, behind })
         }))
     }
 
@@ -132,7 +132,7 @@ impl Scheduler {
                 reason: format!("sums of more than {} parts", SumsQuery::MOST_PARTS),
             });
         }
-        Ok(self.read_accounting(conn, access, id, move |accounting| {
+        Ok(self.read_accounting(conn, access, id, move |accounting, behind| {
             let sums = |query: &SumsQuery, waits: usize| {
                 let mut summed = accounting.sums(query, now, waits)?;
                 views::freshen(&mut summed.open, &live, now);
@@ -141,7 +141,7 @@ impl Scheduler {
             };
             if query.parts.is_empty() {
                 let (rows, more) = sums(&query, MOST_WAITS)?;
-                return Ok(Response::Sums { rows, more });
+                return Ok(Response::Sums { rows, more, behind });
             }
             let (mut all, mut is_cut, mut waits) = (Vec::new(), false, MOST_WAITS);
             for (number, part) in query.each_part().iter().enumerate() {
@@ -154,21 +154,24 @@ impl Scheduler {
             Ok(Response::Sums {
                 rows: all,
                 more: is_cut,
+                behind,
             })
         }))
     }
 
-    /// Reads the accounting on a thread of its own: a long report holds nobody up.
+    /// Reads the accounting on a thread of its own: a long report holds nobody up. `read` is given the number of entries
+    /// that it may lack.
     fn read_accounting(
         &mut self,
         conn: ConnId,
         access: &Access,
         id: u64,
-        read: impl FnOnce(&Accounting) -> Result<Response, AccountingError> + Send + 'static,
+        read: impl FnOnce(&Accounting, usize) -> Result<Response, AccountingError> + Send + 'static,
     ) -> Answer {
         let accounting = self.records.accounting();
         // Rows that are still on their way to the disk belong to the answer.
         let flushed = accounting.record([]);
+        let unsettled = self.records.unsettled();
         let Some(outgoing) = self.connections.get(conn).map(|c| c.outgoing.clone()) else {
             return Answer::Later;
         };
@@ -178,8 +181,12 @@ impl Scheduler {
         }
         let reports = self.reports.clone();
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(Duration::from_secs(5), flushed.durable()).await;
-            let answer = tokio::task::spawn_blocking(move || read(&accounting)).await;
+            let flushed = tokio::time::timeout(Duration::from_secs(5), flushed.durable()).await;
+            let behind = match flushed {
+                Ok(Ok(())) => 0,
+                Ok(Err(_)) | Err(_) => unsettled,
+            };
+            let answer = tokio::task::spawn_blocking(move || read(&accounting, behind)).await;
             let body = match answer {
                 Ok(Ok(body)) => body,
                 Ok(Err(error)) => unreadable(&chain(&error)),

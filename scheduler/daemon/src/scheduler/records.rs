@@ -185,6 +185,11 @@ impl Records {
         }
     }
 
+    /// How many rows the accounting may not have yet.
+    pub(super) fn unsettled(&self) -> usize {
+        self.unsettled.len()
+    }
+
     pub(super) fn accounting(&self) -> Arc<Accounting> {
         self.accounting.clone()
     }

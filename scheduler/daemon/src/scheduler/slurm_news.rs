@@ -151,12 +151,15 @@ impl Scheduler {
         });
     }
 
-    /// The users whose seats Slurm is asked for: those who have some, and those whose kernels wait for one.
+    /// The users whose seats Slurm is asked for: those who have some, those whose kernels wait for one, and those whose
+    /// kernels may have none left.
     pub(super) fn seated_users(&self) -> BTreeSet<UserName> {
         let up = self.registry.kernels();
         let starting = self.connections.heard().filter(|kernel| !up.contains(kernel));
         let owners = starting.filter_map(|kernel| self.owner_of(kernel).cloned());
-        self.seats.users().into_iter().chain(owners).collect()
+        let bare = self.core.bare_kernels().map(|k| k.user.clone());
+        let seated = self.seats.users().into_iter();
+        seated.chain(owners).chain(bare).collect()
     }
 
     pub(super) fn looked(&mut self, answer: Result<Queue, String>) {
@@ -164,6 +167,7 @@ impl Scheduler {
         let now = self.clock.now();
         match answer {
             Err(reason) => {
+                self.abandoned.unanswered();
                 self.news.look_pause = Span((self.news.look_pause.0 * 2).min(LOOK_LAST.0));
                 if self
                     .news
@@ -191,6 +195,7 @@ impl Scheduler {
                 self.act(acts);
                 self.tell_of_delays(&before);
                 self.seats_gone(&queue.alive);
+                self.forget_abandoned(&queue.alive, now);
                 self.drained(queue.drained);
                 let skew = self.clock.skew();
                 self.compare_clocks(skew);

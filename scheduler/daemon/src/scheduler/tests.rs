@@ -14,7 +14,7 @@ use crate::parks;
 use hop_api::config::StepNames;
 use hop_api::message::{
     AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, Order, QueueQuery, Refusal, ReplicaUp,
-    Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
+    Request, Response, Role, SeatStep, StartLease, SumsQuery, ToHopd, WaitingCell,
 };
 use hop_store::Journal;
 use hop_words::id::{Incarnation, Tenure};
@@ -1464,6 +1464,33 @@ async fn accounting_that_is_not_read_is_open_still() {
     drop(mailbox);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(answered(), 1);
+}
+
+/// Somebody's shell on the database locks it, or its disk is full.
+#[tokio::test]
+async fn an_answer_says_what_the_accounting_can_not_write() {
+    let mut house = House::new();
+    let locks = rusqlite::Connection::open(house.folder.path().join("accounting")).unwrap();
+    for (user, locked, expected) in [("ada", false, 0), ("bobby", true, 1), ("mallory", false, 0)] {
+        let (asks, mut mailbox) = house.connect(user, Role::Client);
+        if locked {
+            locks.execute_batch("begin exclusive").unwrap();
+            let order = order(LeaseId(7));
+            let row = house.scheduler.records.rows.adopt(&"n0".into(), &order, None);
+            house.scheduler.records.write(vec![], Vec::from_iter(row));
+        } else if !locks.is_autocommit() {
+            locks.execute_batch("commit").unwrap();
+        }
+        house.say(asks, Request::Acct(AcctQuery::default()));
+        house.say(asks, Request::Sums(SumsQuery::default()));
+        for _ in 0..2 {
+            let behind = match mailbox.recv().await.unwrap().body {
+                Response::Acct { behind, .. } | Response::Sums { behind, .. } => behind,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(behind, expected, "locked: {locked}");
+        }
+    }
 }
 
 #[tokio::test]

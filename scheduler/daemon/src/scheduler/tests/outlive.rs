@@ -941,3 +941,48 @@ async fn a_kernel_that_is_closed_after_its_executor_is_lost_is_not_listed() {
     assert!(lived.rows().is_empty());
     assert_eq!(lived.house.scheduler.kept.loss(&kernel()), None);
 }
+
+/// Looks at Slurm's queue for so many seconds, in which these jobs live.
+fn looks_for(house: &mut House, seconds: u64, alive: &[u32]) {
+    let alive: Vec<JobId> = alive.iter().map(|job| JobId(*job)).collect();
+    let queue = Queue {
+        alive: alive.clone(),
+        ..Queue::default()
+    };
+    house.scheduler.looked(Ok(queue));
+    house.scheduler.settle();
+    let now = house.scheduler.clock.now();
+    for second in (30..=seconds).step_by(30) {
+        let then = now + Span::from_secs(second);
+        house.scheduler.forget_abandoned(&alive, then);
+        house.scheduler.settle();
+    }
+    house.scheduler.abandoned.unanswered();
+}
+
+/// Its front told nobody of the close: hopd stood still, or was away.
+#[tokio::test]
+async fn a_kernel_that_ended_while_nobody_listened_is_forgotten() {
+    for restarts in [false, true] {
+        let mut lived = Lived::new();
+        breaks(&mut lived);
+        looks_for(&mut lived.house, 600, &[]);
+        assert_eq!(lived.rows().len(), 1, "its front is connected");
+        lived.house.scheduler.closed(lived.front.0);
+        let mut house = match restarts {
+            true => lived.house.restarted(),
+            false => lived.house,
+        };
+        let known = |house: &House| house.scheduler.core.kernel_count();
+        let asked = house.scheduler.seated_users();
+        assert!(asked.contains(&"ada".into()), "{asked:?}");
+        looks_for(&mut house, 600, &[7]);
+        assert_eq!(known(&house), 1, "its seat lives");
+        looks_for(&mut house, 270, &[]);
+        assert_eq!(known(&house), 1, "it may come back");
+        looks_for(&mut house, 300, &[]);
+        assert_eq!(known(&house), 0);
+        assert!(house.scheduler.owner_of(&kernel()).is_none());
+        house.scheduler.core.sanity_check().unwrap();
+    }
+}
