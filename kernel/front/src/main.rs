@@ -31,7 +31,13 @@ enum Verb {
     /// Runs a kernel for a client that starts the kernelspec's command itself
     Kernel(launcher::Args),
     /// Tells the user's saved kernels that a notebook, or a folder of notebooks, has another path
-    Rename { old: String, new: String },
+    Rename {
+        old: String,
+        new: String,
+        /// A kernel whose front hears it from its owner (may be given several times)
+        #[arg(long, value_name = "KERNEL")]
+        told: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -53,9 +59,9 @@ fn main() -> ExitCode {
     };
     let done = match args.verb {
         None => runtime.block_on(front()),
-        Some(Verb::Rename { old, new }) => {
+        Some(Verb::Rename { old, new, told }) => {
             owner::speak_to_people();
-            rename(&old, &new)
+            rename(&told, &old, &new)
         }
         Some(Verb::Kernel(args)) => {
             owner::speak_to_people();
@@ -113,9 +119,11 @@ async fn front() -> Result<bool> {
 }
 
 /// Tells saved kernels that a notebook, or a folder of notebooks, has another path.
-fn rename(old: &str, new: &str) -> Result<bool> {
+fn rename(told: &[String], old: &str, new: &str) -> Result<bool> {
     let states = states_dir().context("there is no home folder (HOME is not set)")?;
-    claim::rename(&states, old, new).context("a saved kernel can't be told its notebook's new path")?;
+    let told = told.iter().map(|kernel| kernel.as_str().into()).collect();
+    claim::rename(&states, &told, old, new)
+        .context("a saved kernel can't be told its notebook's new path")?;
     Ok(true)
 }
 
