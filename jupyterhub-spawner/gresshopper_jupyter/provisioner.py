@@ -523,9 +523,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         path = self._path or env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
             # A console has no file, and in each page the first one is called "Console 1". The file of a notebook on a
-            # separate drive (jupyter-collaboration's, for instance) may be elsewhere.
+            # separate drive (jupyter-collaboration's, for instance) may be elsewhere. A path below some server's root
+            # is no path: a notebook below another root may have the same.
             named = env.get("JPY_SESSION_NAME", "")
-            path = named if named.endswith(".ipynb") or os.path.isfile(named) else ""
+            is_file = named.endswith(".ipynb") or os.path.isfile(named)
+            path = named if is_file and os.path.isabs(named) else ""
         self._path = path
         return {"path": path, "kernelspec": self.parent.kernel_name} if path else None
 

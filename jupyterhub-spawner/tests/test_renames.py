@@ -57,7 +57,7 @@ async def opened(server: Any, path: str, code: str) -> str:
     return session
 
 
-async def ran(server: Any, path: str, name: str, kind: str, code: str) -> tuple[str, str]:
+async def ran(server: Any, path: str, name: str | None, kind: str, code: str) -> tuple[str, str]:
     """Begins a session, and runs a cell in it. The session's id, and what the cell printed."""
     session = await server.session_manager.create_session(path=path, name=name, type=kind, kernel_name="python3")
     client = server.kernel_manager.get_kernel(session["kernel"]["id"]).client()
@@ -227,6 +227,35 @@ async def test_a_notebook_is_renamed_while_it_is_being_opened(
     assert (await opening)[1].endswith("1\n")
     (kernel,) = ours(server.kernel_manager).values()
     assert kernel.provisioner._path == str(server.root / "two.ipynb")
+
+
+async def test_a_session_without_a_name_has_the_notebook_at_its_path(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [None, "", "a/one.ipynb"]:
+        (server.root / "a/one.ipynb").write_text("{}")
+        _, text = await ran(
+            server, "a/one.ipynb", name, "notebook", "import os; print(os.environ['JPY_SESSION_NAME'])"
+        )
+        assert text.strip() == str(server.root / "a" / "one.ipynb"), name
+        (kernel,) = ours(server.kernel_manager).values()
+        await server.contents_manager.rename("a/one.ipynb", "two.ipynb")
+        await asyncio.sleep(0)
+        assert kernel.provisioner._path == str(server.root / "two.ipynb"), name
+        (server.root / "two.ipynb").unlink()
+        await server.kernel_manager.shutdown_all()
+
+
+async def test_a_path_below_an_unknown_root_is_no_notebooks(
+    server: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "one.ipynb").write_text("{}")
+    monkeypatch.chdir(home)
+    # As without the extension.
+    env = {**os.environ, "JPY_SESSION_NAME": "one.ipynb"}
+    await server.kernel_manager.start_kernel(env=env)
+    (kernel,) = ours(server.kernel_manager).values()
+    assert kernel.provisioner._path == ""
 
 
 async def test_a_renamed_notebook_has_its_new_name_for_hop(server: Any, home: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from typing import Any
 
 from jupyter_server.utils import ensure_async, to_os_path
@@ -21,6 +22,7 @@ from gresshopper_jupyter.server.ids import JupyterId, hops_id, ours
 def follow_renames(serverapp: Any) -> None:
     """Tells kernels their notebooks' new paths."""
     renames = _Renames(serverapp)
+    _name_by_path(serverapp.session_manager, serverapp.kernel_manager)
     sessions, contents = serverapp.session_manager, serverapp.contents_manager
     sessions.update_session = renames.updating(sessions.update_session)
     sessions.start_kernel_for_session = renames.starting(sessions.start_kernel_for_session)
@@ -113,6 +115,21 @@ def _one_by_one(rename: Any) -> Any:
             return await rename(*args, **kwargs)
 
     return rename_in_turn
+
+
+def _name_by_path(sessions: Any, manager: Any) -> None:
+    """Gives a kernel its notebook's path on disk in ``JPY_SESSION_NAME`` where the client's name for the session is no
+    file's name. Without a name, the server itself gives the path below its root."""
+    env_by_name = sessions.get_kernel_env
+
+    def get_kernel_env(path: str, name: str | None = None) -> dict[str, str]:
+        env: dict[str, str] = env_by_name(path, name)
+        file = _on_disk(manager, path)
+        if (not name or os.path.dirname(name)) and (file.endswith(".ipynb") or os.path.isfile(file)):
+            env["JPY_SESSION_NAME"] = file
+        return env
+
+    sessions.get_kernel_env = get_kernel_env
 
 
 def _on_disk(manager: Any, path: str) -> str:
