@@ -134,6 +134,11 @@ class Front:
         return {name: self._start["ports"][name] for name in _PORTS}
 
     @property
+    def listens(self) -> bool:
+        """Whether the front reads what it is told. A front that saves its kernel reads nothing."""
+        return not self._saved and self._returncode is None and self._process.poll() is None
+
+    @property
     def reason(self) -> str:
         """Why it is over, where it said."""
         return self._reason
@@ -383,6 +388,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         return self._kernel or self.kernel_id
 
     @property
+    def hears_renames(self) -> bool:
+        """Whether a front writes down each new path that it is told."""
+        return self._front is not None and self._front.listens
+
+    @property
     def died_of(self) -> str:
         """Why the kernel died, or did not start; empty while it lives."""
         return self._front.reason if self._front else self._died_of
@@ -423,9 +433,10 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     def renamed(self, old: str, new: str) -> None:
         """A notebook, or a folder, has another path. Paths of other notebooks change nothing."""
         # The old path may be the notebook's, or that of a folder above it.
-        if self._front is not None and f"{self._path}/".startswith(f"{old}/"):
+        if f"{self._path}/".startswith(f"{old}/"):
             self._path = new + self._path[len(old) :]
-            self._front.renamed(self._path)
+            if self._front is not None:
+                self._front.renamed(self._path)
 
     async def cleanup(self, restart: bool = False) -> None:
         if self._front is not None:
@@ -479,6 +490,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         }
         front = await _in_thread(partial(Front, [find_program("hop-front", self.front_program)], start, env))
         self._front = front
+        if self._path != (start["notebook"] or {}).get("path", ""):
+            front.renamed(self._path)  # since its order was written
         self._ports = await _in_thread(front.wait_launched)
         self._kernel, self._beside = front.kernel, front.beside
         info = {"transport": "tcp", "ip": "127.0.0.1", **self._ports}
@@ -510,9 +523,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         path = self._path or env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
             # A console has no file, and in each page the first one is called "Console 1". The file of a notebook on a
-            # separate drive (jupyter-collaboration's, for instance) may be elsewhere.
+            # separate drive (jupyter-collaboration's, for instance) may be elsewhere. A path below some server's root
+            # is no path: a notebook below another root may have the same.
             named = env.get("JPY_SESSION_NAME", "")
-            path = named if named.endswith(".ipynb") or os.path.isfile(named) else ""
+            is_file = named.endswith(".ipynb") or os.path.isfile(named)
+            path = named if is_file and os.path.isabs(named) else ""
         self._path = path
         return {"path": path, "kernelspec": self.parent.kernel_name} if path else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -15,7 +16,10 @@ from typing import Any
 
 import pytest
 from conftest import BIN, Kernel, eventually, outputs
+from gresshopper_jupyter.provisioner import GresshopperProvisioner
+from gresshopper_jupyter.server import hop, renames
 from gresshopper_jupyter.server.hibernation import save_all
+from gresshopper_jupyter.server.ids import ours
 from gresshopper_jupyter.server.renames import follow_renames
 from jupyter_server.services.contents.filemanager import AsyncFileContentsManager
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
@@ -53,7 +57,7 @@ async def opened(server: Any, path: str, code: str) -> str:
     return session
 
 
-async def ran(server: Any, path: str, name: str, kind: str, code: str) -> tuple[str, str]:
+async def ran(server: Any, path: str, name: str | None, kind: str, code: str) -> tuple[str, str]:
     """Begins a session, and runs a cell in it. The session's id, and what the cell printed."""
     session = await server.session_manager.create_session(path=path, name=name, type=kind, kernel_name="python3")
     client = server.kernel_manager.get_kernel(session["kernel"]["id"]).client()
@@ -151,6 +155,126 @@ async def test_a_rename_while_hopd_is_away_is_kept_in_the_home(
     assert "don't know its new name" not in caplog.text
     assert await asyncio.to_thread(variable, server, "one.ipynb", monkeypatch) == "2"
     assert await asyncio.to_thread(variable, server, "two.ipynb", monkeypatch) == "1"
+
+
+#: Two notebooks that swap their names.
+SWAP = [("one.ipynb", "x.ipynb"), ("two.ipynb", "one.ipynb"), ("x.ipynb", "two.ipynb")]
+
+
+def delay(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    """The programs that tell saved kernels run at once, but for one, which runs late."""
+    calls = itertools.count()
+
+    async def run(*argv: str) -> Any:
+        await asyncio.sleep(1 if next(calls) == late else 0)
+        return await hop.run(*argv)
+
+    monkeypatch.setattr(renames, "run", run)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("saved", [False, True])
+async def test_two_notebooks_swap_names_and_keep_their_kernels(
+    server: Any, monkeypatch: pytest.MonkeyPatch, saved: bool, late: int
+) -> None:
+    await opened(server, "one.ipynb", "x = 1")
+    await opened(server, "two.ipynb", "x = 2")
+    if saved:
+        await ends(server)
+    delay(monkeypatch, late)
+    for old, new in SWAP:
+        await server.contents_manager.rename(old, new)
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(1.5)
+    if not saved:
+        await ends(server)
+    for path, value in [("one.ipynb", "2"), ("two.ipynb", "1")]:
+        _, text = await ran(server, path, path, "notebook", "print(globals().get('x'))")
+        assert text.endswith(f"{value}\n"), path
+
+
+async def test_renames_are_told_in_the_order_of_their_making(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await opened(server, "one.ipynb", "x = 1")
+    await opened(server, "two.ipynb", "x = 2")
+    checkpoints = server.contents_manager.checkpoints
+    rename_all = checkpoints.rename_all_checkpoints
+
+    async def rename_late(old: str, new: str) -> None:
+        await asyncio.sleep(1 if old == "one.ipynb" else 0)
+        await rename_all(old, new)
+
+    monkeypatch.setattr(checkpoints, "rename_all_checkpoints", rename_late)
+    first = asyncio.create_task(server.contents_manager.rename(*SWAP[0]))
+    await asyncio.to_thread(eventually, lambda: not (server.root / "one.ipynb").exists(), "the first is renamed")
+    await server.contents_manager.rename(*SWAP[1])
+    await first
+    await asyncio.sleep(0)
+    paths = [kernel.provisioner._path for kernel in ours(server.kernel_manager).values()]
+    assert paths == [str(server.root / "x.ipynb"), str(server.root / "one.ipynb")]
+
+
+async def test_an_opening_right_after_a_rename_finds_the_kernel(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    await opened(server, "one.ipynb", "x = 1")
+    await ends(server)
+    delay(monkeypatch, 0)
+    await server.contents_manager.rename("one.ipynb", "two.ipynb")
+    await asyncio.sleep(0)
+    _, text = await ran(server, "two.ipynb", "two.ipynb", "notebook", "print(globals().get('x'))")
+    assert text.endswith("1\n")
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_notebook_is_renamed_while_it_is_being_opened(
+    server: Any, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    await opened(server, "one.ipynb", "x = 1")
+    await ends(server)
+    # Its front is started after the rename, or before.
+    launch = GresshopperProvisioner.launch_kernel
+
+    async def launch_late(self: Any, cmd: list[str], **kwargs: Any) -> Any:
+        await asyncio.sleep(0 if late else 1)
+        info = await launch(self, cmd, **kwargs)
+        await asyncio.sleep(1 if late else 0)
+        return info
+
+    monkeypatch.setattr(GresshopperProvisioner, "launch_kernel", launch_late)
+    code = "print(globals().get('x'))"
+    opening = asyncio.create_task(ran(server, "one.ipynb", "one.ipynb", "notebook", code))
+    await asyncio.sleep(0.5)
+    await server.contents_manager.rename("one.ipynb", "two.ipynb")
+    assert (await opening)[1].endswith("1\n")
+    (kernel,) = ours(server.kernel_manager).values()
+    assert kernel.provisioner._path == str(server.root / "two.ipynb")
+
+
+async def test_a_session_without_a_name_has_the_notebook_at_its_path(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [None, "", "a/one.ipynb"]:
+        (server.root / "a/one.ipynb").write_text("{}")
+        _, text = await ran(
+            server, "a/one.ipynb", name, "notebook", "import os; print(os.environ['JPY_SESSION_NAME'])"
+        )
+        assert text.strip() == str(server.root / "a" / "one.ipynb"), name
+        (kernel,) = ours(server.kernel_manager).values()
+        await server.contents_manager.rename("a/one.ipynb", "two.ipynb")
+        await asyncio.sleep(0)
+        assert kernel.provisioner._path == str(server.root / "two.ipynb"), name
+        (server.root / "two.ipynb").unlink()
+        await server.kernel_manager.shutdown_all()
+
+
+async def test_a_path_below_an_unknown_root_is_no_notebooks(
+    server: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "one.ipynb").write_text("{}")
+    monkeypatch.chdir(home)
+    # As without the extension.
+    env = {**os.environ, "JPY_SESSION_NAME": "one.ipynb"}
+    await server.kernel_manager.start_kernel(env=env)
+    (kernel,) = ours(server.kernel_manager).values()
+    assert kernel.provisioner._path == ""
 
 
 async def test_a_renamed_notebook_has_its_new_name_for_hop(server: Any, home: Path) -> None:

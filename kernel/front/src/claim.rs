@@ -335,6 +335,12 @@ fn named_at(folder: &Path) -> Option<SystemTime> {
     folder.join(NOTEBOOK).metadata().ok()?.modified().ok()
 }
 
+/// Gives a note another time, if there is a note.
+fn touch(folder: &Path, at: SystemTime) {
+    let note = File::open(folder.join(NOTEBOOK));
+    let _ = note.and_then(|note| note.set_modified(at));
+}
+
 /// The time of a note behind the last one of all. The clock may have been set back since, and some file systems keep
 /// whole seconds.
 fn later(last: Option<SystemTime>, now: SystemTime) -> SystemTime {
@@ -361,12 +367,14 @@ impl Renamed {
     }
 }
 
-/// Notes for all kernels of a notebook, or of the notebooks in a folder, that it has another path. Returns the kernels
-/// whose notebook has another name as well.
+/// Notes for all kernels of a notebook, or of the notebooks in a folder, that it has another path. The fronts of the
+/// kernels in `told` hear it from their owner, and each front alone writes its kernel's note: it may know a later path
+/// already. Fronts of other servers hear nothing, so their kernels' notes are written here. Returns the kernels with a
+/// note written here whose notebook has another name as well.
 ///
 /// # Errors
 /// The file system's.
-pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<Vec<Renamed>> {
+pub fn rename(states: &Path, told: &BTreeSet<KernelId>, old: &str, new: &str) -> io::Result<Vec<Renamed>> {
     let mut renamed = Vec::new();
     // Kernels of a notebook keep their order by age.
     let mut all: Vec<PathBuf> = folders(states).collect();
@@ -381,6 +389,15 @@ pub fn rename(states: &Path, old: &str, new: &str) -> io::Result<Vec<Renamed>> {
             true => PathBuf::from(new),
             false => Path::new(new).join(rest),
         });
+        if told.contains(&named.kernel) {
+            // The kernel keeps its place by age, whether or not its front has written the new path.
+            if path.is_some() || Path::new(&named.notebook.path).starts_with(new) {
+                let at = later(last, SystemTime::now());
+                touch(&folder, at);
+                last = Some(at);
+            }
+            continue;
+        }
         if let Some(path) = path.and_then(|path| path.into_os_string().into_string().ok()) {
             let before = std::mem::replace(&mut named.notebook.path, path);
             let at = later(last, SystemTime::now());
@@ -478,6 +495,11 @@ mod tests {
     /// A file system without locks.
     fn no_locks(_: &File) -> Result<(), TryLockError> {
         Err(TryLockError::Error(io::ErrorKind::Unsupported.into()))
+    }
+
+    /// No kernel's front is told.
+    fn rename(states: &Path, old: &str, new: &str) -> io::Result<Vec<Renamed>> {
+        super::rename(states, &BTreeSet::new(), old, new)
     }
 
     /// The kernel that an opening of the notebook `x` takes.
@@ -783,6 +805,46 @@ mod tests {
         assert_eq!(finds("/home/b/c/x.ipynb.ipynb").as_deref(), Some("k2"));
         for old in ["/home/a/x.ipynb", "/home/a/y.ipynb", "/home/b/c/x.ipynb"] {
             assert_eq!(finds(old), None, "{old}");
+        }
+    }
+
+    #[test]
+    fn a_rename_leaves_the_note_of_a_told_front_to_that_front() {
+        let (x, y) = ("/home/a/x.ipynb", "/home/a/y.ipynb");
+        for (is_told, noted, old, new, left) in [
+            (false, x, x, y, y),
+            (false, x, "/home/a", "/home/b", "/home/b/x.ipynb"),
+            (true, x, x, y, x),
+            (true, x, "/home/a", "/home/b", x),
+            (true, y, x, y, y),
+        ] {
+            let tmp = tempfile::tempdir().unwrap();
+            saved(tmp.path(), "k1", noted);
+            let told = BTreeSet::from(["other".into(), if is_told { "k1" } else { "k2" }.into()]);
+            super::rename(tmp.path(), &told, old, new).unwrap();
+            let named = Named::read(&tmp.path().join("k1")).unwrap();
+            assert_eq!(named.notebook.path, left, "{is_told} {noted} {old}");
+        }
+    }
+
+    #[test]
+    fn a_rename_keeps_the_order_of_told_and_saved_kernels() {
+        for writes_first in [false, true] {
+            let tmp = tempfile::tempdir().unwrap();
+            saved(tmp.path(), "k1", "a");
+            saved(tmp.path(), "k2", "a");
+            let writes = || {
+                let owned = Owned::take(&tmp.path().join("k2")).unwrap().unwrap();
+                owned.name(&"k2".into(), &notebook("x"), None).write().unwrap();
+            };
+            if writes_first {
+                writes();
+            }
+            super::rename(tmp.path(), &BTreeSet::from(["k2".into()]), "a", "x").unwrap();
+            if !writes_first {
+                writes();
+            }
+            assert_eq!(taken(tmp.path(), "new"), "k2", "{writes_first}");
         }
     }
 

@@ -39,8 +39,8 @@ use tokio::time::{Instant, sleep, timeout};
 /// Limit on one call of Slurm's commands; slurmctld may be away for a while.
 const SLURM_CALL: Duration = Duration::from_secs(60);
 
-/// Limit on telling `hopd` the names of notebooks; the owner waits a little longer (`server/hop.py`).
-const TELLING: Duration = Duration::from_secs(10);
+/// Limit on telling `hopd` the names of notebooks: the server's next opening may wait for it.
+const TELLING: Duration = Duration::from_secs(3);
 
 /// Most time that a kernel's start waits for an absent slurmctld, for instance during its restart or failover.
 const SLURMCTLD_AWAY: Duration = Duration::from_secs(300);
@@ -1127,6 +1127,7 @@ async fn wait_for_seat(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_kernel_that_asks_for_too_much_starts_only_if_it_has_run() {
@@ -1208,7 +1209,7 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let note = r#"{"kernel": "k1", "path": "/home/a/x.ipynb", "kernelspec": "python3"}"#;
         std::fs::write(folder.join(states::NOTEBOOK), note).unwrap();
-        let rename = |old, new| crate::claim::rename(tmp.path(), old, new).unwrap();
+        let rename = |old, new| crate::claim::rename(tmp.path(), &BTreeSet::new(), old, new).unwrap();
         let renamed = rename("/home/a/x.ipynb", "/home/a/y.ipynb");
         let told = std::cell::RefCell::new(Vec::new());
         let ask = async |request| {

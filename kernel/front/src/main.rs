@@ -31,7 +31,13 @@ enum Verb {
     /// Runs a kernel for a client that starts the kernelspec's command itself
     Kernel(launcher::Args),
     /// Tells the user's saved kernels that a notebook, or a folder of notebooks, has another path
-    Rename { old: String, new: String },
+    Rename {
+        old: String,
+        new: String,
+        /// A kernel whose front hears it from its owner (may be given several times)
+        #[arg(long, value_name = "KERNEL")]
+        told: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -53,9 +59,9 @@ fn main() -> ExitCode {
     };
     let done = match args.verb {
         None => runtime.block_on(front()),
-        Some(Verb::Rename { old, new }) => {
+        Some(Verb::Rename { old, new, told }) => {
             owner::speak_to_people();
-            runtime.block_on(rename(&old, &new))
+            runtime.block_on(rename(&told, &old, &new))
         }
         Some(Verb::Kernel(args)) => {
             owner::speak_to_people();
@@ -113,9 +119,10 @@ async fn front() -> Result<bool> {
 }
 
 /// Tells saved kernels that a notebook, or a folder of notebooks, has another path, and `hop` its new name.
-async fn rename(old: &str, new: &str) -> Result<bool> {
+async fn rename(told: &[String], old: &str, new: &str) -> Result<bool> {
     let states = states_dir().context("there is no home folder (HOME is not set)")?;
-    let renamed = claim::rename(&states, old, new);
+    let told = told.iter().map(|kernel| kernel.as_str().into()).collect();
+    let renamed = claim::rename(&states, &told, old, new);
     let renamed = renamed.context("a saved kernel can't be told its notebook's new path")?;
     if !renamed.is_empty() {
         launch::tell_names(&renamed).await;
