@@ -275,6 +275,29 @@ struct Table {
     behind: usize,
 }
 
+/// The sums of the rows, of each part of the time if it is parted.
+fn sums(query: &SumsQuery) -> Vec<Sums> {
+    let of = |query: &SumsQuery| {
+        let mut rows = acct_rows();
+        rows.retain(|row| (query.since..query.until).contains(&row.submit));
+        let mut sums = Vec::new();
+        add_rows(&mut sums, query.by, &rows);
+        sums
+    };
+    if query.parts.is_empty() {
+        return of(query);
+    }
+    let parts = query.each_part().into_iter().enumerate();
+    let named = |(number, part): (usize, SumsQuery)| {
+        let group = number.to_string();
+        of(&part).into_iter().map(move |sums| Sums {
+            group: group.clone(),
+            ..sums
+        })
+    };
+    parts.flat_map(named).collect()
+}
+
 impl Hopd for Table {
     fn ask(&self, request: Request) -> Result<Response, Failure> {
         self.asked.borrow_mut().push(request.clone());
@@ -289,31 +312,11 @@ impl Hopd for Table {
                 more: false,
                 behind: self.behind,
             }),
-            Request::Sums(query) => {
-                let of = |query: &SumsQuery| {
-                    let mut rows = acct_rows();
-                    rows.retain(|row| (query.since..query.until).contains(&row.submit));
-                    let mut sums = Vec::new();
-                    add_rows(&mut sums, query.by, &rows);
-                    sums
-                };
-                let mut rows = of(&query);
-                if !query.parts.is_empty() {
-                    rows.clear();
-                    for (number, part) in query.each_part().iter().enumerate() {
-                        let group = number.to_string();
-                        rows.extend(of(part).into_iter().map(|sums| Sums {
-                            group: group.clone(),
-                            ..sums
-                        }));
-                    }
-                }
-                Ok(Response::Sums {
-                    rows,
-                    more: false,
-                    behind: self.behind,
-                })
-            }
+            Request::Sums(query) => Ok(Response::Sums {
+                rows: sums(&query),
+                more: false,
+                behind: self.behind,
+            }),
             Request::Queue(_) if self.starts => {
                 let mut rows = queue_rows();
                 rows.truncate(1);
