@@ -34,6 +34,12 @@ pub fn children_named(parent: u32, name: &str) -> Vec<u32> {
         .collect()
 }
 
+/// The flags with which a descriptor was opened, by the text of `/proc/PID/fdinfo/FD`.
+pub fn open_flags(fdinfo: &str) -> Option<u32> {
+    let line = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    u32::from_str_radix(line.trim(), 8).ok()
+}
+
 /// Fields count from the last parenthesis, since the command's name may hold anything.
 fn parse_start_time(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
@@ -56,6 +62,15 @@ mod tests {
     fn a_zombie_is_no_process() {
         assert_eq!(parse_start_time(&STAT.replace(" S ", " Z ")), None);
         assert_eq!(parse_start_time("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn flags_are_octal() {
+        assert_eq!(
+            open_flags("pos:\t0\nflags:\t012000000\nmnt_id:\t9\n"),
+            Some(0o12_000_000)
+        );
+        assert_eq!(open_flags("pos:\t0\n"), None);
     }
 
     #[test]

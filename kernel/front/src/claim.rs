@@ -431,10 +431,40 @@ pub fn clear_away(removal: Removal, front: &Path, state: Option<&Path>, meanwhil
     }
 }
 
-/// Whether `hopd` is told that the kernel is closed. Nobody else tells it of a kernel that died, as at a start that
-/// failed, and of which nothing is left: `hopd` would list the kernel for a day.
-pub fn is_closed(removal: Removal, died: bool, state: Option<&Path>) -> bool {
-    removal == Removal::Kernel || died && leaves_nothing(removal, state)
+/// What `hopd` is told at a front's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastWord {
+    /// The kernel is closed for good.
+    Closed,
+    /// The kernel is dead, and its state is kept for the notebook's next opening.
+    Left,
+}
+
+/// How the front knows its kernel's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Death {
+    No,
+    /// The front's own end isn't its kernel's for certain.
+    Maybe,
+    Certain,
+}
+
+/// What `hopd` is told, if anything. Nobody else tells it of a kernel that died, as at a start that failed, where no
+/// replica has come up again: `hopd` would list the kernel for a day. `has_notebook`: an opening may bring the kernel
+/// back.
+pub fn last_word(
+    removal: Removal,
+    death: Death,
+    has_notebook: bool,
+    state: Option<&Path>,
+) -> Option<LastWord> {
+    let closed = removal == Removal::Kernel
+        || death != Death::No && leaves_nothing(removal, state)
+        || death == Death::Certain && !has_notebook;
+    match closed {
+        true => Some(LastWord::Closed),
+        false => (death == Death::Certain).then_some(LastWord::Left),
+    }
 }
 
 /// Whether nothing is left of a kernel whose front ends so.
@@ -688,9 +718,20 @@ mod tests {
             }
             let mut meanwhile = Meanwhile::default();
             meanwhile.lost.push("x = 1".into());
-            let closed = [false, true].map(|died| is_closed(removal, died, Some(&state)));
+            let word = |death, has_notebook| last_word(removal, death, has_notebook, Some(&state));
+            let closed = |is: bool| is.then_some(LastWord::Closed);
             let ends = removal == Removal::Kernel;
-            assert_eq!(closed, [ends, !state_stays], "{removal:?}");
+            for has_notebook in [false, true] {
+                let words = [Death::No, Death::Maybe].map(|death| word(death, has_notebook));
+                assert_eq!(words, [closed(ends), closed(!state_stays)], "{removal:?}");
+            }
+            let left = if state_stays {
+                LastWord::Left
+            } else {
+                LastWord::Closed
+            };
+            let dead = [false, true].map(|has_notebook| word(Death::Certain, has_notebook));
+            assert_eq!(dead, [Some(LastWord::Closed), Some(left)], "{removal:?}");
             clear_away(removal, &front, Some(&state), Some(meanwhile));
             assert_eq!(
                 (front.exists(), state.exists()),

@@ -2,7 +2,7 @@
 //! (`local`) or a step in a seat of the user's, on the node named by `hopd`. All calls of Slurm are made as the user.
 
 use crate::announce;
-use crate::claim::Renamed;
+use crate::claim::{LastWord, Renamed};
 use crate::core::{NO_SLURMCTLD, SeatWaits};
 use crate::opening::{Opening, Origin, Place, next_incarnation};
 use crate::owner::{Said, Start, say};
@@ -21,9 +21,10 @@ use hop_slurm::{SHOW_RESERVATIONS, WaitingJob, parse_reservations, shorten_args}
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
-use hop_words::process::children_named;
+use hop_words::process::{children_named, open_flags};
 use hop_words::replica::{Replicas, SEAT_JOB};
 use hop_words::time::Span;
+use rustix::fs::OFlags;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs::File;
@@ -649,19 +650,21 @@ pub fn detach(srun: u32) -> Vec<File> {
 
 /// The reading ends of `child` of pipes that `srun` writes into.
 fn ears_for(srun: u32, child: u32) -> Vec<File> {
-    let written: Vec<PathBuf> = pipes(&format!("/proc/{srun}"), "1").into_values().collect();
-    let read = pipes(&format!("/proc/{child}"), "0").into_iter();
+    let written: Vec<PathBuf> = pipes(&format!("/proc/{srun}"), OFlags::WRONLY)
+        .into_values()
+        .collect();
+    let read = pipes(&format!("/proc/{child}"), OFlags::RDONLY).into_iter();
     read.filter(|(_, pipe)| written.contains(pipe))
         .filter_map(|(end, _)| {
-            let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+            let flags = OFlags::NONBLOCK | OFlags::CLOEXEC;
             let ear = rustix::fs::open(&end, flags, rustix::fs::Mode::empty());
             ear.ok().map(File::from)
         })
         .collect()
 }
 
-/// A process's open ends of pipes with this access (0 for reading, 1 for writing), and the pipes.
-fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
+/// A process's open ends of pipes with this access, and the pipes.
+fn pipes(process: &str, access: OFlags) -> BTreeMap<PathBuf, PathBuf> {
     let entries = std::fs::read_dir(format!("{process}/fd"))
         .into_iter()
         .flatten()
@@ -671,9 +674,9 @@ fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
         let pipe = std::fs::read_link(&end).ok()?;
         let info =
             std::fs::read_to_string(format!("{process}/fdinfo/{}", entry.file_name().to_str()?)).ok()?;
-        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        let flags = OFlags::from_bits_retain(open_flags(&info)?);
         let is_pipe = pipe.to_str().is_some_and(|name| name.starts_with("pipe:"));
-        (is_pipe && flags.trim().ends_with(access)).then_some((end, pipe))
+        (is_pipe && flags & OFlags::ACCMODE == access).then_some((end, pipe))
     });
     ends.collect()
 }
@@ -734,15 +737,14 @@ async fn ask_hopd(config: &Config, request: Request) -> Result<Response> {
     Ok(client::call(&options, request, Duration::from_secs(10)).await?)
 }
 
-/// Tells `hopd` that the kernel is closed for good, or else that it is dead and its state kept. Nobody else tells it
-/// where no replica has come up again.
-pub async fn tell_end(kernel: KernelId, is_closed: bool) {
+/// Tells `hopd` of the kernel's end.
+pub async fn tell_end(kernel: KernelId, word: LastWord) {
     let Ok(config) = Config::load() else {
         return;
     };
-    let request = match is_closed {
-        true => Request::CloseKernel { kernel },
-        false => Request::LeaveKernel { kernel },
+    let request = match word {
+        LastWord::Closed => Request::CloseKernel { kernel },
+        LastWord::Left => Request::LeaveKernel { kernel },
     };
     if let Err(error) = ask_hopd(&config, request).await {
         // It will notice by the replica's absence.

@@ -4,7 +4,7 @@
 
 use crate::announce::{self, announce};
 use crate::asleep::{self, Listener};
-use crate::claim::{self, Found, Owned, Saved};
+use crate::claim::{self, Death, Found, LastWord, Owned, Saved};
 use crate::content;
 use crate::core::{Asked, End, Front, Interrupt, NO_STEP, SeatWaits, Shutdown, Wire};
 use crate::delivered::Delivered;
@@ -257,7 +257,7 @@ fn keeps(start: &Start, owned: bool) -> Keeps {
 /// notebook's next opening would bring back a kernel that its user has ended.
 async fn close_in_its_place(start: &Start) -> Result<bool> {
     if !start.launch.local {
-        launch::tell_end(start.kernel.clone(), true).await;
+        launch::tell_end(start.kernel.clone(), LastWord::Closed).await;
         orphans::end_sruns(&start.kernel);
     }
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
@@ -592,11 +592,14 @@ impl Main {
 
     async fn clean_up(&mut self, removal: Removal, died: bool) {
         let state = self.states.as_ref().map(|s| s.kernel.clone());
-        let is_dead = matches!(self.front.end(), Some(End::Dead { .. }));
-        let comes_back = self.start.notebook.is_some();
-        let is_closed = claim::is_closed(removal, died, state.as_deref()) || is_dead && !comes_back;
-        if !self.start.launch.local && (is_closed || is_dead) {
-            launch::tell_end(self.start.kernel.clone(), is_closed).await;
+        let death = match self.front.end() {
+            Some(End::Dead { .. }) => Death::Certain,
+            _ if died => Death::Maybe,
+            _ => Death::No,
+        };
+        let word = claim::last_word(removal, death, self.start.notebook.is_some(), state.as_deref());
+        if let Some(word) = word.filter(|_| !self.start.launch.local) {
+            launch::tell_end(self.start.kernel.clone(), word).await;
         }
         // Nothing may be written into a folder that is removed.
         self.home.end();

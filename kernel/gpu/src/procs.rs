@@ -1,6 +1,7 @@
 //! Facts on processes from `/proc`: open device files, by descriptor or mapping, parents, and owners.
 
 use crate::Pid;
+use hop_words::process::open_flags;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsStr;
 use std::fs;
@@ -187,10 +188,7 @@ impl Procs {
     /// plugin's take-back passes over it as well.
     fn is_path_only(&self, pid: Pid, number: &OsStr) -> bool {
         let info = fs::read_to_string(self.path(pid, "fdinfo").join(number));
-        let flags = info.ok().and_then(|info| {
-            let line = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
-            u32::from_str_radix(line.trim(), 8).ok()
-        });
+        let flags = info.ok().and_then(|info| open_flags(&info));
         flags.is_some_and(|flags| flags & libc::O_PATH.cast_unsigned() != 0)
     }
 }

@@ -10,6 +10,7 @@ use crate::apart::apart;
 use crate::bpf::Number;
 use crate::token::Hold;
 use hop_words::line;
+use hop_words::process::open_flags;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
@@ -194,10 +195,7 @@ fn in_flight(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
 /// `O_PATH`: a name, for which nobody asks a driver or needs a permission.
 fn is_path_only(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
     let text = read_text(process, &format!("{fdinfo}/{number}"));
-    let flags = text.as_deref().and_then(|text| {
-        let line = text.lines().find_map(|l| l.strip_prefix("flags:"))?;
-        u32::from_str_radix(line.trim(), 8).ok()
-    });
+    let flags = text.as_deref().and_then(open_flags);
     flags.is_some_and(|f| f & libc::O_PATH.cast_unsigned() != 0)
 }
 
