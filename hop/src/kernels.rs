@@ -169,7 +169,9 @@ pub(crate) fn rows(query: KernelsQuery, context: &Context<'_>) -> Result<Vec<Ker
     match context.hopd.ask(Request::Kernels(query))? {
         Response::Kernels { mut rows } => {
             for row in &mut rows {
-                row.name = name_at_home(&row.kernel, context).unwrap_or_else(|| row.name.clone());
+                if let Some(name) = name_at_home(&row.kernel, context) {
+                    row.name = name;
+                }
             }
             Ok(rows)
         }
@@ -188,8 +190,8 @@ fn name_at_home(kernel: &KernelId, context: &Context<'_>) -> Option<String> {
     Some(text::name(&name))
 }
 
-/// Where the kernel's saved state lies in the caller's home, if there is one. `find` accepts an id unknown to `hopd`
-/// only in whole, so the name leads nowhere else.
+/// The place of the kernel's saved state in the caller's home, whether or not there is a state. `find` accepts an id
+/// unknown to `hopd` only in whole, so the name leads nowhere else.
 pub(crate) fn state_folder(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
     let plain = is_whole(kernel.as_str());
     let states = data_dir_by(context.env)?.join("states");

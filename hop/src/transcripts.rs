@@ -17,6 +17,7 @@ use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::LazyLock;
@@ -277,25 +278,15 @@ struct Table {
 
 /// The sums of the rows, of each part of the time if it is parted.
 fn sums(query: &SumsQuery) -> Vec<Sums> {
-    let of = |query: &SumsQuery| {
+    let sums = query.by_parts(|query| {
         let mut rows = acct_rows();
         rows.retain(|row| (query.since..query.until).contains(&row.submit));
         let mut sums = Vec::new();
         add_rows(&mut sums, query.by, &rows);
-        sums
-    };
-    if query.parts.is_empty() {
-        return of(query);
-    }
-    let parts = query.each_part().into_iter().enumerate();
-    let named = |(number, part): (usize, SumsQuery)| {
-        let group = number.to_string();
-        of(&part).into_iter().map(move |sums| Sums {
-            group: group.clone(),
-            ..sums
-        })
-    };
-    parts.flat_map(named).collect()
+        Ok::<_, Infallible>(sums)
+    });
+    let Ok(sums) = sums;
+    sums
 }
 
 impl Hopd for Table {
@@ -395,7 +386,7 @@ impl World {
         format!("{out}{err}")
     }
 
-    /// What the command writes to stdout, and to stderr, with its status unless that is success.
+    /// The command's text on stdout, and its text on stderr with the status of a failure.
     fn streams(&self, line: &str) -> (String, String) {
         let words = std::iter::once("hop").chain(line.split_whitespace());
         let cli = match Cli::try_parse_from(words) {

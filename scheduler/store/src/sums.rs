@@ -27,7 +27,7 @@ impl Accounting {
     /// Sums of what was submitted in the query's time, with at most so many waits. Blocks for the length of the query.
     pub fn sums(&self, query: &SumsQuery, now: Timestamp, waits: usize) -> Result<Summed, AccountingError> {
         let mut reader = self.reader()?;
-        // One state of the database: a lease that ends meanwhile counts once.
+        // The transaction shows one state of the database: a lease that ends meanwhile counts once.
         let reader = reader.transaction()?;
         let mut groups = Groups::default();
         leases(&reader, query, &mut groups)?;

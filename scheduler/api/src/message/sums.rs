@@ -56,17 +56,31 @@ impl SumsQuery {
     /// Most parts of a query.
     pub const MOST_PARTS: usize = 62;
 
-    /// The parts, each as a query of its own.
-    pub fn each_part(&self) -> Vec<Self> {
+    /// The answer, where `sums` answers a query without parts.
+    ///
+    /// # Errors
+    /// The first of `sums`.
+    pub fn by_parts<E>(&self, mut sums: impl FnMut(&Self) -> Result<Vec<Sums>, E>) -> Result<Vec<Sums>, E> {
+        if self.parts.is_empty() {
+            return sums(self);
+        }
         let ends = self.parts.iter().skip(1).copied().chain([self.until]);
-        let part = |(since, until): (&Timestamp, Timestamp)| Self {
-            since: (*since).max(self.since),
-            until: until.min(self.until),
-            by: SumBy::All,
-            parts: Vec::new(),
-            ..self.clone()
-        };
-        self.parts.iter().zip(ends).map(part).collect()
+        let mut all = Vec::new();
+        for (number, (since, until)) in self.parts.iter().zip(ends).enumerate() {
+            let part = Self {
+                since: (*since).max(self.since),
+                until: until.min(self.until),
+                by: SumBy::All,
+                parts: Vec::new(),
+                ..self.clone()
+            };
+            let group = number.to_string();
+            all.extend(sums(&part)?.into_iter().map(|sums| Sums {
+                group: group.clone(),
+                ..sums
+            }));
+        }
+        Ok(all)
     }
 }
 
@@ -218,15 +232,25 @@ mod tests {
             parts: [10, 20, 30].map(Timestamp).to_vec(),
             ..SumsQuery::default()
         };
-        let parts = query.each_part();
-        let times: Vec<_> = parts.iter().map(|part| (part.since.0, part.until.0)).collect();
-        assert_eq!(times, [(15, 20), (20, 30), (30, 35)]);
-        assert!(
-            parts
-                .iter()
-                .all(|part| part.by == SumBy::All && part.parts.is_empty())
-        );
-        assert!(SumsQuery::default().each_part().is_empty());
+        let asked = |query: &SumsQuery| {
+            let mut times = Vec::new();
+            let answer = query.by_parts(|part| {
+                assert!(part.parts.is_empty());
+                times.push((part.since.0, part.until.0, part.by));
+                Ok::<_, ()>(vec![Sums::default()])
+            });
+            let groups: Vec<String> = answer.unwrap().into_iter().map(|sums| sums.group).collect();
+            (times, groups.join(" "))
+        };
+        let all = SumBy::All;
+        let parts = vec![(15, 20, all), (20, 30, all), (30, 35, all)];
+        assert_eq!(asked(&query), (parts, "0 1 2".to_owned()));
+        let whole = SumsQuery {
+            parts: Vec::new(),
+            ..query
+        };
+        assert_eq!(asked(&whole), (vec![(15, 35, SumBy::User)], String::new()));
+        assert_eq!(whole.by_parts(|_| Err("it fails")), Err("it fails"));
     }
 
     fn sums(rows: &[AcctRow]) -> Sums {

@@ -22,7 +22,7 @@ pub(super) struct Abandoned {
     looked: Option<Timestamp>,
 }
 
-/// What is there of a kernel without a process in the core.
+/// The traces of a kernel without a process in the core.
 #[derive(Debug, Clone, Copy)]
 struct Left<'a> {
     /// Seats of its replicas, by the last report.

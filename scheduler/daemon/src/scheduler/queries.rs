@@ -133,29 +133,16 @@ impl Scheduler {
             });
         }
         Ok(self.read_accounting(conn, access, id, move |accounting, behind| {
-            let sums = |query: &SumsQuery, waits: usize| {
+            let (mut more, mut waits) = (false, MOST_WAITS);
+            let rows = query.by_parts(|query| {
                 let mut summed = accounting.sums(query, now, waits)?;
                 views::freshen(&mut summed.open, &live, now);
                 add_rows(&mut summed.sums, query.by, &summed.open);
-                Ok::<_, AccountingError>((summed.sums, summed.more))
-            };
-            if query.parts.is_empty() {
-                let (rows, more) = sums(&query, MOST_WAITS)?;
-                return Ok(Response::Sums { rows, more, behind });
-            }
-            let (mut all, mut is_cut, mut waits) = (Vec::new(), false, MOST_WAITS);
-            for (number, part) in query.each_part().iter().enumerate() {
-                let (mut rows, more) = sums(part, waits)?;
-                waits = waits.saturating_sub(rows.iter().map(|row| row.waits.len()).sum());
-                rows.iter_mut().for_each(|row| row.group = number.to_string());
-                all.append(&mut rows);
-                is_cut |= more;
-            }
-            Ok(Response::Sums {
-                rows: all,
-                more: is_cut,
-                behind,
-            })
+                waits = waits.saturating_sub(summed.sums.iter().map(|sums| sums.waits.len()).sum());
+                more |= summed.more;
+                Ok::<_, AccountingError>(summed.sums)
+            })?;
+            Ok(Response::Sums { rows, more, behind })
         }))
     }
 

@@ -460,11 +460,8 @@ impl Scheduler {
             }
             Request::LeaveKernel { kernel } => {
                 access.owns(self.owner_of(&kernel), &kernel)?;
-                if self
-                    .registry
-                    .executor(&kernel)
-                    .is_none_or(|(_, r)| r.conn.is_none())
-                {
+                let executor = self.registry.executor(&kernel);
+                if executor.and_then(|(_, replica)| replica.conn).is_none() {
                     self.hibernated(kernel);
                 }
             }
