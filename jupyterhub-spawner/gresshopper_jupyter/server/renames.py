@@ -26,7 +26,7 @@ def follow_renames(serverapp: Any) -> None:
     sessions, contents = serverapp.session_manager, serverapp.contents_manager
     sessions.update_session = renames.updating(sessions.update_session)
     sessions.start_kernel_for_session = renames.starting(sessions.start_kernel_for_session)
-    # A manager that isn't asynchronous renames and says so in one step.
+    # A manager without coroutines renames and announces it in one step.
     if inspect.iscoroutinefunction(contents.rename):
         contents.rename = _one_by_one(contents.rename)
     serverapp.event_logger.add_listener(schema_id=contents.event_schema_id, listener=renames.heard)
@@ -37,8 +37,8 @@ class _Renames:
 
     def __init__(self, serverapp: Any) -> None:
         self._log, self._manager, self._sessions = serverapp.log, serverapp.kernel_manager, serverapp.session_manager
-        # Whoever comes here first is first, also of those who wait.
-        self._order: asyncio.Lock | None = None
+        # Held in the order of asking.
+        self._order = _LateLock()
         # For each kernel that is being started: the renames since.
         self._starts: dict[asyncio.Future[None], list[tuple[str, str]]] = {}
 
@@ -58,7 +58,7 @@ class _Renames:
 
         async def start_and_tell(*args: Any, **kwargs: Any) -> str:
             await asyncio.sleep(0)  # renames that the server has just said are heard first
-            async with self._in_order():
+            async with self._order.lock():
                 start = asyncio.get_running_loop().create_future()
                 missed = self._starts[start] = []
             try:
@@ -81,7 +81,7 @@ class _Renames:
                 kernel.provisioner.renamed(old, new)
             for missed in self._starts.values():
                 missed.append((old, new))
-            async with self._in_order():
+            async with self._order.lock():
                 await self._tell_the_saved(old, new)
 
     async def _tell_the_saved(self, old: str, new: str) -> None:
@@ -98,20 +98,26 @@ class _Renames:
         if status != 0:
             self._log.warning("the saved kernels of %s don't know its new name: %s", old, why.strip())
 
-    def _in_order(self) -> asyncio.Lock:
-        # Made late: before Python 3.10 a lock belongs to the loop at its making.
-        if self._order is None:
-            self._order = asyncio.Lock()
-        return self._order
+
+class _LateLock:
+    """A lock that is made at its first use: before Python 3.10 a lock belongs to the loop at its making."""
+
+    def __init__(self) -> None:
+        self._lock: asyncio.Lock | None = None
+
+    def lock(self) -> asyncio.Lock:
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
 
 
 def _one_by_one(rename: Any) -> Any:
-    """The server says of a rename in a later step than it renames: renames are said in the order of their making."""
-    turn: list[asyncio.Lock] = []
+    """The server announces a rename in a later step than it renames. So renames are announced in the order of their
+    making."""
+    turn = _LateLock()
 
     async def rename_in_turn(*args: Any, **kwargs: Any) -> Any:
-        turn.extend([] if turn else [asyncio.Lock()])
-        async with turn[0]:
+        async with turn.lock():
             return await rename(*args, **kwargs)
 
     return rename_in_turn

@@ -267,9 +267,8 @@ impl Author {
         content: &Value,
         now: Timestamp,
     ) -> Envelope {
-        self.written += 1;
         let header = json!({
-            "msg_id": format!("{}_{}", self.session, self.written),
+            "msg_id": self.next_id(),
             "msg_type": msg_type,
             "username": "gresshopper",
             "session": self.session,
@@ -289,6 +288,11 @@ impl Author {
         envelope
     }
 
+    fn next_id(&mut self) -> String {
+        self.written += 1;
+        format!("{}_{}", self.session, self.written)
+    }
+
     /// The message under an id of its own: Jupyter's sessions raise on a signature that they have seen before, and pass
     /// over a second reply.
     ///
@@ -297,9 +301,7 @@ impl Author {
     pub fn renew(&mut self, envelope: &mut Envelope) -> Result<(), EnvelopeError> {
         let header = serde_json::from_slice(&envelope.header);
         let mut header: serde_json::Map<String, Value> = header.map_err(|_| EnvelopeError::Header)?;
-        self.written += 1;
-        let id = format!("{}_{}", self.session, self.written);
-        header.insert("msg_id".to_owned(), Value::String(id));
+        header.insert("msg_id".to_owned(), Value::String(self.next_id()));
         envelope.header = Value::Object(header).to_string().into();
         self.signer.sign(envelope);
         Ok(())

@@ -215,7 +215,8 @@ def _hung_in() -> dict[str, str]:
     for i, hook in enumerate(sys.path_hooks):
         _by_notebook(found, f"sys.path_hooks[{i}]", hook)
     _signals_hung_in(found)
-    if sys.modules.get("tracemalloc") is not None and sys.modules["tracemalloc"].is_tracing():
+    tracemalloc = sys.modules.get("tracemalloc")
+    if tracemalloc is not None and tracemalloc.is_tracing():
         found["tracemalloc"] = "it traces"
     if (priority := os.getpriority(os.PRIO_PROCESS, 0)) != _PRIORITY:
         found["os.nice"] = str(priority)
