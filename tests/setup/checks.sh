@@ -47,7 +47,9 @@ last_lines() {
 	sleep 1 # for `tee`
 	{
 		printf '\n== the last lines of: %s\n' "$1"
-		tail -n 60 "$2" | cut -c 1-400
+		# pytest's last words first: one line a test, where the tracebacks of many are alike.
+		grep -E '^(FAILED|ERROR) ' "$2" | cut -c 1-300 | sort -u | head -n 20
+		tail -n 40 "$2" | cut -c 1-300
 	} >>"$failed"
 }
 

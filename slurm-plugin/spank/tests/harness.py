@@ -98,7 +98,9 @@ class Cluster:
 
     def devcluster(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(DEVCLUSTER), arguments[0], "--base", str(self.base), *arguments[1:]]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done
 
     def command(self, user: str, arguments: list[str], environment: dict[str, str] | None = None) -> list[str]:
         variables = [f"--env={k}={v}" for k, v in (environment or {}).items()]
