@@ -250,10 +250,13 @@ cluster_itself() {
 		cargo nextest run --locked --workspace --run-ignored only -j 1 --no-fail-fast --retries 1 -E "$filter)"
 }
 
+# A host has 56 numbers for fake GPUs: eight for each of these lanes and for clusters beside theirs two more, four for the
+# plugin's. Where they run short, a cluster waits for another's end.
+export HOP_DEV_PATIENCE=200
+
 # Everything on the host's own variant, by four runs that share the files of tests; on the others a cell's way, and on
 # 24.11 what step managers are for; the plugin on each. Each lane has clusters of its own, by index. A lane waits for most
-# of its time; all together keep two cores busy. A host has 56 numbers for fake GPUs: eight for each of these lanes, four
-# for the plugin's.
+# of its time; all together keep two cores busy.
 e2e() {
 	step "build" build || return
 	variants "end to end"

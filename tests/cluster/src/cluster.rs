@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::config::{self, Facts};
 use crate::daemons::{self, Daemons};
+use crate::devices::Shortage;
 use crate::host::{self, CgroupSetup};
 use crate::layout::Layout;
 use crate::options::{Options, Variant};
@@ -28,6 +29,7 @@ use crate::{cgroups, devices, trixie, users};
 pub struct Cluster {
     options: Options,
     layout: Layout,
+    patience: Duration,
 }
 
 /// What `up` found and did.
@@ -70,7 +72,17 @@ impl Cluster {
     pub fn new(options: Options) -> Result<Self> {
         options.check()?;
         let layout = Layout::new(&options.base);
-        Ok(Self { options, layout })
+        Ok(Self {
+            options,
+            layout,
+            patience: Duration::ZERO,
+        })
+    }
+
+    /// `up` waits so long for device numbers that other clusters hold.
+    #[must_use]
+    pub fn patient(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// The cluster that was brought up at `base`.
@@ -277,8 +289,20 @@ impl Cluster {
         }
     }
 
-    /// Takes index, device numbers and users from the machine.
+    /// Takes index, device numbers and users from the machine, as soon as there are numbers enough.
     fn claim(&self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match self.claim_at_once() {
+                Err(e) if e.is::<Shortage>() && begun.elapsed() < self.patience => {
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn claim_at_once(&self) -> Result<()> {
         let (mut registry, gone) = Registry::open()?;
         gone.iter()
             .try_for_each(|claim| devices::remove(&claim.devices))?;

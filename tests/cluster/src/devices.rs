@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use rustix::fs::{CWD, FileType, Mode, major, makedev, minor, mknodat};
 
 use crate::options::Options;
@@ -43,12 +43,23 @@ fn wanted(options: &Options) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Other clusters hold the numbers.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{wanted} fake GPUs are wanted and {free} device numbers are free: take down another cluster, or ask for fewer with \
+     --gpus-per-node or --burst-nodes, or wait for them with --patience"
+)]
+pub(crate) struct Shortage {
+    wanted: usize,
+    free: usize,
+}
+
 /// Chooses a free number for each of the cluster's GPUs; those it has already stay as they are.
 pub(crate) fn choose(
     options: &Options,
     taken: &Taken,
     in_use: &BTreeSet<u32>,
-) -> Result<BTreeMap<PathBuf, u32>> {
+) -> Result<BTreeMap<PathBuf, u32>, Shortage> {
     let own = taken.clusters.get(&options.base).map(|c| &c.devices);
     let held: BTreeSet<u32> = taken
         .clusters
@@ -63,13 +74,10 @@ pub(crate) fn choose(
             chosen.insert(device.clone(), number);
         }
     }
-    ensure!(
-        chosen.len() == wanted.len(),
-        "{} fake GPUs are wanted and {} device numbers are free: take down another cluster, or ask for fewer \
-         with --gpus-per-node or --burst-nodes",
-        wanted.len(),
-        chosen.len()
-    );
+    let (wanted, free) = (wanted.len(), chosen.len());
+    if free < wanted {
+        return Err(Shortage { wanted, free });
+    }
     Ok(chosen)
 }
 

@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -134,6 +135,9 @@ struct UpArgs {
     /// A line for plugstack.conf.
     #[arg(long)]
     plugstack: Option<String>,
+    /// Seconds to wait for device numbers that other clusters of this machine hold.
+    #[arg(long, env = "HOP_DEV_PATIENCE", default_value_t = 0)]
+    patience: u64,
     /// A further directory to be seen inside variant trixie.
     #[arg(long = "bind")]
     binds: Vec<PathBuf>,
@@ -199,7 +203,10 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     let base = cli.base;
     match cli.command {
-        Verb::Up(args) => up(args.options(base)?)?,
+        Verb::Up(args) => {
+            let patience = Duration::from_secs(args.patience);
+            up(&Cluster::new(args.options(base)?)?.patient(patience))?;
+        }
         Verb::Down { purge } => {
             if Cluster::exists(&base) {
                 Cluster::open(&base)?.down(purge)?;
@@ -230,8 +237,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn up(options: Options) -> Result<()> {
-    let cluster = Cluster::new(options)?;
+fn up(cluster: &Cluster) -> Result<()> {
     let started = std::time::Instant::now();
     let outcome = cluster.up()?;
     let o = cluster.options();
