@@ -126,7 +126,7 @@ impl Core {
                     self.interrupt_kernel();
                     return self.answer_interrupt(channel, identity, &envelope.header);
                 }
-                self.note_interrupt();
+                self.cells.note_interrupt(self.now);
                 self.standing_interrupted();
             }
             (Channel::Control | Channel::Shell, "shutdown_request") => {

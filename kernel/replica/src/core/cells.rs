@@ -131,6 +131,8 @@ pub(super) struct Cells {
     by_permit: bool,
     /// The kernel is IPython, with our extension.
     pub(super) knows_magics: bool,
+    /// When the process was last interrupted.
+    interrupted: Option<Timestamp>,
     /// The kernel's last execution count.
     pub(super) count: i64,
     /// Cells of the present process that were answered in its place. A reply that comes all the same is dropped.
@@ -143,6 +145,7 @@ impl Cells {
             cells: VecDeque::new(),
             by_permit,
             knows_magics,
+            interrupted: None,
             count: 0,
             given_up: BTreeSet::new(),
         }
@@ -327,7 +330,8 @@ impl Cells {
 
     /// Gives the cell to the kernel. Returns the request, with its client; `None` means that the kernel already has the
     /// cell.
-    pub(super) fn send(&mut self, id: &CellId) -> Option<(Bytes, Message)> {
+    pub(super) fn send(&mut self, id: &CellId, now: Timestamp) -> Option<(Bytes, Message)> {
+        let strikes = self.knows_magics && self.interrupted.is_some_and(|at| now < at + Signs::IN_FLIGHT);
         let cell = self.find_mut(id)?;
         let (request, need) = match std::mem::replace(&mut cell.stage, Stage::Free) {
             Stage::Held(request, Ok(need)) | Stage::Seeking(request, need) => (request, need),
@@ -337,9 +341,20 @@ impl Cells {
             }
         };
         cell.attempts += 1;
+        cell.signs.struck |= strikes;
         let message = request.message.clone();
         cell.stage = Stage::Running(request, need);
         Some((cell.identity.clone(), message))
+    }
+
+    /// The process is interrupted. The interrupt strikes what the process has not ended; an ended cell without a reply
+    /// is given up sooner if no other cell's code can hold its reply up.
+    pub(super) fn note_interrupt(&mut self, now: Timestamp) {
+        self.interrupted = Some(now);
+        let alone = self.is_kernel_past_all();
+        for cell in self.with_kernel_mut() {
+            cell.signs.struck |= alone || cell.signs.idle.is_none();
+        }
     }
 
     /// The kernel begins the cell: a death of the process from now on strikes the cell in its middle.

@@ -38,7 +38,7 @@ impl Core {
 
     pub(super) fn interrupt_kernel(&mut self) {
         if matches!(self.phase, Phase::Up) {
-            self.note_interrupt();
+            self.cells.note_interrupt(self.now);
             self.out.push(Output::InterruptKernel { why: None });
         }
         self.standing_interrupted();

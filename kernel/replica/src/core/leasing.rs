@@ -316,7 +316,7 @@ impl Core {
         );
         self.stderr(&header, &wording::taken_away(reason));
         self.cells.add_metadata(&cell, "revoked", reason.into());
-        self.note_interrupt();
+        self.cells.note_interrupt(self.now);
         let why = Some(wording::lease_revoked(reason));
         self.out.push(super::Output::InterruptKernel { why });
         Some(cell)

@@ -585,7 +585,7 @@ impl Core {
         if self.cells.must_ask(cell) {
             return self.note(Note::Begins { cell: cell.clone() });
         }
-        let Some((identity, mut message)) = self.cells.send(cell) else {
+        let Some((identity, mut message)) = self.cells.send(cell, self.now) else {
             return;
         };
         self.guard();

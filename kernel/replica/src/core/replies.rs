@@ -121,15 +121,6 @@ impl Core {
         }
     }
 
-    /// The process is interrupted. The interrupt strikes what the process has not ended; an ended cell without a reply
-    /// is given up sooner if no other cell's code can hold its reply up.
-    pub(super) fn note_interrupt(&mut self) {
-        let alone = self.cells.is_kernel_past_all();
-        for cell in self.cells.with_kernel_mut() {
-            cell.signs.struck |= alone || cell.signs.idle.is_none();
-        }
-    }
-
     /// The kernel replies to the cell: it is past all cells before.
     fn note_overtaken(&mut self, by: &CellId) {
         let now = self.now;

@@ -18,7 +18,7 @@ const LOOKS_AGAIN: Span = Span::from_millis(250);
 pub(super) struct Signs {
     /// The kernel said `idle` for the cell.
     pub(super) idle: Option<Timestamp>,
-    /// The process was interrupted before that.
+    /// The process was interrupted before that, or just before it got the cell.
     pub(super) struck: bool,
     /// The kernel has replied to a later cell.
     pub(super) overtaken: Option<Timestamp>,
@@ -31,6 +31,9 @@ pub(super) struct Signs {
 }
 
 impl Signs {
+    /// An interrupt of a process at rest may still strike a cell that the process gets so long after.
+    pub(super) const IN_FLIGHT: Span = Span::from_secs(1);
+
     pub(super) fn is_idle(&self) -> bool {
         self.idle.is_some()
     }

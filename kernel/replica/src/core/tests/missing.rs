@@ -128,6 +128,20 @@ fn a_cell_that_a_later_one_has_overtaken_is_over() {
     assert_eq!(out, told);
 }
 
+/// The signal of an interrupt at rest may come behind the next cell.
+#[test]
+fn an_interrupt_just_before_a_cell_may_have_struck_it() {
+    for (before, name, after) in [(500, "KeyboardInterrupt", 2), (1500, "RequestFailed", 11)] {
+        let mut world = World::up();
+        world.input(Input::Interrupt);
+        world.after(Span::from_millis(before));
+        world.run("a", Value::Null);
+        world.says_idle("a");
+        let out = world.after(Span::from_secs(after));
+        assert_eq!(out.last().unwrap(), &format!("front: execute_reply a error {name}"));
+    }
+}
+
 /// The other cell's code may hold the kernel's threads up.
 #[test]
 fn a_reply_may_be_late_while_the_kernel_runs_another_cell() {
