@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ def undrained(cluster: Cluster) -> Iterator[Cluster]:
     """Every node is as it was."""
     yield cluster
     for node in cluster.env["HOP_DEV_NODES"].split(","):
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        open_again(cluster, node)
     cluster.wait_for_pilots()
 
 
@@ -26,7 +26,26 @@ def row_of(cluster: Cluster, node: str) -> dict[str, Any] | None:
     return next((r for r in rows if r["node"] == node), None)
 
 
-def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> None:
+def drain(cluster: Cluster, node: str) -> str:
+    cluster.run("root", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={REASON}")
+    return REASON
+
+
+def open_again(cluster: Cluster, node: str) -> None:
+    cluster.run("root", "scontrol", "delete", "reservationname=now", check=False)
+    cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+
+
+def begin_maintenance(cluster: Cluster, node: str) -> str:
+    what = ["flags=maint,ignore_jobs", f"nodes={node}", "user=root", "starttime=now", "duration=600"]
+    cluster.run("root", "scontrol", "create", "reservation", "reservationname=now", *what)
+    return "MAINTENANCE"
+
+
+@pytest.mark.parametrize("close", [drain, begin_maintenance])
+def test_a_drained_node_gets_no_new_lease_and_says_why(
+    undrained: Cluster, close: Callable[[Cluster, str], str]
+) -> None:
     cluster = undrained
     with notebook(cluster, "alice") as book:
         book.execute(OPENABLE)
@@ -38,11 +57,11 @@ def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> No
             "the cell runs", lambda: [r for r in cluster.hop("queue")["rows"] if r["state"] == "RUNNING"]
         )
         node = lease["node"]
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={REASON}")
+        why = close(cluster, node)
 
         def drains() -> bool:
             row = row_of(cluster, node)
-            return row is not None and row["state"] == "DRAINING" and REASON in row["reason"]
+            return row is not None and row["state"] == "DRAINING" and why in row["reason"]
 
         until(f"hop info says that {node} is drained, and why", drains)
         (row,) = [r for r in cluster.hop("kernels")["rows"] if r["kernel_id"] == lease["kernel_id"]]
@@ -52,13 +71,13 @@ def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> No
 
         def over() -> bool:
             row = row_of(cluster, node)
-            return row is not None and row["state"] == "DRAINED" and REASON in row["reason"]
+            return row is not None and row["state"] == "DRAINED" and why in row["reason"]
 
         until("its pilot is over, and hop info still says why nothing is lent there", over, 60)
 
         # A kernel that can't leave waits until the node is back.
         waits = book.submit("%%gpu 1\nprint(len(openable()))")["cell"]
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume")
+        open_again(cluster, node)
         got = book.wait(waits, 90)
         assert (got["status"], got["text"]) == ("ok", "1\n"), got
 

@@ -278,7 +278,9 @@ done
         let service = self.uid;
         let pilots = jobs.into_iter().filter(|j| j.uid == service).map(seen).collect();
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
-        let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
+        let drained = drained
+            .map(|n| (n.name, n.reason.unwrap_or_else(|| n.state.to_string())))
+            .collect();
         Ok(Queue {
             pilots,
             alive,

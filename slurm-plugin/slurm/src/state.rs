@@ -211,10 +211,16 @@ impl NodeState {
         self.flags.contains(flag)
     }
 
-    /// Drained, or expected to fail, by an administrator's word: running jobs go on, and nothing new starts.
+    /// Drained, expected to fail, or in a maintenance by an administrator's word: running jobs go on, and nothing new
+    /// starts.
     pub fn is_drained(&self) -> bool {
         use NodeFlag as F;
-        let drains = |flag: &F| matches!(flag, F::Drain | F::Draining | F::Drained | F::Fail | F::Failing);
+        let drains = |flag: &F| {
+            matches!(
+                flag,
+                F::Drain | F::Draining | F::Drained | F::Fail | F::Failing | F::Maintenance
+            )
+        };
         self.flags.iter().any(drains)
     }
 
@@ -291,6 +297,7 @@ mod tests {
         assert!(NodeState::parse("MIXED+DRAIN").is_drained());
         assert!(NodeState::parse("IDLE+FAIL").is_drained());
         assert!(NodeState::parse("ALLOCATED+FAILING").is_drained());
+        assert!(NodeState::parse("MIXED+MAINTENANCE").is_drained());
         assert!(!NodeState::parse("DOWN*").is_drained());
         assert!(!NodeState::parse("DOWN*").is_usable());
         assert!(!NodeState::parse("IDLE*").is_usable());

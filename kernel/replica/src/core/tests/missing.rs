@@ -138,7 +138,10 @@ fn an_interrupt_just_before_a_cell_may_have_struck_it() {
         world.run("a", Value::Null);
         world.says_idle("a");
         let out = world.after(Span::from_secs(after));
-        assert_eq!(out.last().unwrap(), &format!("front: execute_reply a error {name}"));
+        assert_eq!(
+            out.last().unwrap(),
+            &format!("front: execute_reply a error {name}")
+        );
     }
 }
 
