@@ -173,13 +173,13 @@ class Cluster:
         return self.variant == "trixie"
 
     def steps(self, name: str = "") -> list[str]:
-        """Live steps of the service account's jobs, `job.step name`, but for batch, extern and an agent's looks."""
+        """Live steps of the service account's jobs, `job.step name`, but for batch, extern and an agent's looks and guards."""
         if self.has_stepmgr:
             steps = self.managed_steps()
         else:
             out = self.run("root", "squeue", "-h", "-s", "-u", "gresshopper", "-o", "%i %j")
             steps = [s for s in out.splitlines() if re.match(r"\d+\.\d+ ", s)]
-        return [s for s in steps if name in s and not s.endswith(" look")]
+        return [s for s in steps if name in s and not s.endswith((" look", " blocked GPU"))]
 
     def managed_steps(self) -> list[str]:
         """As `steps`, where pilots have step managers: 24.11's squeue doesn't know their steps."""

@@ -35,7 +35,7 @@ def keeper(name: str, kept: list[int]) -> None:
                 peer.send(b"k")
 
 
-def test_an_operator_releases_a_blocked_gpu_when_it_is_free(two_gpus: Cluster) -> None:
+def test_a_blocked_gpu_costs_the_others_nothing_and_is_lent_again_when_it_is_free(two_gpus: Cluster) -> None:
     node = two_gpus.env["HOP_DEV_NODES"]
     kept: list[int] = []
     name = f"hop-keeper-{os.getpid()}"
@@ -45,20 +45,27 @@ def test_an_operator_releases_a_blocked_gpu_when_it_is_free(two_gpus: Cluster) -
         rows = two_gpus.hop("info")["rows"]
         return next((r for r in rows if (r["state"], r["blocked"]) == ("UP", blocked)), None)
 
-    with notebook(two_gpus, "alice") as alice:
+    with notebook(two_gpus, "alice") as alice, notebook(two_gpus, "bob") as bob:
         try:
+            bob.execute(OPENABLE)
             alice.execute(OPENABLE)
+            before = until("a pilot is up", lambda: row(0), 60)
+            pilot = before["pilot"]
             got = alice.execute(KEEP.format(name=name))
             assert got["text"] == "b'k'\n", got
             with contextlib.suppress(Failed):
                 two_gpus.run("root", "hop", "cancel", str(got["lease"]["lease"]))
-            told = until("the next pilot knows that it is blocked", lambda: row(1), 120)
-            # Its agent says so once it has looked at its devices, hopd of before knows that one is blocked.
-            told = until(
-                "its agent counts", lambda: (found := row(1)) and found["isolation"] == "counted" and found, 30
-            )
-            assert told["blocked_gpus"] in ("0", "1"), told
+            told = until("hop info shows that it is blocked", lambda: row(1), 30)
+            assert (told["blocked_gpus"], told["gpus_free"], told["pilot"]) == ("0", 1, pilot), told
             assert f"process {os.getpid()} " in told["reason"]
+            for _ in range(2):
+                other = bob.execute("%%gpu 1\nprint(openable())", timeout=30)
+                assert other["status"] == "ok", other
+                two_gpus.run("root", "hop", "cancel", str(other["lease"]["lease"]))
+            got = alice.execute("%%gpu 1\n1", timeout=60)
+            assert "which a lease of theirs left blocked" in got["reply"]["evalue"], got
+            after = row(1)
+            assert after and after["pilot"] == pilot, "no pilot ends for a GPU that is known to be blocked"
             with pytest.raises(Failed, match="no operator"):
                 two_gpus.run("alice", "hop", "release", node)
             with pytest.raises(Failed, match=f"stays blocked: process {os.getpid()} "):
@@ -67,11 +74,10 @@ def test_an_operator_releases_a_blocked_gpu_when_it_is_free(two_gpus: Cluster) -
             for fd in kept:
                 os.close(fd)
         two_gpus.run("root", "hop", "release", node)
-        assert row(0), two_gpus.hop("info")
+        free = row(0)
+        assert free and free["pilot"] == pilot, two_gpus.hop("info")
         same = alice.execute("print(type(fd).__name__)")
         assert same["text"] == "int\n", "the kernel lives on: its end would have freed nothing"
-    with notebook(two_gpus, "bob") as bob:
-        bob.execute(OPENABLE)
         again = bob.execute("%%gpu 2\nprint(len(openable()))")
         assert (again["status"], again["text"]) == ("ok", "2\n"), again
         two_gpus.run("root", "hop", "cancel", str(again["lease"]["lease"]))

@@ -1,4 +1,4 @@
-//! `hop-agent hold`: the one task of a lease's step.
+//! `hop-agent hold`: the one task of a lease's step, and of a guard's.
 //!
 //! The holder only lives: until it ends, Slurm counts the step's GPUs as taken. Its connection to the agent is the
 //! lease's lifeline. It ends by the agent's order, 10 s after the agent's loss, or at its slurmstepd's end: without a

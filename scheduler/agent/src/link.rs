@@ -9,6 +9,9 @@ pub(crate) const VERSION: u32 = 1;
 /// The longest line, in bytes.
 pub(crate) const MAX_LINE: usize = 64 << 10;
 
+/// The lease of a guard's holder: none.
+pub(crate) const GUARD: LeaseId = LeaseId(0);
+
 /// Holder to agent: one line, after connecting.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct HolderHello {

@@ -2,7 +2,7 @@
 //! the connection to `hopd`. A single task owns the state; all others send events to the task.
 
 use crate::epochs::Epochs;
-use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
+use crate::link::{GUARD, HolderHello, MAX_LINE, ToHolder, VERSION};
 use crate::pilot::{self, Pilot};
 use crate::state::{AgentState, Input, Isolation, LeaseCheckpoint, Output, PilotFacts, Waits};
 use crate::steps::{self, Steps};
@@ -13,7 +13,7 @@ use hop_api::message::{Order, Request, Role};
 use hop_handover::token::{Confirmation, Look};
 use hop_words::clock::SteadyClock;
 use hop_words::error::chain;
-use hop_words::id::{JobId, LeaseId, PoolName, Term};
+use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, PoolName, Term};
 use hop_words::line;
 use hop_words::line::tokio::{Lines, write as write_line};
 use hop_words::time::{Span, Timestamp};
@@ -56,6 +56,15 @@ enum Event {
     HolderGone {
         connection: u64,
         lease: LeaseId,
+    },
+    Guard {
+        connection: u64,
+        step: u32,
+        gpus: Vec<GpuIndex>,
+        lines: mpsc::UnboundedSender<ToHolder>,
+    },
+    GuardGone {
+        connection: u64,
     },
 }
 
@@ -278,15 +287,24 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
     }
     let lease = hello.lease;
     let (lines, mut outgoing) = mpsc::unbounded_channel::<ToHolder>();
-    let _ = events.send(Event::Holder {
-        connection,
-        input: Input::HolderUp {
-            lease,
-            step: hello.step,
-            gpus: hello.gpus,
-            checkpoint: None,
+    let (step, gpus) = (hello.step, hello.gpus);
+    let _ = events.send(match lease {
+        GUARD => Event::Guard {
+            connection,
+            step,
+            gpus,
+            lines,
         },
-        lines,
+        lease => Event::Holder {
+            connection,
+            input: Input::HolderUp {
+                lease,
+                step,
+                gpus,
+                checkpoint: None,
+            },
+            lines,
+        },
     });
     loop {
         tokio::select! {
@@ -300,7 +318,10 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
             _ = said.next_line() => break,
         }
     }
-    let _ = events.send(Event::HolderGone { connection, lease });
+    let _ = events.send(match lease {
+        GUARD => Event::GuardGone { connection },
+        lease => Event::HolderGone { connection, lease },
+    });
     Ok(())
 }
 
@@ -319,7 +340,10 @@ struct Agent {
     grace: Span,
     events: Events,
     holders: HashMap<LeaseId, (u64, mpsc::UnboundedSender<ToHolder>)>,
+    guards: HashMap<GpuIndex, (u64, mpsc::UnboundedSender<ToHolder>)>,
     stops: HashMap<LeaseId, oneshot::Sender<()>>,
+    /// Ends the srun of the guard with this number.
+    guard_stop: Option<(u64, oneshot::Sender<()>)>,
     /// The sruns of leases that start or live; 0: not started yet.
     sruns: HashMap<LeaseId, Arc<AtomicU32>>,
     watches: HashMap<LeaseId, AbortHandle>,
@@ -343,7 +367,9 @@ impl Agent {
             grace,
             events,
             holders: HashMap::new(),
+            guards: HashMap::new(),
             stops: HashMap::new(),
+            guard_stop: None,
             sruns: HashMap::new(),
             watches: HashMap::new(),
             client: None,
@@ -422,6 +448,23 @@ impl Agent {
                     self.input(Input::HolderGone { lease });
                 }
             }
+            Event::Guard {
+                connection,
+                step,
+                gpus,
+                lines,
+            } => {
+                for index in &gpus {
+                    self.guards.insert(*index, (connection, lines.clone()));
+                }
+                self.input(Input::GuardUp { step, gpus });
+            }
+            Event::GuardGone { connection } => {
+                let gone: Vec<_> = self.guards.extract_if(|_, (c, _)| *c == connection).collect();
+                for (index, _) in gone {
+                    self.input(Input::GuardGone { index });
+                }
+            }
         }
     }
 
@@ -474,6 +517,17 @@ impl Agent {
                 }
                 Output::KeepCheckpoint { lease, checkpoint } => self.keep_checkpoint(lease, &checkpoint),
                 Output::EndHolder { lease } => self.tell(lease, ToHolder::End),
+                Output::StartGuard { number, gpu_type } => self.start_guard(number, gpu_type),
+                Output::EndGuardStart { number } => {
+                    if let Some((_, stop)) = self.guard_stop.take_if(|(n, _)| *n == number) {
+                        let _ = stop.send(());
+                    }
+                }
+                Output::EndGuard { index } => {
+                    if let Some((_, lines)) = self.guards.get(&index) {
+                        let _ = lines.send(ToHolder::End);
+                    }
+                }
                 Output::EndStep { lease } => {
                     if let Some(stop) = self.stops.remove(&lease) {
                         let _ = stop.send(());
@@ -543,13 +597,7 @@ impl Agent {
             let detail = match steps.lend(&order, epoch, grace).await {
                 Ok(srun) => {
                     pid.store(srun.pid().unwrap_or_default(), Ordering::Relaxed);
-                    srun.wait(async {
-                        if stopped.await.is_err() {
-                            // Forgotten: nobody will ask for its end any more.
-                            std::future::pending::<()>().await;
-                        }
-                    })
-                    .await
+                    srun.wait(asked(stopped)).await
                 }
                 Err(error) => chain(&*error),
             };
@@ -557,6 +605,20 @@ impl Agent {
             debug!(%lease, detail, "srun ended");
             let word = steps::word_of(&detail);
             let _ = events.send(Event::Input(Input::StepExited { lease, detail, word }));
+        });
+    }
+
+    fn start_guard(&mut self, number: u64, gpu_type: GpuType) {
+        let (stop, stopped) = oneshot::channel::<()>();
+        self.guard_stop = Some((number, stop));
+        let (steps, events) = (self.steps.clone(), self.events.clone());
+        info!(number, "a blocked GPU gets a guard");
+        tokio::spawn(async move {
+            let detail = match steps.guard(&gpu_type) {
+                Ok(srun) => srun.wait(asked(stopped)).await,
+                Err(error) => chain(&*error),
+            };
+            let _ = events.send(Event::Input(Input::GuardExited { number, detail }));
         });
     }
 
@@ -646,6 +708,14 @@ impl Agent {
                 let _ = events.send(Event::Input(Input::EpochsFailed { why }));
             }
         });
+    }
+}
+
+/// Resolves when the end of an srun is asked for.
+async fn asked(stop: oneshot::Receiver<()>) {
+    if stop.await.is_err() {
+        // Forgotten: nobody will ask for its end any more.
+        std::future::pending::<()>().await;
     }
 }
 

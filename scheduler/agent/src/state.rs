@@ -6,6 +6,7 @@
 //! Slurm gives no GPU to two steps. Processes, sockets, disk and clock are left to the shell (`run.rs`).
 
 mod end;
+mod guards;
 mod io;
 mod term;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use hop_words::id::{Epoch, GpuIndex, LeaseId, Term, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
+use guards::Guards;
 pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, SlurmEnd, SrunWord, Waits};
 use term::Keeping;
 
@@ -49,6 +51,7 @@ pub(crate) struct AgentState {
     held: BTreeSet<GpuIndex>,
     /// Time of the plugin's next look at these devices.
     look_at: Option<Timestamp>,
+    guards: Guards,
 }
 
 #[derive(Debug)]
@@ -60,6 +63,8 @@ struct Lease {
     /// Number of the lease's sruns since slurmctld was last away.
     sruns: u8,
     holder: bool,
+    /// Slurm gave a step of the lease a GPU that the plugin keeps.
+    refused: bool,
     /// Until when the holder of a lease that was handed over has to have come.
     holder_due: Option<Timestamp>,
     phase: Phase,
@@ -76,7 +81,7 @@ struct LeavingStep {
 
 #[derive(Debug)]
 enum Phase {
-    /// Waits for epochs on disk; or, after slurmctld was away, until then.
+    /// Waits for epochs on disk or for guards; or, after slurmctld was away, until then.
     Waiting {
         until: Option<Timestamp>,
     },
@@ -119,10 +124,8 @@ struct Ending {
 enum Loss {
     /// Slurm, for the rest of the pilot.
     Slurms,
-    /// The plugin, at a lease's handover: Slurm may choose this device again, so the pilot is to be replaced.
+    /// The plugin, until nobody holds it.
     Plugins,
-    /// The plugin, in its answer to a look.
-    Held,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -186,6 +189,7 @@ impl AgentState {
             standing: None,
             held: BTreeSet::new(),
             look_at: None,
+            guards: Guards::default(),
             facts,
         }
     }
@@ -209,6 +213,9 @@ impl AgentState {
                 checkpoint,
             } => self.holder_up(lease, step, gpus, checkpoint, now, &mut out),
             Input::HolderGone { lease } => self.holder_gone(lease, now, &mut out),
+            Input::GuardUp { step, gpus } => self.guard_up(step, &gpus, &mut out),
+            Input::GuardGone { index } => self.guard_gone(index),
+            Input::GuardExited { number, detail } => self.guard_exited(number, &detail, now, &mut out),
             Input::Confirmed(confirmation) => self.confirmed(confirmation, now, &mut out),
             Input::StepExited { lease, detail, word } => {
                 self.step_exited(lease, &detail, word, now, &mut out);
@@ -225,12 +232,14 @@ impl AgentState {
                     &mut out,
                 );
             }
-            Input::OrphanStep { step } => self.orphan_step(step, &mut out),
+            Input::OrphanStep { step } => self.orphan_step(step, now, &mut out),
             Input::Preemption { lease, preempted } => self.preemption(lease, preempted, now, &mut out),
             Input::Terminated => self.terminate(now, &mut out),
             Input::Tick => {}
         }
         self.due(now, &mut out);
+        self.guard(now, &mut out);
+        self.start_held_up(now, &mut out);
         self.keep_term_if_due(now, &mut out);
         self.leave_if_over(now, &mut out);
         out
@@ -252,7 +261,7 @@ impl AgentState {
         let farewell = self.idle_since.map(|t| t + self.facts.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);
         let own = self.look_at.into_iter().chain(self.keep_term_at());
-        let own = own.chain(self.reserving.again());
+        let own = own.chain(self.reserving.again()).chain(self.guards.due());
         leases.chain(leaving).chain(farewell).chain(own).min()
     }
 
@@ -326,7 +335,7 @@ impl AgentState {
     fn stands(&mut self, standing: Standing, now: Timestamp, out: &mut Vec<Output>) {
         for blocked in &standing.blocked {
             let (index, why) = (blocked.index, &blocked.why);
-            self.block(index, why, Loss::Held, out);
+            self.block(index, why, Loss::Plugins, now, out);
         }
         let kept = |index: &GpuIndex| standing.blocked.iter().any(|b| b.index == *index);
         let free: Vec<GpuIndex> = self.held.iter().copied().filter(|i| !kept(i)).collect();
@@ -372,6 +381,7 @@ impl AgentState {
             srun: false,
             sruns: 0,
             holder: false,
+            refused: false,
             holder_due: None,
             phase: Phase::Waiting { until: None },
         };
@@ -386,7 +396,8 @@ impl AgentState {
         let lent = self.lent(order.lease);
         let blocked = |g: &&GpuSlot| g.blocked.is_some() && !lent.contains(&g.index);
         let blocked = self.facts.gpus.iter().filter(blocked).count();
-        let used: usize = self.leases.values().map(|l| usize::from(l.order.gpus)).sum();
+        let others = self.leases.values().filter(|l| l.order.lease != order.lease);
+        let used: usize = others.map(|l| usize::from(l.order.gpus)).sum();
         if usize::from(order.gpus) + used + blocked > self.facts.gpus.len() {
             return Some(format!(
                 "pilot {} has no {} free GPUs: {used} of {} are lent",
@@ -410,9 +421,17 @@ impl AgentState {
         self.start_waiting(now, out);
     }
 
+    /// Starts the leases that waited for guards.
+    fn start_held_up(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        if self.leases.values().any(Lease::waits) {
+            self.start_waiting(now, out);
+        }
+    }
+
     fn start_waiting(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        let is_guarding = self.is_guarding();
         for lease in self.leases.values_mut() {
-            if !matches!(lease.phase, Phase::Waiting { until: None }) {
+            if is_guarding && lease.order.gpus > 0 || !lease.waits() {
                 continue;
             }
             let Some(epoch) = self.epochs.next() else { break };
@@ -444,8 +463,7 @@ impl AgentState {
         self.reserving = Reserving::Failed {
             again: now + self.facts.waits.disk,
         };
-        let waits = |l: &Lease| matches!(l.phase, Phase::Waiting { until: None });
-        let waiting = self.leases.iter().filter(|(_, l)| waits(l));
+        let waiting = self.leases.iter().filter(|(_, l)| l.waits());
         let waiting: Vec<LeaseId> = waiting.map(|(id, _)| *id).collect();
         for id in waiting {
             let reason = format!("its node can't write down epochs: {why}");
@@ -541,6 +559,7 @@ impl AgentState {
             srun: false,
             sruns: 0,
             holder: true,
+            refused: false,
             holder_due: None,
             phase: Phase::Live {
                 handover: checkpoint.handover,
@@ -629,9 +648,13 @@ impl AgentState {
                     )));
                     return;
                 };
-                let device_lost = matches!(refused.reason, Refusal::Blocked { .. });
                 match &refused.reason {
-                    Refusal::Blocked { index, why } => self.block(*index, why, Loss::Plugins, out),
+                    Refusal::Blocked { index, why } => {
+                        self.block(*index, why, Loss::Plugins, now, out);
+                        if self.start_again(id, out) {
+                            return;
+                        }
+                    }
                     Refusal::StaleEpoch { last, .. } => self.skip_epochs(last.0),
                     _ => {}
                 }
@@ -641,7 +664,6 @@ impl AgentState {
                     Some(Phase::Starting { .. } | Phase::Restarting { .. })
                 ) {
                     self.begin_end(id, EndCause::Failed, detail, Span::ZERO, now, out);
-                    self.ending(id, |ending| ending.device_lost |= device_lost);
                 } else {
                     out.push(Output::Warn(format!("lease {id}: {detail}")));
                 }
@@ -650,6 +672,27 @@ impl AgentState {
                 "a confirmation for another pilot was ignored".into(),
             )),
         }
+    }
+
+    /// A lease that was refused a blocked GPU starts once more where the pilot has others: that one has a guard by then.
+    fn start_again(&mut self, id: LeaseId, out: &mut Vec<Output>) -> bool {
+        let order = self.leases.get(&id).map(|lease| &lease.order);
+        if order.is_none_or(|order| self.refusal(order).is_some()) {
+            return false;
+        }
+        let Some(lease) = self.leases.get_mut(&id).filter(|lease| !lease.refused) else {
+            return false;
+        };
+        let Phase::Starting { deadline, .. } = lease.phase else {
+            return false;
+        };
+        lease.refused = true;
+        lease.phase = Phase::Restarting { deadline };
+        if lease.holder {
+            out.push(Output::EndHolder { lease: id });
+        }
+        out.push(Output::EndStep { lease: id });
+        true
     }
 
     fn taken_back(&mut self, taken: TakenBack, now: Timestamp, out: &mut Vec<Output>) {
@@ -686,13 +729,14 @@ impl AgentState {
                     assert!(seen.insert(device.index), "GPU {} is lent twice", device.index);
                 }
             }
-            if matches!(lease.phase, Phase::Waiting { until: None }) {
+            if lease.waits() {
                 assert!(
-                    self.reserving != Reserving::No,
-                    "a lease waits for epochs that nobody reserves"
+                    self.reserving != Reserving::No || self.is_guarding(),
+                    "a lease waits for what nobody does"
                 );
             }
         }
+        self.check_guards();
         if self.terminated.is_some() {
             assert!(self.draining);
             assert!(self.leases.values().all(|l| matches!(l.phase, Phase::Ending(_))));
@@ -701,6 +745,11 @@ impl AgentState {
 }
 
 impl Lease {
+    /// Whether it waits for epochs, or for guards.
+    fn waits(&self) -> bool {
+        matches!(self.phase, Phase::Waiting { until: None })
+    }
+
     /// The handover that isn't yet taken back.
     fn lent(&self) -> Option<&Handover> {
         match &self.phase {

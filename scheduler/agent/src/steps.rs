@@ -3,13 +3,14 @@
 //! Arguments are arrays, never a shell's; the token travels in the environment, in a credential that root
 //! alone can open, and is logged nowhere.
 
+use crate::link::GUARD;
 use crate::state::{SlurmEnd, SrunWord};
 use anyhow::{Context, Result};
 use hop_api::message::StartLease;
 use hop_handover::token::{KernelProcess, Lend, Look, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
 use hop_words::clock;
 use hop_words::error::system_words;
-use hop_words::id::{Epoch, JobId, LeaseId};
+use hop_words::id::{Epoch, GpuType, JobId, LeaseId};
 use hop_words::process::children_named;
 use hop_words::time::Span;
 use std::fs::File;
@@ -56,6 +57,25 @@ pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> V
     args.push(program.display().to_string());
     args.extend(["hold".into(), "--socket".into(), socket.display().to_string()]);
     args.extend(["--lease".into(), order.lease.to_string()]);
+    args
+}
+
+/// The arguments of the srun of a guard's step. It has no token: the plugin lends it nothing.
+pub(crate) fn guard_args(gpu_type: &GpuType, program: &Path, socket: &Path) -> Vec<String> {
+    let gres = match gpu_type.as_str() {
+        "" => "gpu:1".to_owned(),
+        gpu_type => format!("gpu:{gpu_type}:1"),
+    };
+    let mut args: Vec<String> = ["-Q", "--exact", "-n1", "-c1", "--mem=0"].map(Into::into).into();
+    args.extend([
+        format!("--gres={gres}"),
+        "--mpi=none".into(),
+        "--cpu-bind=none".into(),
+    ]);
+    args.extend(["--export=PATH".into(), "--job-name=blocked GPU".into()]);
+    args.push(program.display().to_string());
+    args.extend(["hold".into(), "--socket".into(), socket.display().to_string()]);
+    args.extend(["--lease".into(), GUARD.to_string()]);
     args
 }
 
@@ -141,18 +161,29 @@ impl Steps {
         } else {
             command.env(TOKEN_VARIABLE, "none");
         }
-        // In memory: a full disk mustn't keep a lease from starting.
-        let said = rustix::fs::memfd_create("srun", rustix::fs::MemfdFlags::CLOEXEC);
-        let said = File::from(said.context("no file for what srun says")?);
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::from(said.try_clone()?))
-            .process_group(0)
-            .spawn()
-            .context("srun could not be started")?;
-        Ok(Srun { child, said })
+        spawn(command)
     }
+
+    /// Starts a step that only keeps a GPU of this type from leases.
+    pub(crate) fn guard(&self, gpu_type: &GpuType) -> Result<Srun> {
+        let mut command = Command::new("srun");
+        command.args(guard_args(gpu_type, &self.program, &self.socket));
+        spawn(command)
+    }
+}
+
+fn spawn(mut command: Command) -> Result<Srun> {
+    // In memory: a full disk mustn't keep a lease from starting.
+    let said = rustix::fs::memfd_create("srun", rustix::fs::MemfdFlags::CLOEXEC);
+    let said = File::from(said.context("no file for what srun says")?);
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::from(said.try_clone()?))
+        .process_group(0)
+        .spawn()
+        .context("srun could not be started")?;
+    Ok(Srun { child, said })
 }
 
 /// Keeps the death of an srun from ending its step. srun has a child on watch: the child cancels the step if srun dies
@@ -342,6 +373,17 @@ mod tests {
         typed.gpu_type = Some("h100".into());
         let typed = lease_args(&typed, Path::new("/a"), socket);
         assert!(typed.contains(&"--gres=gpu:h100:1".to_owned()) && typed.contains(&"-c1".to_owned()));
+    }
+
+    #[test]
+    fn a_guard_has_a_gpu_of_the_type_and_no_token() {
+        let args = guard_args(&"h100".into(), Path::new("/a"), Path::new("/s"));
+        assert!(args.contains(&"--gres=gpu:h100:1".to_owned()) && args.contains(&"--exact".to_owned()));
+        assert!(!args.contains(&"--overlap".to_owned()));
+        assert!(args.iter().all(|arg| !arg.contains(TOKEN_VARIABLE)));
+        assert!(
+            guard_args(&"".into(), Path::new("/a"), Path::new("/s")).contains(&"--gres=gpu:1".to_owned())
+        );
     }
 
     #[test]

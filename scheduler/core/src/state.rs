@@ -390,8 +390,10 @@ impl Pilot {
         self.state == PilotState::Up && self.leases.is_empty() && self.reserved.is_empty()
     }
 
+    /// Cores without a lease. The agent has a step with one core on each blocked GPU.
     pub(crate) fn cpus_free(&self) -> u16 {
-        self.cpus.saturating_sub(self.cpus_used)
+        let blocked = self.gpus() - self.lendable();
+        self.cpus.saturating_sub(self.cpus_used).saturating_sub(blocked)
     }
 
     /// Groups for a lease with this need. `None` among them is for cores alone.

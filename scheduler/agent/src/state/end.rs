@@ -106,12 +106,13 @@ impl AgentState {
         }
     }
 
-    pub(super) fn orphan_step(&mut self, step: u32, out: &mut Vec<Output>) {
+    pub(super) fn orphan_step(&mut self, step: u32, now: Timestamp, out: &mut Vec<Output>) {
         let known = self
             .leases
             .values()
             .any(|l| l.lent().is_some_and(|h| h.step == step))
-            || self.leaving.values().any(|l| l.step == step);
+            || self.leaving.values().any(|l| l.step == step)
+            || self.guards.has_step(step);
         if known {
             return;
         }
@@ -133,6 +134,7 @@ impl AgentState {
                 index,
                 &format!("Slurm step {step} holds a GPU and has no holder"),
                 Loss::Slurms,
+                now,
                 out,
             );
         }
@@ -263,14 +265,15 @@ impl AgentState {
         if let Some(taken) = ending.taken.as_ref().filter(|t| !t.clean) {
             let why = blocked_because(taken);
             for index in &taken.devices {
-                self.block(*index, &why, Loss::Plugins, out);
+                self.block(*index, &why, Loss::Plugins, now, out);
             }
         } else if !clean {
             let why = "no take-back was confirmed".to_owned();
             for device in ending.handover.iter().flat_map(|h| &h.devices) {
-                self.block(device.index, &why, Loss::Slurms, out);
+                self.block(device.index, &why, Loss::Slurms, now, out);
             }
         }
+        let lost = ending.device_lost || !clean && ending.taken.is_none();
         if lent {
             let end = LeaseEnd {
                 cause: ending.cause,
@@ -292,24 +295,34 @@ impl AgentState {
             } else {
                 ending.detail
             };
-            out.push(failed(id, reason, ending.device_lost || !clean));
+            out.push(failed(id, reason, lost));
         }
     }
 
     /// Stops lending a GPU of this pilot, for now or for good.
-    pub(super) fn block(&mut self, index: GpuIndex, why: &str, loss: Loss, out: &mut Vec<Output>) {
+    pub(super) fn block(
+        &mut self,
+        index: GpuIndex,
+        why: &str,
+        loss: Loss,
+        now: Timestamp,
+        out: &mut Vec<Output>,
+    ) {
         let slot = self.facts.gpus.iter_mut().find(|g| g.index == index);
-        let Some(slot) = slot.filter(|s| s.blocked.is_none()) else {
+        // The plugin may name another holder at its next look.
+        let is_news = |told: &str| told != why && loss == Loss::Plugins && self.held.contains(&index);
+        let Some(slot) = slot.filter(|s| s.blocked.as_deref().is_none_or(is_news)) else {
             return;
         };
         slot.blocked = Some(why.to_owned());
-        if loss != Loss::Slurms {
+        if loss == Loss::Plugins {
             self.held.insert(index);
+            self.look_at.get_or_insert(now + self.facts.waits.look);
         }
         out.push(Output::Report(Request::SlotBlocked {
             index,
             reason: why.to_owned(),
-            lost: loss != Loss::Held,
+            lost: loss == Loss::Slurms,
         }));
     }
 
@@ -352,7 +365,7 @@ impl AgentState {
             let why = "Slurm did not end the lease's step";
             out.push(Output::Warn(format!("lease {id}: {why}")));
             for index in step.devices {
-                self.block(index, why, Loss::Slurms, out);
+                self.block(index, why, Loss::Slurms, now, out);
             }
         }
         if self.look_at.is_some_and(|at| at <= now) {
@@ -432,19 +445,19 @@ impl AgentState {
                 grace: ending.grace,
             });
             let step = ending.handover.as_ref().map_or(0, |h| h.step);
-            self.block_devices_of(id, &format!("the slurmstepd of step {step} died"), out);
+            self.block_devices_of(id, &format!("the slurmstepd of step {step} died"), now, out);
             return;
         }
         if !ending.step_over && !owed {
             let why = "Slurm did not end the lease's step";
             out.push(Output::Warn(format!("lease {id}: {why}")));
             ending.device_lost = true;
-            self.block_devices_of(id, why, out);
+            self.block_devices_of(id, why, now, out);
         }
         self.finish(id, now, out);
     }
 
-    fn block_devices_of(&mut self, id: LeaseId, why: &str, out: &mut Vec<Output>) {
+    fn block_devices_of(&mut self, id: LeaseId, why: &str, now: Timestamp, out: &mut Vec<Output>) {
         let devices: Vec<_> = match self.leases.get(&id).map(|l| &l.phase) {
             Some(Phase::Ending(Ending {
                 handover: Some(handover),
@@ -453,7 +466,7 @@ impl AgentState {
             _ => Vec::new(),
         };
         for index in devices {
-            self.block(index, why, Loss::Slurms, out);
+            self.block(index, why, Loss::Slurms, now, out);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use hop_api::message::{GpuSlot, Handover, Order, Request, StartLease};
 use hop_handover::token::{Confirmation, Look};
-use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, PoolName, Term};
+use hop_words::id::{Epoch, GpuIndex, GpuType, JobId, LeaseId, NodeName, PoolName, Term};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +30,10 @@ pub(crate) struct Waits {
     pub(crate) farewell: Span,
     /// Pause between two looks at blocked devices.
     pub(crate) look: Span,
+    /// From the start of a guard's step to its word.
+    pub(crate) guard: Span,
+    /// Until the next guard is tried where Slurm started none.
+    pub(crate) guard_again: Span,
     /// Until the next try to put a term on disk.
     pub(crate) disk: Span,
     /// From the loss of a lease's step to its report: Slurm's signal to the agent, and srun's last word, tell who ended
@@ -51,9 +55,11 @@ impl Default for Waits {
             rescue: Span::from_secs(30),
             step_end: Span::from_secs(20),
             farewell: Span::from_secs(30),
-            look: Span::from_secs(300),
+            look: Span::from_secs(60),
+            guard: Span::from_secs(10),
+            guard_again: Span::from_secs(60),
             disk: Span::from_secs(1),
-            word: Span::from_secs(1),
+            word: Span::from_secs(3),
             preemption: Span::from_secs(10),
         }
     }
@@ -97,6 +103,20 @@ pub(crate) enum Input {
     /// A holder's connection broke from its side.
     HolderGone {
         lease: LeaseId,
+    },
+    /// A guard's process has connected.
+    GuardUp {
+        step: u32,
+        gpus: Vec<GpuIndex>,
+    },
+    /// A guard's connection broke from its side.
+    GuardGone {
+        index: GpuIndex,
+    },
+    /// The srun of a guard has ended, or could not be started.
+    GuardExited {
+        number: u64,
+        detail: String,
     },
     /// The plugin's confirmation (the shell has checked root as the sender).
     Confirmed(Confirmation),
@@ -151,6 +171,19 @@ pub(crate) enum Output {
     /// End the srun of a lease whose task may not be there yet.
     EndStep {
         lease: LeaseId,
+    },
+    /// Start a step on one GPU of this type that does nothing.
+    StartGuard {
+        number: u64,
+        gpu_type: GpuType,
+    },
+    /// End the srun of a guard that has not come up.
+    EndGuardStart {
+        number: u64,
+    },
+    /// Tell the guard of this GPU to end.
+    EndGuard {
+        index: GpuIndex,
     },
     /// The step stands alone from now on: the death of its srun must not end the step.
     Detach {

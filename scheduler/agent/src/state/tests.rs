@@ -117,6 +117,9 @@ fn short(output: &Output) -> String {
         Output::Detach { lease } => format!("detach {lease}"),
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
+        Output::StartGuard { number, gpu_type } => format!("guard {number} {gpu_type}").trim_end().into(),
+        Output::EndGuardStart { number } => format!("end start of guard {number}"),
+        Output::EndGuard { index } => format!("end guard of {index}"),
         Output::AskPreemption { lease } => format!("preempted? {lease}"),
         Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
         Output::Look(look) => {
@@ -595,14 +598,154 @@ fn a_refusal_of_the_plugin_fails_the_lease_and_a_blocked_device_is_not_lent_agai
     b.expect(refused(1, Refusal::RootKernel), &["end step 1", "end holder 1"]);
     b.expect(exited(1), &["forget 1", "failed 1"]);
     b.expect(start(2, 1), &["step 2 epoch 101"]);
-    let blocked = Refusal::Blocked {
-        index: GpuIndex(0),
-        why: "pid 3 holds it".into(),
-    };
-    b.expect(refused(2, blocked), &["blocked 0", "end step 2"]);
-    b.expect(exited(2), &["forget 2", "failed 2 lost"]);
+    b.expect(refused(2, blocked(0)), &["blocked 0 for now", "end step 2"]);
+    b.expect(exited(2), &["guard 1"]);
+    b.expect(guard_up(8, 0), &["step 2 epoch 102"]);
+    b.expect(refused(2, Refusal::RootKernel), &["end step 2"]);
+    b.expect(exited(2), &["forget 2", "failed 2"]);
     b.live(3, 1);
     b.expect(start(4, 1), &["failed 4"]);
+}
+
+fn blocked(gpu: u16) -> Refusal {
+    Refusal::Blocked {
+        index: GpuIndex(gpu),
+        why: "pid 3 holds it".into(),
+    }
+}
+
+fn guard_up(step: u32, gpu: u16) -> Input {
+    let gpus = vec![GpuIndex(gpu)];
+    Input::GuardUp { step, gpus }
+}
+
+fn guard_gone(gpu: u16) -> Input {
+    let index = GpuIndex(gpu);
+    Input::GuardGone { index }
+}
+
+fn guard_exited(number: u64) -> Input {
+    let detail = "srun: error".into();
+    Input::GuardExited { number, detail }
+}
+
+#[test]
+fn a_lease_waits_until_each_blocked_gpu_has_a_guard() {
+    let mut b = Bench::new();
+    b.expect(stands(&[1]), &["blocked 1 for now", "stands counted", "guard 1"]);
+    b.quiet(start(1, 1));
+    // Slurm gives the lowest index.
+    b.expect(guard_up(0, 0), &["guard 2"]);
+    b.expect(guard_up(1, 1), &["end guard of 0", "step 1 epoch 100"]);
+    b.quiet(guard_gone(0));
+    b.quiet(guard_exited(1));
+    b.quiet(guard_exited(2));
+    b.expect(
+        handed(1, 100, &[0]),
+        &["started 1 [0]", "watch 1", "detach 1", "checkpoint 1"],
+    );
+    b.quiet(holder(1, &[0]));
+    // An earlier agent's steps, of which one has a guard.
+    b.quiet(Input::OrphanStep { step: 1 });
+    b.expect(stands(&[]), &["free 1", "stands counted", "end guard of 1"]);
+    b.quiet(guard_gone(1));
+    b.live(2, 1);
+}
+
+#[test]
+fn leases_of_cores_alone_and_of_others_go_on_while_a_gpu_gets_its_guard() {
+    let mut b = Bench::new();
+    b.live(1, 1);
+    b.expect(start(2, 0), &["step 2 epoch 101"]);
+    b.expect(stands(&[0]), &["blocked 0 for now", "stands counted", "guard 1"]);
+    b.expect(start(4, 0), &["step 4 epoch 102"]);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.expect(taken(1, 1, true), &["forget 1", "ended 1 Done"]);
+    b.quiet(exited(1));
+    b.quiet(guard_up(5, 0));
+    b.live(3, 1);
+}
+
+#[test]
+fn a_device_of_a_lease_gets_its_guard_once_slurm_has_it_back() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.expect(
+        taken(1, 0, false),
+        &["forget 1", "blocked 0 for now", "ended 1 Done unclean"],
+    );
+    b.expect(exited(1), &["guard 1"]);
+    b.quiet(guard_up(4, 0));
+    b.tick(60_000, &["look [0] "]);
+    b.live(2, 1);
+}
+
+#[test]
+fn leases_do_without_a_guard_that_slurm_does_not_start() {
+    let mut b = Bench::new();
+    b.expect(stands(&[0]), &["blocked 0 for now", "stands counted", "guard 1"]);
+    b.quiet(start(1, 1));
+    b.expect(guard_exited(1), &["warn", "step 1 epoch 100"]);
+    b.expect(refused(1, blocked(0)), &["blocked 0 for now", "end step 1"]);
+    b.expect(exited(1), &["step 1 epoch 101"]);
+    b.expect(refused(1, blocked(0)), &["end step 1"]);
+    b.expect(exited(1), &["forget 1", "failed 1"]);
+    b.tick(59_999, &[]);
+    b.tick(60_000, &["look [0] ", "guard 2"]);
+    b.quiet(start(2, 1));
+    b.tick(70_000, &["end start of guard 2", "warn", "step 2 epoch 102"]);
+    b.quiet(guard_exited(2));
+    // It came up all the same.
+    b.quiet(guard_up(3, 0));
+    b.expect(refused(2, Refusal::RootKernel), &["end step 2"]);
+    b.expect(exited(2), &["forget 2", "failed 2"]);
+    b.live(3, 1);
+}
+
+#[test]
+fn an_earlier_agents_guards_stay_until_the_plugin_has_spoken() {
+    let mut b = Bench::new();
+    b.quiet(guard_up(3, 0));
+    b.quiet(guard_up(4, 1));
+    b.quiet(Input::OrphanStep { step: 3 });
+    b.expect(
+        stands(&[0]),
+        &["blocked 0 for now", "stands counted", "end guard of 1"],
+    );
+}
+
+#[test]
+fn another_holder_of_a_blocked_gpu_is_told() {
+    let mut b = Bench::new();
+    b.expect(stands(&[0]), &["blocked 0 for now", "stands counted", "guard 1"]);
+    b.quiet(guard_up(3, 0));
+    b.expect(stands(&[0]), &["stands counted"]);
+    let mut others = stands(&[0]);
+    if let Input::Confirmed(Confirmation::Standing(standing)) = &mut others {
+        standing.blocked[0].why = "process 4 holds it".into();
+    }
+    b.expect(others, &["blocked 0 for now", "stands counted"]);
+    let told = b.state.agent_up().gpus[0].blocked.clone();
+    assert_eq!(told.as_deref(), Some("process 4 holds it"));
+}
+
+#[test]
+fn a_drained_agent_has_no_guards() {
+    let mut b = Bench::new();
+    b.expect(
+        stands(&[0, 1]),
+        &[
+            "blocked 0 for now",
+            "blocked 1 for now",
+            "stands counted",
+            "guard 1",
+        ],
+    );
+    b.expect(guard_up(0, 0), &["guard 2"]);
+    let drain = Input::Order(Order::Drain { term: Term(5) });
+    b.expect(drain, &["exit"]);
+    b.expect(guard_up(1, 1), &["end guard of 1", "end guard of 0", "exit"]);
 }
 
 #[test]
@@ -630,7 +773,7 @@ fn a_lease_whose_task_dies_before_it_speaks_is_taken_back() {
     );
     b.tick(4_999, &[]);
     b.tick(5_000, &[]);
-    b.tick(6_000, &["preempted? 1"]);
+    b.tick(8_000, &["preempted? 1"]);
     b.quiet(preemption(1, false));
     b.tick(11_000, &["rescue 1 epoch 100", "blocked 0"]);
     b.expect(taken(1, 0, true), &["forget 1", "ended 1 StepLost"]);
@@ -656,9 +799,10 @@ fn a_device_that_somebody_holds_on_to_is_blocked() {
     b.expect(end(1, EndCause::Done), &["end holder 1"]);
     b.expect(
         taken(1, 0, false),
-        &["forget 1", "blocked 0", "ended 1 Done unclean"],
+        &["forget 1", "blocked 0 for now", "ended 1 Done unclean"],
     );
-    b.quiet(exited(1));
+    b.expect(exited(1), &["guard 1"]);
+    b.quiet(guard_up(4, 0));
     b.live(2, 1);
     b.expect(start(3, 1), &["failed 3"]);
 }
@@ -764,8 +908,8 @@ fn a_lease_whose_step_somebody_cancels_is_cancelled() {
     b.expect(ended_by(1, SlurmEnd::Cancelled), &["preempted? 1"]);
     b.tick(1_500, &[]);
     b.quiet(preemption(1, false));
-    b.tick(2_499, &[]);
-    b.tick(2_500, &["forget 1", "ended 1 Cancelled"]);
+    b.tick(4_499, &[]);
+    b.tick(4_500, &["forget 1", "ended 1 Cancelled"]);
     assert_eq!(told_of(&b, 1), "its Slurm step was cancelled");
 }
 
@@ -797,7 +941,7 @@ fn leases_of_a_pilot_preempted_with_a_grace_time_are_the_pilots() {
     b.live(1, 0);
     b.quiet(gone(1));
     b.quiet(taken(1, 0, true));
-    b.tick(1_000, &["preempted? 1"]);
+    b.tick(3_000, &["preempted? 1"]);
     b.expect(preemption(1, true), &["forget 1", "ended 1 PilotLost"]);
 }
 
@@ -865,14 +1009,14 @@ fn a_lost_step_is_reported_though_nothing_tells_who_ended_it() {
     b.quiet(gone(1));
     b.quiet(taken(1, 0, true));
     b.quiet(exited(1));
-    b.tick(1_000, &["preempted? 1"]);
+    b.tick(3_000, &["preempted? 1"]);
     b.expect(preemption(1, false), &["forget 1", "ended 1 StepLost"]);
     assert_eq!(told_of(&b, 1), "its Slurm step was ended or died");
     b.live(2, 1);
     b.quiet(gone(2));
     b.quiet(ended_by(2, SlurmEnd::NodeFailed));
     b.quiet(taken(2, 1, true));
-    b.tick(2_000, &["forget 2", "ended 2 NodeLost"]);
+    b.tick(6_000, &["forget 2", "ended 2 NodeLost"]);
 }
 
 #[test]
@@ -1010,13 +1154,15 @@ fn what_the_plugin_keeps_is_not_lent_before_it_is_free() {
     assert!(b.state.first_look().is_some());
     assert!(Bench::with(Isolation::None).state.first_look().is_none());
     b.expect(stands(&[]), &["stands counted"]);
-    b.expect(stands(&[1]), &["blocked 1 for now", "stands counted"]);
+    b.expect(stands(&[1]), &["blocked 1 for now", "stands counted", "guard 1"]);
+    b.expect(guard_up(0, 1), &[]);
     assert_eq!(b.state.agent_up().standing.unwrap().isolation, "counted");
     b.expect(start(1, 2), &["failed 1"]);
-    b.tick(299_000, &[]);
-    b.tick(300_000, &["look [1] "]);
+    b.tick(59_000, &[]);
+    b.tick(60_000, &["look [1] "]);
     b.expect(stands(&[1]), &["stands counted"]);
-    b.expect(stands(&[]), &["free 1", "stands counted"]);
+    b.expect(stands(&[]), &["free 1", "stands counted", "end guard of 1"]);
+    b.quiet(guard_gone(1));
     assert_eq!(b.state.next_wake(), None);
     b.expect(start(2, 2), &["step 2 epoch 100"]);
 }
