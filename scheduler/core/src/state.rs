@@ -390,10 +390,9 @@ impl Pilot {
         self.state == PilotState::Up && self.leases.is_empty() && self.reserved.is_empty()
     }
 
-    /// Cores without a lease. The agent has a step with one core on each blocked GPU.
+    /// Cores without a lease, and without the agent's step on a blocked GPU.
     pub(crate) fn cpus_free(&self) -> u16 {
-        let blocked = self.gpus() - self.lendable();
-        self.cpus.saturating_sub(self.cpus_used).saturating_sub(blocked)
+        self.cpus.saturating_sub(self.cpus_used + self.gpus() - self.lendable())
     }
 
     /// Groups for a lease with this need. `None` among them is for cores alone.
