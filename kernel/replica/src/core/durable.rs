@@ -148,6 +148,8 @@ pub(super) struct Durable {
     pub(super) failed: Option<Unsaved>,
     /// [`Durable::unsaved`] as the user and `hopd` were told last.
     pub(super) told_unsaved: Option<Unsaved>,
+    /// The user's last word on it says that the kernel isn't saved.
+    pub(super) user_reads_unsaved: bool,
     /// Sentences for the user at the next cell.
     pub(super) notices: Vec<String>,
     pub(super) widgets: Widgets,
@@ -321,6 +323,7 @@ impl Durable {
             kept_back: Early::new(),
             failed: None,
             told_unsaved: None,
+            user_reads_unsaved: false,
             notices: Vec::new(),
             widgets: Widgets::default(),
             broken: None,

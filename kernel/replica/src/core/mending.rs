@@ -91,7 +91,7 @@ impl Core {
         if let Some(durable) = &mut self.durable {
             (durable.broken, durable.mending) = (None, Mending::No);
         }
-        self.tell_saved();
+        self.tell_hopd_saved();
         self.open_store_if_ready();
         self.carry_out_awaiting();
     }

@@ -96,7 +96,7 @@ impl Core {
         durable.restored = None;
         durable.captured.clear();
         durable.failed = None;
-        self.tell_saved();
+        self.tell_hopd_saved();
         self.forget_process();
         // An unused process is not missed.
         if !self.lose_running_cells(&reason)

@@ -92,17 +92,37 @@ impl Core {
     /// The tenure's folder is open, and takes all further captures. The next one may be under way already.
     pub(super) fn tenure_opened(&mut self, tenure: Tenure) {
         if let Some(durable) = self.durable.as_mut().filter(|d| d.tenure() == tenure) {
-            let lost = std::mem::take(&mut durable.lost);
             durable.opening = false;
-            self.note(Note::Tenure { tenure, lost });
+            self.tell_tenure();
             self.register();
+            self.tell_saved();
             self.carry_over();
             self.open_store_if_ready();
         }
     }
 
+    /// Has the front know the tenure, and the user the cells whose effects it lacks.
+    fn tell_tenure(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            let (tenure, lost) = (durable.tenure(), std::mem::take(&mut durable.lost));
+            self.note(Note::Tenure { tenure, lost });
+        }
+    }
+
     /// Has `hopd` and the user, at the next cell, know whether the kernel is saved, if that has changed.
     pub(super) fn tell_saved(&mut self) {
+        self.tell_hopd_saved();
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.user_reads_unsaved && durable.told_unsaved.is_none() {
+            durable.user_reads_unsaved = false;
+            durable.notices.push(wording::captured_again());
+        }
+    }
+
+    /// The same, where nothing proves yet that the kernel is saved again: the next process has not opened its folder.
+    pub(super) fn tell_hopd_saved(&mut self) {
         let Some(durable) = &mut self.durable else {
             return;
         };
@@ -110,10 +130,9 @@ impl Core {
         if durable.told_unsaved == unsaved {
             return;
         }
-        match (&durable.told_unsaved, &unsaved) {
-            (None, Some(now)) => durable.notices.push(wording::not_captured(&now.why, now.since)),
-            (Some(_), None) => durable.notices.push(wording::captured_again()),
-            (Some(_), Some(_)) | (None, None) => {}
+        if let (None, Some(now)) = (&durable.told_unsaved, &unsaved) {
+            durable.user_reads_unsaved = true;
+            durable.notices.push(wording::not_captured(&now.why, now.since));
         }
         durable.told_unsaved = unsaved;
         self.register();
@@ -128,7 +147,12 @@ impl Core {
         // A try under way has an answer of its own. A way back that had got further begins anew.
         let begins_anew = matches!(durable.mending, Mending::Possible | Mending::Asked(_));
         durable.tries_after = self.now + TRY_AGAIN;
-        durable.opening = false;
+        if std::mem::take(&mut durable.opening) {
+            self.tell_tenure();
+        }
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
         let held = std::mem::take(&mut durable.held_replies);
         self.tell_saved();
         for held in held {

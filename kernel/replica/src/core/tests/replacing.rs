@@ -65,7 +65,7 @@ fn a_folder_of_an_earlier_tenure_is_not_the_present_ones() {
     assert!(world.input(Input::Exited(killed)).contains(&"sync".into()));
     assert_eq!(
         world.input(Input::StoreFailed("why".into())),
-        ["hopd: up", "open 3"]
+        ["front: note tenure", "hopd: up", "open 3"]
     );
     assert_eq!(world.input(Input::TenureOpened(Tenure(2))), [""; 0]);
     assert_eq!(world.opened(), ["front: note tenure", "hopd: up"]);

@@ -120,9 +120,28 @@ fn a_user_who_read_that_the_kernel_is_not_saved_reads_of_the_next_processs_that_
     let full = json!({"why": "the store is full", "since": 4});
     assert_eq!(world.captured("state.failed", full), ["hopd: up"]);
     world.dies();
-    let told = &world.core.durable.as_ref().unwrap().notices;
+    let told = |world: &World| world.core.durable.as_ref().unwrap().notices.clone();
+    assert!(!told(&world).concat().contains("is saved again"));
+    world.reopened();
+    let told = told(&world);
     let at = |words: &str| told.iter().position(|notice| notice.contains(words)).unwrap();
     assert!(at("is not saved since [4]") < at("is saved again"), "{told:?}");
+}
+
+#[test]
+fn a_next_process_without_room_for_its_folder_is_not_called_saved_and_names_the_lost_cells_at_once() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    let full = json!({"why": "the store is full", "since": 4});
+    assert_eq!(world.captured("state.failed", full), ["hopd: up"]);
+    world.dies();
+    assert_eq!(world.in_sync(), ["open 2"]);
+    let out = world.input(Input::StoreFailed("no room for its folder".into()));
+    assert_eq!(out[0], "front: note tenure");
+    let told = world.core.durable.as_ref().unwrap().notices.concat();
+    assert!(told.contains("is not saved: no room for its folder"), "{told}");
+    assert!(!told.contains("is saved again"), "{told}");
 }
 
 #[test]
