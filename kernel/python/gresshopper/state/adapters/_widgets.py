@@ -1,4 +1,4 @@
-"""ipywidgets and traitlets: widgets under their model ids, and observers of traits."""
+"""ipywidgets, traitlets and comm: widgets under their model ids, observers of traits, and a notebook's own comms."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from gresshopper import typenames
 
 from .. import recipes
-from ..session import MAIN
+from ..session import MAIN, NotHereError
 from ..writing import Writing
-from . import Adapter, Rule, rules_of
+from . import Adapter, Rule, Section, rules_of
 
 # --- writing ---
 
@@ -170,8 +170,37 @@ def _bases() -> list[tuple[Any, Rule]]:
     return [*rules_of("ipywidgets", {"Widget": _widget}), *rules_of("traitlets", {"HasTraits": _traits})]
 
 
+# --- comms ---
+
+
+def _comms() -> dict[str, str]:
+    """The notebook's own comms, by what it gave them: only named, not kept. Those of widgets come back with these."""
+    manager = sys.modules["comm"].get_comm_manager()
+    found: dict[str, str] = {}
+
+    def look(where: str, handler: Any) -> None:
+        if "__main__" in (typenames.home_of(handler), typenames.module_of(type(handler))):
+            found[where] = typenames.called(handler)
+
+    for target, handler in list(manager.targets.items()):
+        look(f"the comm target {target}", handler)
+    for made in list(manager.comms.values()):
+        held = getattr(made, "__dict__", {})
+        for name, callback in (("on_msg", "_msg_callback"), ("on_close", "_close_callback")):
+            look(f"{name} of a comm", held.get(callback))
+    return found
+
+
+def _set_comms(state: dict[str, str]) -> None:
+    here = _comms()
+    missing = sorted(where for where, what in state.items() if here.get(where) != what)
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
+
+
 ADAPTER = Adapter(
     modules=("traitlets", "ipywidgets"),
+    sections={"comm": Section(_comms, _set_comms)},
     bases=_bases,
     events=("ipywidgets.",),
     of_kernel=("comm", "ipywidgets", "traitlets"),
