@@ -173,7 +173,7 @@ def burst() -> None:
     ):
         print(f"{heading}:\n")
         text = (
-            f"[[burst]]\npartition = 'cloud'\nnodes = 6\nboot = {{ p50 = {boot}.0, p99 = {2 * boot}.0 }}\n"
+            f"[[burst]]\npartition = 'cloud'\nnodes = 6\nboot = {{ p50 = {boot}.0, p99 = {2 * boot}.0 }}\nprice = 1.0\n"
             if boot
             else ""
         )
