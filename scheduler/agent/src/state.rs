@@ -106,7 +106,7 @@ struct Ending {
     detail: String,
     /// The confirmed handover; `None` means that nothing was lent.
     handover: Option<Handover>,
-    taken: Option<TakenBack>,
+    taken: Option<Box<TakenBack>>,
     /// Slurm's step is over, as far as we can know.
     step_over: bool,
     device_lost: bool,
@@ -674,7 +674,8 @@ impl AgentState {
         }
     }
 
-    /// A lease that was refused a blocked GPU starts once more where the pilot has others: that one has a guard by then.
+    /// A lease that was refused a blocked GPU starts once more where the pilot has others: the blocked
+    /// one has a guard by then.
     fn start_again(&mut self, id: LeaseId, out: &mut Vec<Output>) -> bool {
         let order = self.leases.get(&id).map(|lease| &lease.order);
         if order.is_none_or(|order| self.refusal(order).is_some()) {
@@ -704,7 +705,7 @@ impl AgentState {
         }
         let srun = self.leases.get(&id).is_some_and(|l| l.srun);
         self.ending(id, |ending| {
-            ending.taken = Some(taken);
+            ending.taken = Some(Box::new(taken));
             // Without an srun to watch, the plugin's last word in the step is its end.
             ending.step_over |= !srun;
         });

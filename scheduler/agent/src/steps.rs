@@ -60,7 +60,7 @@ pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> V
     args
 }
 
-/// The arguments of the srun of a guard's step. It has no token: the plugin lends it nothing.
+/// The arguments of the srun of a guard's step. The step has no token, so the plugin lends it nothing.
 pub(crate) fn guard_args(gpu_type: &GpuType, program: &Path, socket: &Path) -> Vec<String> {
     let gres = match gpu_type.as_str() {
         "" => "gpu:1".to_owned(),

@@ -392,8 +392,7 @@ impl Pilot {
 
     /// Cores without a lease, and without the agent's step on a blocked GPU.
     pub(crate) fn cpus_free(&self) -> u16 {
-        self.cpus
-            .saturating_sub(self.cpus_used + self.gpus() - self.lendable())
+        u16::saturating_sub(self.cpus, self.cpus_used + self.gpus() - self.lendable())
     }
 
     /// Groups for a lease with this need. `None` among them is for cores alone.

@@ -434,8 +434,10 @@ impl Node {
         // Under the locks: a lease in its take-back has ended by now.
         decide::check_undo(device.index, &record, start_time(record.stepd.pid))?;
         let taken = self.take_back_locked(&record, Word::Ours);
+        let known = self.store.get::<DeviceRecord>(Number::of(device))?;
         drop(locks);
-        if taken.clean {
+        // Another device of the lease may be held.
+        if taken.clean || known.is_some_and(|r| r.state == DeviceState::Free) {
             return Ok(());
         }
         Err(Refusal::Blocked {
@@ -451,11 +453,11 @@ impl Node {
             if decide::lives(&lease, start_time(lease.stepd.pid)) {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
-            match lease.devices.first() {
-                Some(device) => self.undo(lease.step, device)?,
-                None => {
-                    let _ = self.take_back(lease.step);
-                }
+            for device in &lease.devices {
+                self.undo(lease.step, device)?;
+            }
+            if lease.devices.is_empty() {
+                let _ = self.take_back(lease.step);
             }
         }
         Ok(())
@@ -701,6 +703,7 @@ impl Node {
             pilot,
             devices: Vec::new(),
             clean: true,
+            blocked: Vec::new(),
             level: Level::default(),
             ended_pids: Vec::new(),
             holders: Vec::new(),
@@ -805,17 +808,34 @@ impl Node {
         let closed = holders.is_empty();
         let (released, level) = self.release(record, &devices, word);
         holders.extend(released.holders);
-        if let Err(e) = self.conclude(record, &devices, &holders, closed) {
+        let mut kept = match holders.is_empty() {
+            true => Vec::new(),
+            false => self.kept(&devices, closed && level == Level::Counted),
+        };
+        if let Err(e) = self.conclude(record, &devices, &kept, &holders, closed) {
             holders.push(kernels(record, Hold::Record, chain(&e)));
+            kept = devices;
         }
         TakenBack {
             devices: record.devices.iter().map(|d| d.index).collect(),
             clean: holders.is_empty(),
+            blocked: kept.iter().map(|d| d.index).collect(),
             level,
             ended_pids: released.ended,
             holders,
             ..self.taken_back(record.lease, record.epoch, record.step.job)
         }
+    }
+
+    /// The devices that aren't free after a take-back with holders: where Linux counts, those with open files, else all.
+    fn kept(&self, devices: &[Device], is_counted: bool) -> Vec<Device> {
+        let is_free = |device: &Device| {
+            let count = self.counter().map(|c| c.open_files(Number::of(device)));
+            is_counted && matches!(count, Ok(Ok(0)))
+        };
+        let held: Vec<Device> = devices.iter().filter(|d| !is_free(d)).cloned().collect();
+        // The last one may have become free just now: the next look says so.
+        if held.is_empty() { devices.to_vec() } else { held }
     }
 
     /// Takes the cgroups back; gives what could not be taken.
@@ -861,12 +881,13 @@ impl Node {
         &self,
         record: &LeaseRecord,
         devices: &[Device],
+        kept: &[Device],
         holders: &[Holder],
         closed: bool,
     ) -> Result<(), StoreError> {
         for device in devices {
             let known: Option<DeviceRecord> = self.store.get(Number::of(device))?;
-            let state = if holders.is_empty() {
+            let state = if !kept.contains(device) {
                 DeviceState::Free
             } else {
                 DeviceState::Blocked(Blocked {
@@ -886,8 +907,13 @@ impl Node {
         if holders.is_empty() {
             self.store.remove::<LeaseRecord>(record.step)
         } else {
-            let record = record.clone();
-            self.store.put(&LeaseRecord { closed, ..record })
+            // What is free may be anybody's from now on.
+            let (record, devices) = (record.clone(), kept.to_vec());
+            self.store.put(&LeaseRecord {
+                closed,
+                devices,
+                ..record
+            })
         }
     }
 

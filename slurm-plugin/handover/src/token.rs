@@ -172,9 +172,11 @@ pub struct TakenBack {
     pub pilot: JobId,
     /// The devices of the lease, clean or not.
     pub devices: Vec<GpuIndex>,
-    /// No kernel can open any of the devices, and nothing holds one: counted or scanned, as `level` says. If false, the
-    /// devices are blocked: no plugin grants them before a take-back was clean.
+    /// No kernel can open any of the devices, and nothing holds one: counted or scanned, as `level` says.
     pub clean: bool,
+    /// The devices that aren't clean: no plugin grants them before a take-back of theirs was. Empty if `clean`.
+    #[serde(default)]
+    pub blocked: Vec<GpuIndex>,
     #[serde(default)]
     pub level: Level,
     /// The processes that were ended for it.
@@ -511,6 +513,7 @@ mod tests {
             pilot: JobId(u32::MAX),
             devices: vec![GpuIndex(u16::MAX); 16],
             clean: false,
+            blocked: vec![GpuIndex(u16::MAX); 16],
             level: Level::Counted,
             ended_pids: vec![u32::MAX; crate::release::NUMBERED],
             holders: vec![holder; crate::release::NAMED],

@@ -184,6 +184,27 @@ def test_a_descriptor_given_to_another_user_blocks_the_device_until_it_is_gone(
     assert pilot.take_back(told["lease"])["clean"]
 
 
+def test_of_a_leases_devices_those_that_nobody_holds_are_free(
+    cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot
+) -> None:
+    name = f"hop-two-{pilot.job}"
+    holder = bob.ask("receive", name)
+    step, told = pilot.lend(alice, "--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2", gpus=2)
+    free, kept = told["devices"]
+    assert alice.ask("send", kept["path"], name) == "sent"
+    end(step)
+    after = taken_back(pilot, clean=False)
+    assert after["blocked"] == [kept["index"]]
+    assert [b["index"] for b in pilot.look(free["index"])["blocked"]] == [kept["index"]]
+    assert [b["index"] for b in pilot.look(kept["index"])["blocked"]] == [kept["index"]]
+    # Slurm gives the lower one.
+    step, told = pilot.lend(bob)
+    assert told["devices"] == [free]
+    end_and_take_back(step, pilot)
+    assert bob.ask("end-child", holder) == "ended"
+    assert pilot.look(kept["index"])["blocked"] == []
+
+
 def test_dry_run_ends_nobody(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
     cluster.plugstack(cluster.plugin_line(extra="dry_run"))
     step, told = pilot.lend(alice)

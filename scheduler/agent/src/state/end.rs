@@ -262,11 +262,15 @@ impl AgentState {
             (None, Some(_)) => self.facts.isolation == Isolation::None,
             (None, None) => true,
         };
+        let mut free = Vec::new();
         if let Some(taken) = ending.taken.as_ref().filter(|t| !t.clean) {
             let why = blocked_because(taken);
-            for index in &taken.devices {
+            // An older plugin names none.
+            let is_kept = |i: &GpuIndex| taken.blocked.is_empty() || taken.blocked.contains(i);
+            for index in taken.devices.iter().filter(|i| is_kept(i)) {
                 self.block(*index, &why, Loss::Plugins, now, out);
             }
+            free.extend(taken.devices.iter().copied().filter(|i| !is_kept(i)));
         } else if !clean {
             let why = "no take-back was confirmed".to_owned();
             for device in ending.handover.iter().flat_map(|h| &h.devices) {
@@ -289,6 +293,9 @@ impl AgentState {
             };
             self.ended.insert(id, ended.clone());
             out.push(Output::Report(Request::LeaseEnded(Box::new(ended))));
+            // For hopd an unclean end blocks all devices of a lease.
+            let free = free.into_iter().map(|index| Request::SlotUnblocked { index });
+            out.extend(free.map(Output::Report));
         } else {
             let reason = if ending.detail.is_empty() {
                 "it was ended before it had started".to_owned()

@@ -2,7 +2,7 @@
 //!
 //! Slurm chooses the GPUs of a step by itself, as a rule those with the lowest indices. A blocked GPU left to Slurm would
 //! go to one lease after the other, and each would be refused, beside GPUs that nobody uses. So guards are started one
-//! after another until each blocked GPU has one. Those that got a free GPU end then. Leases wait meanwhile.
+//! after another until each blocked GPU has one. Guards with a free GPU end then. Leases wait meanwhile.
 
 use super::{AgentState, Isolation, Output, Phase};
 use hop_words::id::{GpuIndex, GpuType, LeaseId};
@@ -20,7 +20,7 @@ pub(super) struct Guards {
 #[derive(Debug)]
 struct Guard {
     step: u32,
-    /// It was told to end.
+    /// The guard was told to end.
     leaves: bool,
 }
 
@@ -67,7 +67,7 @@ impl AgentState {
         self.guards.steps.remove(&index);
     }
 
-    /// The srun of a guard has ended. That is no news of a guard that had come up.
+    /// The srun of a guard has ended. A guard that had come up is known by its connection.
     pub(super) fn guard_exited(&mut self, number: u64, why: &str, now: Timestamp, out: &mut Vec<Output>) {
         if matches!(self.guards.next, Next::Starts { .. }) && number == self.guards.started {
             self.guards.next = Next::After(now + self.facts.waits.guard_again);

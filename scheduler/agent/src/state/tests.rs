@@ -226,6 +226,7 @@ fn taken(lease: u64, gpu: u16, clean: bool) -> Input {
         pilot: JobId(9),
         devices: vec![GpuIndex(gpu)],
         clean,
+        blocked: if clean { vec![] } else { vec![GpuIndex(gpu)] },
         ended_pids: vec![],
         holders: if clean { vec![] } else { vec![holder] },
         at: T0,
@@ -679,6 +680,27 @@ fn a_device_of_a_lease_gets_its_guard_once_slurm_has_it_back() {
     b.quiet(guard_up(4, 0));
     b.tick(60_000, &["look [0] "]);
     b.live(2, 1);
+}
+
+#[test]
+fn of_a_lease_the_devices_that_nobody_holds_are_lent_on() {
+    let mut b = Bench::new();
+    b.expect(start(1, 2), &["step 1 epoch 100"]);
+    b.put(handed(1, 100, &[0, 1]));
+    b.quiet(holder(1, &[0, 1]));
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    let Input::Confirmed(Confirmation::TakenBack(taken)) = taken(1, 1, false) else {
+        unreachable!()
+    };
+    let devices = vec![GpuIndex(0), GpuIndex(1)];
+    let taken = Input::Confirmed(Confirmation::TakenBack(TakenBack { devices, ..taken }));
+    b.expect(
+        taken,
+        &["forget 1", "blocked 1 for now", "ended 1 Done unclean", "free 0"],
+    );
+    b.expect(exited(1), &["guard 1"]);
+    b.quiet(guard_up(4, 1));
+    b.live(2, 0);
 }
 
 #[test]
