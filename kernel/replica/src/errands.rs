@@ -67,11 +67,20 @@ async fn leave(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> ErrandEnd {
         return ErrandEnd::Left(Left::Nothing);
     }
     let report = hop_gpu(&hop, "park", &[], kernel, &[]).await;
-    let still = holders(&devices).await;
-    ErrandEnd::Left(match report {
+    ErrandEnd::Left(left(report, &holders(&devices).await, kernel))
+}
+
+/// What a kernel has left that was to park, by what the errand reports and who holds the devices still.
+fn left(report: Result<Report, Unsaid>, still: &[(u32, String)], kernel: u32) -> Left {
+    // The errand speaks of the kernel, which may hold nothing.
+    let failed = |why| match still.is_empty() || still.iter().any(|(pid, _)| *pid == kernel) {
+        true => Left::Failed(why),
+        false => Left::Failed(sentence(still)),
+    };
+    match report {
         Ok(Report { outcome, .. }) if outcome == "parked" && still.is_empty() => Left::Parked,
         Ok(Report { outcome, rung, .. }) if outcome == "parked" => {
-            let what = sentence(&still);
+            let what = sentence(still);
             match rung.as_deref() {
                 Some("nothing") => Left::Failed(what),
                 _ => Left::Half(what),
@@ -80,9 +89,9 @@ async fn leave(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> ErrandEnd {
         Ok(Report { outcome, why, .. }) if matches!(&*outcome, "half-back" | "still-parked") => {
             Left::Half(why)
         }
-        Ok(Report { why, .. }) => Left::Failed(why),
-        Err(unsaid) => Left::Failed(unsaid.why()),
-    })
+        Ok(Report { why, .. }) => failed(why),
+        Err(unsaid) => failed(unsaid.why()),
+    }
 }
 
 /// Takes the memory off during a cell's run, by the driver alone. Memory that doesn't come off is put back.
@@ -226,4 +235,34 @@ async fn holders(devices: &[PathBuf]) -> Vec<(u32, String)> {
         found
     };
     tokio::task::spawn_blocking(look).await.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_process_that_holds_the_gpu_is_named_and_not_the_kernel() {
+        let report = |outcome: &str| {
+            let said = format!(r#"{{"outcome": "{outcome}", "why": "no agent answers"}}"#);
+            serde_json::from_str::<Report>(&said).map_err(|e| Unsaid::Refused(e.to_string()))
+        };
+        let kernel = (7, "process 7 (python) holds /dev/x".to_owned());
+        let daemon = (9, "process 9 (daemon) holds /dev/x".to_owned());
+        let (of_kernel, of_daemon) = (
+            Left::Failed("no agent answers".into()),
+            Left::Failed(daemon.1.clone()),
+        );
+        for (still, expected) in [
+            (vec![kernel.clone(), daemon.clone()], &of_kernel),
+            (vec![kernel], &of_kernel),
+            (vec![], &of_kernel),
+            (vec![daemon], &of_daemon),
+        ] {
+            assert_eq!(&left(report("failed"), &still, 7), expected, "{still:?}");
+            let unsaid = Err(Unsaid::TooLate("no agent answers".into()));
+            assert_eq!(&left(unsaid, &still, 7), expected, "{still:?}");
+        }
+        assert_eq!(left(report("parked"), &[], 7), Left::Parked);
+    }
 }
