@@ -81,9 +81,14 @@ fn end_of(end: &LeaseEnd) -> String {
         return end.detail.clone();
     }
     let named: Vec<String> = end.ended_pids.iter().take(NAMED).map(u32::to_string).collect();
+    let others = if end.ended_pids.len() > NAMED {
+        " and others"
+    } else {
+        ""
+    };
     let between = if end.detail.is_empty() { "" } else { "; " };
     format!(
-        "{}{between}what still held its GPU was ended (process {})",
+        "{}{between}what still held its GPU was ended (process {}{others})",
         end.detail,
         named.join(", ")
     )
@@ -311,5 +316,7 @@ mod tests {
             end_of(&end),
             "its Slurm step ended; what still held its GPU was ended (process 7, 9)"
         );
+        end.ended_pids = (1..=9).collect();
+        assert!(end_of(&end).ends_with("(process 1, 2, 3, 4, 5, 6, 7, 8 and others)"));
     }
 }
