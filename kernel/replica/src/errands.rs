@@ -70,7 +70,7 @@ async fn leave(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> ErrandEnd {
     ErrandEnd::Left(left(report, &holders(&devices).await, kernel))
 }
 
-/// What a kernel has left that was to park, by what the errand reports and who holds the devices still.
+/// The end of a kernel's parking, by the errand's report and by the holders that are left.
 fn left(report: Result<Report, Unsaid>, still: &[(u32, String)], kernel: u32) -> Left {
     // The errand speaks of the kernel, which may hold nothing.
     let failed = |why| match still.is_empty() || still.iter().any(|(pid, _)| *pid == kernel) {

@@ -907,7 +907,7 @@ impl Node {
         if holders.is_empty() {
             self.store.remove::<LeaseRecord>(record.step)
         } else {
-            // What is free may be anybody's from now on.
+            // A free device may be anybody's from now on.
             let (record, devices) = (record.clone(), kept.to_vec());
             self.store.put(&LeaseRecord {
                 closed,
