@@ -85,3 +85,8 @@ _OF_CLASSES = {"__module__": module_of, "__qualname__": qualname_of, "__name__":
 def home_of(value: Any) -> str:
     """The name of the module that a function or another object says it is from."""
     return text_of(value, "__module__")
+
+
+def is_by_notebook(value: Any) -> bool:
+    """Whether a function or another object says that it, or its class, is from the notebook."""
+    return "__main__" in (home_of(value), module_of(type(value)))

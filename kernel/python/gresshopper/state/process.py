@@ -44,7 +44,7 @@ from . import (
     user_modules,
 )
 from .adapters import Adapter, Section
-from .session import NotHereError, reason
+from .session import NotHereError, check_hung_in, reason
 
 #: Left out of the records of former versions, which held the whole environment.
 OWN_ENV = (
@@ -221,7 +221,7 @@ def _hung_in() -> dict[str, str]:
     if (priority := os.getpriority(os.PRIO_PROCESS, 0)) != _PRIORITY:
         found["os.nice"] = str(priority)
     for cls, how in list(copyreg.dispatch_table.items()):
-        if _is_by_notebook(how):
+        if typenames.is_by_notebook(how):
             found[f"copyreg.dispatch_table[{typenames.qualname_of(cls)}]"] = typenames.called(how)
     for name in vars(builtins).keys() - _BUILTINS:
         value = vars(builtins)[name]
@@ -271,12 +271,8 @@ def _limits() -> dict[str, tuple[int, int]]:
 _LIMITS = _limits()
 
 
-def _is_by_notebook(value: Any) -> bool:
-    return "__main__" in (typenames.home_of(value), typenames.module_of(type(value)))
-
-
 def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
-    if _is_by_notebook(value):
+    if typenames.is_by_notebook(value):
         found[where] = typenames.called(value)
 
 
@@ -301,9 +297,7 @@ class Unwritten:
 
 def _set_hung_in(state: dict[str, str]) -> None:
     here = _hung_in() if state else {}
-    missing = sorted(where for where, what in state.items() if here.get(where) != what)
-    if missing:
-        raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
+    check_hung_in(state, here)
 
 
 #: IPython takes some builtins away while a cell runs and adds others: the set at the import says nothing about these.

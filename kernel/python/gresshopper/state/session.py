@@ -53,6 +53,17 @@ class NotHereError(RuntimeError):
     """Names an effect of the notebook outside its variables that is missing here."""
 
 
+def check_hung_in(state: dict[str, str], here: dict[str, str]) -> None:
+    """Compare what the notebook hung in, by place, with what hangs there.
+
+    # Errors
+    `NotHereError` names the places that lack it.
+    """
+    missing = sorted(where for where, what in state.items() if here.get(where) != what)
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
+
+
 class Unpicklable(Exception):
     """A unit can't be written; says why."""
 

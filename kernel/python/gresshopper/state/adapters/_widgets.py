@@ -8,7 +8,7 @@ from typing import Any
 from gresshopper import typenames
 
 from .. import recipes
-from ..session import MAIN, NotHereError
+from ..session import MAIN, check_hung_in
 from ..writing import Writing
 from . import Adapter, Rule, Section, rules_of
 
@@ -179,7 +179,7 @@ def _comms() -> dict[str, str]:
     found: dict[str, str] = {}
 
     def look(where: str, handler: Any) -> None:
-        if "__main__" in (typenames.home_of(handler), typenames.module_of(type(handler))):
+        if typenames.is_by_notebook(handler):
             found[where] = typenames.called(handler)
 
     for target, handler in list(manager.targets.items()):
@@ -192,10 +192,7 @@ def _comms() -> dict[str, str]:
 
 
 def _set_comms(state: dict[str, str]) -> None:
-    here = _comms()
-    missing = sorted(where for where, what in state.items() if here.get(where) != what)
-    if missing:
-        raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
+    check_hung_in(state, _comms())
 
 
 ADAPTER = Adapter(
