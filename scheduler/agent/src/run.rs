@@ -57,15 +57,6 @@ enum Event {
         connection: u64,
         lease: LeaseId,
     },
-    Guard {
-        connection: u64,
-        step: u32,
-        gpus: Vec<GpuIndex>,
-        lines: mpsc::UnboundedSender<ToHolder>,
-    },
-    GuardGone {
-        connection: u64,
-    },
 }
 
 type Events = mpsc::UnboundedSender<Event>;
@@ -288,23 +279,19 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
     let lease = hello.lease;
     let (lines, mut outgoing) = mpsc::unbounded_channel::<ToHolder>();
     let (step, gpus) = (hello.step, hello.gpus);
-    let _ = events.send(match lease {
-        GUARD => Event::Guard {
-            connection,
+    let input = match lease {
+        GUARD => Input::GuardUp { step, gpus },
+        lease => Input::HolderUp {
+            lease,
             step,
             gpus,
-            lines,
+            checkpoint: None,
         },
-        lease => Event::Holder {
-            connection,
-            input: Input::HolderUp {
-                lease,
-                step,
-                gpus,
-                checkpoint: None,
-            },
-            lines,
-        },
+    };
+    let _ = events.send(Event::Holder {
+        connection,
+        input,
+        lines,
     });
     loop {
         tokio::select! {
@@ -318,10 +305,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
             _ = said.next_line() => break,
         }
     }
-    let _ = events.send(match lease {
-        GUARD => Event::GuardGone { connection },
-        lease => Event::HolderGone { connection, lease },
-    });
+    let _ = events.send(Event::HolderGone { connection, lease });
     Ok(())
 }
 
@@ -342,8 +326,8 @@ struct Agent {
     holders: HashMap<LeaseId, (u64, mpsc::UnboundedSender<ToHolder>)>,
     guards: HashMap<GpuIndex, (u64, mpsc::UnboundedSender<ToHolder>)>,
     stops: HashMap<LeaseId, oneshot::Sender<()>>,
-    /// Ends the srun of the guard with this number.
-    guard_stop: Option<(u64, oneshot::Sender<()>)>,
+    /// Ends the srun of the last guard.
+    guard_stop: Option<oneshot::Sender<()>>,
     /// The sruns of leases that start or live; 0: not started yet.
     sruns: HashMap<LeaseId, Arc<AtomicU32>>,
     watches: HashMap<LeaseId, AbortHandle>,
@@ -433,36 +417,31 @@ impl Agent {
                 lines,
             } => {
                 let mut input = input;
-                if let Input::HolderUp {
-                    lease, checkpoint, ..
-                } = &mut input
-                {
-                    self.holders.insert(*lease, (connection, lines));
-                    *checkpoint = self.read_checkpoint(*lease);
+                match &mut input {
+                    Input::HolderUp {
+                        lease, checkpoint, ..
+                    } => {
+                        self.holders.insert(*lease, (connection, lines));
+                        *checkpoint = self.read_checkpoint(*lease);
+                    }
+                    Input::GuardUp { gpus, .. } => {
+                        let guards = gpus.iter().map(|index| (*index, (connection, lines.clone())));
+                        self.guards.extend(guards);
+                    }
+                    _ => {}
                 }
                 self.input(input);
+            }
+            Event::HolderGone { connection, lease } if lease == GUARD => {
+                let gone: Vec<_> = self.guards.extract_if(|_, (c, _)| *c == connection).collect();
+                for (index, _) in gone {
+                    self.input(Input::GuardGone { index });
+                }
             }
             Event::HolderGone { connection, lease } => {
                 if self.holders.get(&lease).is_some_and(|(c, _)| *c == connection) {
                     self.holders.remove(&lease);
                     self.input(Input::HolderGone { lease });
-                }
-            }
-            Event::Guard {
-                connection,
-                step,
-                gpus,
-                lines,
-            } => {
-                for index in &gpus {
-                    self.guards.insert(*index, (connection, lines.clone()));
-                }
-                self.input(Input::GuardUp { step, gpus });
-            }
-            Event::GuardGone { connection } => {
-                let gone: Vec<_> = self.guards.extract_if(|_, (c, _)| *c == connection).collect();
-                for (index, _) in gone {
-                    self.input(Input::GuardGone { index });
                 }
             }
         }
@@ -518,8 +497,8 @@ impl Agent {
                 Output::KeepCheckpoint { lease, checkpoint } => self.keep_checkpoint(lease, &checkpoint),
                 Output::EndHolder { lease } => self.tell(lease, ToHolder::End),
                 Output::StartGuard { number, gpu_type } => self.start_guard(number, gpu_type),
-                Output::EndGuardStart { number } => {
-                    if let Some((_, stop)) = self.guard_stop.take_if(|(n, _)| *n == number) {
+                Output::EndGuardStart => {
+                    if let Some(stop) = self.guard_stop.take() {
                         let _ = stop.send(());
                     }
                 }
@@ -610,7 +589,7 @@ impl Agent {
 
     fn start_guard(&mut self, number: u64, gpu_type: GpuType) {
         let (stop, stopped) = oneshot::channel::<()>();
-        self.guard_stop = Some((number, stop));
+        self.guard_stop = Some(stop);
         let (steps, events) = (self.steps.clone(), self.events.clone());
         info!(number, "a blocked GPU gets a guard");
         tokio::spawn(async move {

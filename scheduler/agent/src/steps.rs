@@ -45,38 +45,44 @@ pub(crate) struct Srun {
 /// The arguments of the srun of a lease's step. Never `--overlap`, which lends a GPU twice; `--exact` and
 /// `--mem=0` let the steps of one pilot run side by side.
 pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> Vec<String> {
-    let gres = match (order.gpus, &order.gpu_type) {
-        (0, _) => "none".to_owned(),
-        (n, Some(t)) if !t.as_str().is_empty() => format!("gpu:{t}:{n}"),
-        (n, _) => format!("gpu:{n}"),
+    let gres = match order.gpus {
+        0 => "none".to_owned(),
+        gpus => gres(gpus, order.gpu_type.as_ref()),
     };
     let mut args: Vec<String> = ["-Q", "--exact", "-n1", "--mem=0"].map(Into::into).into();
     args.push(format!("-c{}", order.cpus.max(1)));
     args.push(format!("--gres={gres}"));
-    args.extend(common_args(&order.step_name));
-    args.push(program.display().to_string());
-    args.extend(["hold".into(), "--socket".into(), socket.display().to_string()]);
-    args.extend(["--lease".into(), order.lease.to_string()]);
+    args.extend(common_args(&order.step_name, &format!("{TOKEN_VARIABLE},PATH")));
+    args.extend(hold_args(program, socket, order.lease));
     args
 }
 
 /// The arguments of the srun of a guard's step. The step has no token, so the plugin lends it nothing.
 pub(crate) fn guard_args(gpu_type: &GpuType, program: &Path, socket: &Path) -> Vec<String> {
-    let gres = match gpu_type.as_str() {
-        "" => "gpu:1".to_owned(),
-        gpu_type => format!("gpu:{gpu_type}:1"),
-    };
     let mut args: Vec<String> = ["-Q", "--exact", "-n1", "-c1", "--mem=0"].map(Into::into).into();
-    args.extend([
-        format!("--gres={gres}"),
-        "--mpi=none".into(),
-        "--cpu-bind=none".into(),
-    ]);
-    args.extend(["--export=PATH".into(), "--job-name=blocked GPU".into()]);
-    args.push(program.display().to_string());
-    args.extend(["hold".into(), "--socket".into(), socket.display().to_string()]);
-    args.extend(["--lease".into(), GUARD.to_string()]);
+    args.push(format!("--gres={}", gres(1, Some(gpu_type))));
+    args.extend(common_args("blocked GPU", "PATH"));
+    args.extend(hold_args(program, socket, GUARD));
     args
+}
+
+fn gres(gpus: u16, gpu_type: Option<&GpuType>) -> String {
+    match gpu_type.filter(|t| !t.as_str().is_empty()) {
+        Some(gpu_type) => format!("gpu:{gpu_type}:{gpus}"),
+        None => format!("gpu:{gpus}"),
+    }
+}
+
+/// The program of a step that holds its GPUs.
+fn hold_args(program: &Path, socket: &Path, lease: LeaseId) -> [String; 6] {
+    [
+        program.display().to_string(),
+        "hold".into(),
+        "--socket".into(),
+        socket.display().to_string(),
+        "--lease".into(),
+        lease.to_string(),
+    ]
 }
 
 /// The arguments of a step without GRES, which may overlap others.
@@ -84,16 +90,16 @@ pub(crate) fn plain_args(name: &str) -> Vec<String> {
     let mut args: Vec<String> = ["-Q", "--overlap", "-n1", "-c1", "--mem=0", "--gres=none"]
         .map(Into::into)
         .into();
-    args.extend(common_args(name));
+    args.extend(common_args(name, &format!("{TOKEN_VARIABLE},PATH")));
     args.push("/bin/true".into());
     args
 }
 
-fn common_args(name: &str) -> [String; 4] {
+fn common_args(name: &str, variables: &str) -> [String; 4] {
     [
         "--mpi=none".into(),
         "--cpu-bind=none".into(),
-        format!("--export={TOKEN_VARIABLE},PATH"),
+        format!("--export={variables}"),
         format!("--job-name={name}"),
     ]
 }

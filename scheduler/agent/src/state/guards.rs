@@ -1,8 +1,8 @@
 //! Guards: small steps of the agent's own on the GPUs that the plugin keeps.
 //!
 //! Slurm chooses the GPUs of a step by itself, as a rule those with the lowest indices. A blocked GPU left to Slurm would
-//! go to one lease after the other, and each would be refused, beside GPUs that nobody uses. So guards are started one
-//! after another until each blocked GPU has one. Guards with a free GPU end then. Leases wait meanwhile.
+//! go to one lease after the other, and each would be refused, beside GPUs that nobody uses. So the agent starts guards
+//! one after another until each blocked GPU has one. Guards with a free GPU end then. Leases wait meanwhile.
 
 use super::{AgentState, Isolation, Output, Phase};
 use hop_words::id::{GpuIndex, GpuType, LeaseId};
@@ -82,7 +82,7 @@ impl AgentState {
         match self.guards.next {
             Next::Starts { deadline } if deadline <= now => {
                 let number = self.guards.started;
-                out.push(Output::EndGuardStart { number });
+                out.push(Output::EndGuardStart);
                 self.guard_exited(number, "it didn't answer in time", now, out);
             }
             Next::After(at) if at <= now => self.guards.next = Next::AtOnce,

@@ -172,15 +172,13 @@ pub(crate) enum Output {
     EndStep {
         lease: LeaseId,
     },
-    /// Start a step on one GPU of this type that does nothing.
+    /// Start a guard's step, on one GPU of this type.
     StartGuard {
         number: u64,
         gpu_type: GpuType,
     },
-    /// End the srun of a guard that has not come up.
-    EndGuardStart {
-        number: u64,
-    },
+    /// End the srun of the last guard, which has not come up.
+    EndGuardStart,
     /// Tell the guard of this GPU to end.
     EndGuard {
         index: GpuIndex,

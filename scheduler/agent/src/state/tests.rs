@@ -118,7 +118,7 @@ fn short(output: &Output) -> String {
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
         Output::StartGuard { number, gpu_type } => format!("guard {number} {gpu_type}").trim_end().into(),
-        Output::EndGuardStart { number } => format!("end start of guard {number}"),
+        Output::EndGuardStart => "end start of guard".into(),
         Output::EndGuard { index } => format!("end guard of {index}"),
         Output::AskPreemption { lease } => format!("preempted? {lease}"),
         Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
@@ -716,7 +716,7 @@ fn leases_do_without_a_guard_that_slurm_does_not_start() {
     b.tick(59_999, &[]);
     b.tick(60_000, &["look [0] ", "guard 2"]);
     b.quiet(start(2, 1));
-    b.tick(70_000, &["end start of guard 2", "warn", "step 2 epoch 102"]);
+    b.tick(70_000, &["end start of guard", "warn", "step 2 epoch 102"]);
     b.quiet(guard_exited(2));
     // It came up all the same.
     b.quiet(guard_up(3, 0));
