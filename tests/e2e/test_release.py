@@ -57,6 +57,7 @@ def test_a_blocked_gpu_costs_the_others_nothing_and_is_lent_again_when_it_is_fre
                 two_gpus.run("root", "hop", "cancel", str(got["lease"]["lease"]))
             told = until("hop info shows that it is blocked", lambda: row(1), 30)
             assert (told["blocked_gpus"], told["gpus_free"], told["pilot"]) == ("0", 1, pilot), told
+            assert told["isolation"] == "counted", told
             assert f"process {os.getpid()} " in told["reason"]
             for _ in range(2):
                 other = bob.execute("%%gpu 1\nprint(openable())", timeout=30)
