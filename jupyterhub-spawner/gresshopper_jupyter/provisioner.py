@@ -135,7 +135,7 @@ class Front:
 
     @property
     def listens(self) -> bool:
-        """True while the front reads its owner's lines, which it no longer does once it saves its kernel."""
+        """Whether the front reads its owner's lines. A front that saves its kernel reads none."""
         return not self._saved and self._returncode is None and self._process.poll() is None
 
     @property

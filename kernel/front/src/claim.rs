@@ -431,7 +431,7 @@ pub fn clear_away(removal: Removal, front: &Path, state: Option<&Path>, meanwhil
     }
 }
 
-/// What `hopd` is told at a front's end.
+/// The message to `hopd` at a front's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LastWord {
     /// The kernel is closed for good.
