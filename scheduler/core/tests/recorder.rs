@@ -548,6 +548,29 @@ fn cores_alone_are_leased_too() {
     assert_eq!(kinds(&out), ["opened", "start"]);
 }
 
+/// The agent's own step sits on it, with one core.
+#[test]
+fn a_blocked_gpu_takes_a_core() {
+    let mut w = world();
+    let pilot = w.pilot("n0", 2, 8);
+    w.tell(Input::SlotBlocked {
+        pilot,
+        index: GpuIndex(1),
+        reason: "held".into(),
+        lost: false,
+    });
+    let a = w.kernel("a", "ada", &["n0"], 0);
+    let cores = |cpus| Need {
+        cpus,
+        ..Need::default()
+    };
+    let (_, out) = w.submit(&a, cores(8));
+    let Output::Queued { reason, .. } = &out[0] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(reason.to_string(), "it needs 8 cores and 7 are free on n0");
+}
+
 #[test]
 fn pilots_are_kept_at_the_minimum_and_replaced() {
     let mut core = Core::new(Config::default(), Timestamp(0));
