@@ -152,7 +152,7 @@ def test_bystanders_live(cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pi
     bystanders = [(who, who.ask("fly-harmless")) for who in (alice, bob)]
     for i in (0, 1):
         bystanders.append((bob, bob.ask("name-only", cluster.gpu(i))))
-    name = f"hop-bystander-{pilot.job}"
+    name = f"hop-bystander-{pilot.cluster.node}-{pilot.job}"
     bystanders.append((bob, bob.ask("listen", name)))
     step, told = pilot.lend(alice, grace_ms=20_000)
     assert alice.ask("send-harmless", name) == "sent"
@@ -168,7 +168,7 @@ def test_a_descriptor_given_to_another_user_blocks_the_device_until_it_is_gone(
     cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot, accepts: bool
 ) -> None:
     """Bob is never ended, whether he took it or it only lies in his socket; alice gets nothing more here before it is gone."""
-    name = f"hop-test-{pilot.job}"
+    name = f"hop-test-{pilot.cluster.node}-{pilot.job}"
     holder = bob.ask("receive" if accepts else "listen", name)
     step, told = pilot.lend(alice)
     assert alice.ask("send" if accepts else "throw", told["devices"][0]["path"], name) == "sent"
@@ -187,7 +187,7 @@ def test_a_descriptor_given_to_another_user_blocks_the_device_until_it_is_gone(
 def test_of_a_leases_devices_those_that_nobody_holds_are_free(
     cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot
 ) -> None:
-    name = f"hop-two-{pilot.job}"
+    name = f"hop-two-{pilot.cluster.node}-{pilot.job}"
     holder = bob.ask("receive", name)
     step, told = pilot.lend(alice, "--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2", gpus=2)
     free, kept = told["devices"]

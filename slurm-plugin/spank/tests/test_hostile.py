@@ -24,7 +24,7 @@ def test_a_device_that_a_users_own_gpu_job_left_to_another_process(
     cluster.cancel(pilot.job)
     own = cluster.submit("bob", "--mem=128", "--gres=gpu:2")
     owner = harness.kernel(cluster, "bob", own, "--gres=gpu:2", variable=False)
-    name = f"hop-left-{own}"
+    name = f"hop-left-{cluster.node}-{own}"
     keeper = bob.ask("receive", name)
     assert owner.ask("send", cluster.gpu(0), name) == "sent"
     cluster.cancel(own)
@@ -69,7 +69,7 @@ def test_a_program_with_a_long_name_is_told_in_short(
     """Of a line that is too long the agent hears nothing."""
     step, told = pilot.lend(alice)
     path = told["devices"][0]["path"]
-    name = f"hop-long-{pilot.job}"
+    name = f"hop-long-{pilot.cluster.node}-{pilot.job}"
     takers = bob.ask("receive-by-a-long-name", name, 8)
     for number in range(8):
         assert alice.ask("send", path, f"{name}-{number}") == "sent"
