@@ -1085,6 +1085,8 @@ impl Main {
                         self.front.may_begin(cell, true);
                         self.record();
                     }
+                    // The next front must know of the reply before a client has it.
+                    Item::Jupyter { channel: Channel::Shell, .. } => self.record(),
                     _ => {}
                 }
                 let wanted = || self.termination.is_running() && self.front.is_wanted();

@@ -43,6 +43,8 @@ pub(super) struct Open {
     /// The text of its wait.
     pub(super) text: Text,
     pub(super) idle: Idle,
+    /// A killed front had the reply: the client may have read it.
+    may_be_read: bool,
 }
 
 impl Front {
@@ -78,6 +80,7 @@ impl Front {
             runs: false,
             text: Text::default(),
             idle: if is_cell { Idle::Due } else { Idle::Left },
+            may_be_read: false,
         };
         // A client may use an id again before its last reply is read.
         self.is_asked_again(&open.id);
@@ -108,6 +111,10 @@ impl Front {
                 Change::Account(change) => self.takes_account(change),
                 _ => {}
             }
+        }
+        let ledger = &self.ledger;
+        for open in &mut self.open {
+            open.may_be_read = ledger.cells().any(|cell| *cell == open.id);
         }
         self.takes_on_debts(at);
         self.requests_wait = !self.open.is_empty();
@@ -226,7 +233,8 @@ impl Front {
             open.may_have_begun = !open.asks;
             self.unseen.note(open.record(tenure));
             let waits = is_behind && open.waits_in_line();
-            is_behind |= open.is_cell;
+            // Without its reply the client would read of the loss, but later cells run on after any answered cell.
+            is_behind |= open.is_cell && !open.may_be_read;
             let how = if open.first.is_some() {
                 Behind::Queued
             } else {
@@ -438,6 +446,7 @@ impl Open {
             runs: request.runs,
             text: request.text,
             idle: if request.is_idle { Idle::Left } else { Idle::Due },
+            may_be_read: false,
         })
     }
 
@@ -476,6 +485,7 @@ impl Open {
             runs: true,
             text: Text::default(),
             idle: Idle::Due,
+            may_be_read: false,
         }
     }
 }

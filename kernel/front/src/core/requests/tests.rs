@@ -543,3 +543,23 @@ fn a_cell_that_nobody_heard_of_waited_behind_the_one_before_it() {
         );
     }
 }
+
+/// The reply has left when the front and the executor are killed, and the record of its leaving is missing.
+#[test]
+fn a_cell_whose_reply_may_have_been_read_stops_no_later_one() {
+    let mut world = World::new();
+    let cell = world.asks("answered");
+    world.begins(&cell);
+    world.runs(&cell);
+    world.comes(Item::Note(Note::Answered {
+        cell: id(&cell),
+        number: 1,
+        count: Some(4),
+        lost: false,
+    }));
+    world.follows();
+    world.asks("later");
+    world.asks("behind it");
+    let handed = ["before 1", "answered", "later", "New 2", "behind it"];
+    assert_eq!(world.elects(2, false), handed);
+}
