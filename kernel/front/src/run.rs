@@ -1086,7 +1086,10 @@ impl Main {
                         self.record();
                     }
                     // The next front must know of the reply before a client has it.
-                    Item::Jupyter { channel: Channel::Shell, .. } => self.record(),
+                    Item::Jupyter {
+                        channel: Channel::Shell,
+                        ..
+                    } => self.record(),
                     _ => {}
                 }
                 let wanted = || self.termination.is_running() && self.front.is_wanted();
