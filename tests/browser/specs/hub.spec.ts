@@ -67,7 +67,7 @@ test.describe("as the page says", () => {
     await page.context().close();
   });
 
-  test("two servers", async ({ hub }) => {
+  test("two servers", OLDEST, async ({ hub }) => {
     // JupyterHub 6 takes no new name with a dot.
     const named = ENVIRONMENT === "hub5" ? "deep.dive" : "deep-dive";
     for (const name of ["", named]) {
@@ -89,7 +89,7 @@ test.describe("as the page says", () => {
     await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
   });
 
-  test("restart", async ({ hub }) => {
+  test("restart", OLDEST, async ({ hub }) => {
     await hub.start("carol");
     await hub.ready("carol");
     hub.open(false);
@@ -158,7 +158,7 @@ test.describe("as the page says", () => {
     await page.context().close();
   });
 
-  test("a server that ends is noticed", async ({ hub }) => {
+  test("a server that ends is noticed", OLDEST, async ({ hub }) => {
     await hub.start("carol");
     await hub.ready("carol");
     const [job] = hub.jobs("carol");
@@ -172,7 +172,7 @@ test.describe("as the page says", () => {
 });
 
 test.describe("what is refused", () => {
-  test("refused", async ({ hub, browser }) => {
+  test("refused", LAB, async ({ hub, browser }) => {
     hub.site.startHub(`${BASE}c.GresshopperSpawner.account = "unheard-of"\n`);
     const begin = hub.site.hubLog().length;
     const page = await signIn(hub.site, browser, "carol");
@@ -185,7 +185,7 @@ test.describe("what is refused", () => {
     await page.context().close();
   });
 
-  test("log", async ({ hub, browser }) => {
+  test("log", OLDEST, async ({ hub, browser }) => {
     const python = `${hub.site.overlay}/bin/python`;
     hub.site.startHub(`${BASE}c.GresshopperSpawner.cmd = ["${python}", "-c", "import no_such_module"]\n`);
     const page = await signIn(hub.site, browser, "carol");
@@ -215,7 +215,7 @@ c.GresshopperSpawner.profile_list = [
 c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
 `);
 
-  test("rest", async ({ hub, browser }) => {
+  test("rest", LAB, async ({ hub, browser }) => {
     expect([201, 202]).toContain(await hub.start("carol", "", { profile: "small" }));
     await hub.ready("carol");
     expect(hub.field(hub.jobs("carol")[0]?.id ?? "", "MinMemoryNode")).toBe("700M");
@@ -232,7 +232,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
     await page.context().close();
   });
 
-  test("default", async ({ hub, browser }) => {
+  test("default", OLDEST, async ({ hub, browser }) => {
     const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
     await expect(page.locator("input[name=profile]:checked")).toHaveValue("large");
     await page.locator("#spawn_form [type=submit]").click();
@@ -294,7 +294,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
   });
 });
 
-test("announced", async ({ hub, browser }) => {
+test("announced", LAB, async ({ hub, browser }) => {
   // JupyterHub's own means: nothing of the spawn page takes it away.
   hub.site.startHub(`${BASE}
 c.JupyterHub.template_vars = {"announcement_spawn": "Maintenance on Friday."}
@@ -516,7 +516,7 @@ test("QOS and reservation", OLDEST, async ({ hub, browser }) => {
   }
 });
 
-test("walltime", async ({ hub, browser }) => {
+test("walltime", LAB, async ({ hub, browser }) => {
   hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
   const page = await signIn(hub.site, browser, "carol");
   const carol = Person.of(hub.site, "carol", page);
@@ -953,7 +953,7 @@ test.describe("nobody else at the door", () => {
     expect(heard).not.toContain("bob");
   });
 
-  test("ssl", async ({ hub, browser }) => {
+  test("ssl", OLDEST, async ({ hub, browser }) => {
     const [, , api, proxy] = hub.site.ports();
     hub.site.startHub(`${BASE}
 c.JupyterHub.internal_ssl = True

@@ -138,7 +138,7 @@ test("release now", OLDEST, async ({ site, bob }) => {
   await expect.poll(() => site.hop("queue", "-a").length).toBe(0);
 });
 
-test("reload", async ({ site, alice, bob }) => {
+test("reload", OLDEST, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   await alice.look("hold.ipynb");
   await expect(alice.badge).toHaveText(/GPU \d$/);
@@ -292,7 +292,7 @@ test("kernel out of memory", OLDEST, async ({ site, bob }) => {
   await expect(bob.cell(2)).toContainText("x is 41");
 });
 
-test("saved", async ({ site, alice, bob }) => {
+test("saved", LAB, async ({ site, alice, bob }) => {
   await aliceHolds(site, alice);
   const cells = ["%%gpu 1\nprint('with a GPU')", "import sys\nprint('err', file=sys.stderr)\n6 * 7"];
   await bob.open("saved.ipynb", notebook(cells));
@@ -319,7 +319,7 @@ test("saved", async ({ site, alice, bob }) => {
   expect(ours.cells.map((cell) => cell.metadata)).toEqual(plain.cells.map((cell) => cell.metadata));
 });
 
-test("no need, no noise", async ({ bob }) => {
+test("no need, no noise", OLDEST, async ({ bob }) => {
   await bob.open("quiet.ipynb", notebook(["1 + 1", "print(2)"]));
   const heard = await bob.listen();
   await bob.run(0);

@@ -1,7 +1,7 @@
 /**
  * Lanes: the tests run on JupyterHub 6 with JupyterLab, and on JupyterHub 5 with Notebook 7. A test without a tag runs
- * in both. A test of a kernel, of the panel or of a sentence of ours has the same result in both, so a tag gives it to one
- * of them; `tests/setup/lanes.py` checks that each test is in a lane. `HOP_BROWSER_ALL=1` runs all tests in the lane.
+ * in both: these few are a user's way through either. A tag gives each other test to one lane, so that both lanes are as
+ * long; `tests/setup/lanes.py` checks that each test is in a lane. `HOP_BROWSER_ALL=1` runs all tests in the lane.
  */
 import { ENVIRONMENT } from "./site";
 
