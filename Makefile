@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo demo-down demo-test packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos matrix lab bench lint fmt install
+.PHONY: demo demo-down demo-test packages packages-test test test-all test-fast e2e browser fidelity notebooks-lost chaos matrix lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again. A first build takes 8 to 14 minutes.
 demo:
@@ -30,8 +30,13 @@ demo-test: install
 	cargo build --locked --workspace --bins --lib
 	PROFILE=debug tests/demo/ends
 
-## Every test.
-test: test-fast browser e2e
+## The tests of each part and of the whole, as CI runs them.
+test: install
+	tests/setup/checks.sh rust python browser cluster e2e
+
+## Every test there is, also those marked `thorough`, in each variant (two hours).
+test-all: export HOP_TESTS = all
+test-all: test
 
 ## The tests that need no Slurm.
 test-fast: install

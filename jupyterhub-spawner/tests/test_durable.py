@@ -159,6 +159,7 @@ def test_a_restarted_kernel_has_higher_tenures_than_before(kernel: Kernel, home:
         highest = max(highest, tenure(home))
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_is_restarted_again_and_again_has_higher_tenures_each_time(kernel: Kernel, home: Path) -> None:
     """The home has lost what it had of the kernel: its owner alone knows the numbers."""
     highest = tenure(home)
@@ -235,6 +236,7 @@ def test_a_segmentation_fault_and_an_exit_are_told_as_what_they_were(kernel: Ker
 
 
 @pytest.mark.parametrize("knows_cells", [False, True])
+@pytest.mark.thorough
 def test_a_stream_of_the_notebooks_shows_under_the_cell_that_prints(
     kernel: Kernel, home: Path, knows_cells: bool
 ) -> None:

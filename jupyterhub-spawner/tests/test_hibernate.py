@@ -248,6 +248,7 @@ def dies_of(kernel: Kernel, missing: Path) -> None:
 
 
 @pytest.mark.parametrize("was_restarted", [False, True], ids=["", "its user restarted it before"])
+@pytest.mark.thorough
 def test_a_restart_brings_the_variables_of_a_kernel_that_died_of_a_missing_environment(
     home: Path, was_restarted: bool
 ) -> None:

@@ -10,6 +10,10 @@ import traceback
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough: left to `make test-all`")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Python would join such a thread at its end, for ever, and no test's limit reaches the join."""

@@ -20,6 +20,10 @@ INDEX = int(os.environ.get("HOP_E2E_INDEX", "8"))
 SHARED = os.environ.get("HOP_E2E_SHARED")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough: left to `make test-all`")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with many tests come first where files are shared: a long one must not be the last."""
     if SHARED:
@@ -115,7 +119,10 @@ def two_gpus() -> Iterator[Cluster]:
     )
 
 
-@pytest.fixture(scope="module", params=["", "--task-affinity"], ids=["task/cgroup", "task/affinity"])
+AFFINITY = pytest.param("--task-affinity", id="task/affinity", marks=pytest.mark.thorough)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("", id="task/cgroup"), AFFINITY])
 def real_cores(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The machine's real cores: one for the seat and one for the pilot."""
     options = ["--real-cores", "--nodes", "1"] + ([request.param] if request.param else [])

@@ -192,7 +192,7 @@ def test_slurmd_killed_and_cells_go_on(cluster: Cluster, alice: Notebook) -> Non
     next_cell_works(cluster, alice)
 
 
-@pytest.mark.parametrize("how", ["scancel", "suspend"])
+@pytest.mark.parametrize("how", ["scancel", pytest.param("suspend", marks=pytest.mark.thorough)])
 def test_pilot_taken_away_and_the_user_is_told(cluster: Cluster, alice: Notebook, how: str) -> None:
     cell = running(cluster, alice)
     pilot = cluster.steps("alice")[0].split(".", maxsplit=1)[0]
@@ -297,7 +297,7 @@ def test_a_kernel_whose_front_is_killed_while_it_closes_the_kernel_is_forgotten(
     no_process_is_left(cluster, "bob")
 
 
-@pytest.mark.parametrize("how", ["stopped", "frozen"])
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.thorough), "frozen"])
 def test_slurmctld_away_for_20_s(cluster: Cluster, alice: Notebook, how: str) -> None:
     """Alice's cell runs on. Where pilots have step managers (24.05 on), bob gets fresh leases all the while; else his
     cell waits, and runs when slurmctld is back."""

@@ -70,7 +70,7 @@ def home(cluster: Cluster, *parts: str) -> Path:
     return cluster.base.joinpath("home", "alice", *parts)
 
 
-@pytest.mark.parametrize("kernel", ["python3", SPEC])
+@pytest.mark.parametrize("kernel", [pytest.param("python3", marks=pytest.mark.thorough), SPEC])
 def test_jupyter_kernel_test_passes_as_against_plain_python3(cluster: Cluster, kernel: str) -> None:
     file = home(cluster, f"test_{kernel.replace('-', '_')}.py")
     file.write_text(KERNEL_TEST.format(kernel=kernel))
@@ -117,7 +117,13 @@ def lent_home(cluster: Cluster, path: Path) -> Path:
     return place / "books" / path.name
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, id=p.stem, marks=() if p.stem in ("own_text", "cheryl") else pytest.mark.thorough)
+        for p in NOTEBOOKS
+    ],
+)
 def test_a_saved_notebook_equals_plain_ipykernels_but_for_ids_and_times(cluster: Cluster, path: Path) -> None:
     """Wherever two plain runs agree, ours agrees with them."""
     path = lent_home(cluster, path)

@@ -83,7 +83,7 @@ def with_a_gpu(book: Notebook) -> None:
     assert "gone" not in stream(got, "stderr"), got
 
 
-@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+@pytest.mark.parametrize("seconds", [pytest.param(HOUR, marks=pytest.mark.thorough), -HOUR])
 def test_hopds_clock_is_set_while_a_cell_has_a_gpu(
     cluster: Cluster, clocks: Clocks, carol: Notebook, seconds: int
 ) -> None:
@@ -137,6 +137,7 @@ def test_clocks_of_nodes_are_set_apart(cluster: Cluster, clocks: Clocks, carol: 
     grown(cluster, user=USER)
 
 
+@pytest.mark.thorough
 def test_a_kernel_is_restarted_after_its_persons_clock_went_back(
     cluster: Cluster, clocks: Clocks, carol: Notebook
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_kernel_is_restarted_after_its_persons_clock_went_back(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_a_member_of_before_two_restarts_is_not_followed(cluster: Cluster, clocks: Clocks, carol: Notebook) -> None:
     """The executor's node is out of reach at each restart, and comes back. The person's clock goes back by an hour between
     them."""

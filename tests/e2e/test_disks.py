@@ -69,7 +69,7 @@ def has(book: Notebook, cells: int) -> None:
     assert (stream(got, "stdout"), stream(got, "stderr")) == (f"True {cells}\n", ""), got
 
 
-@pytest.mark.parametrize("who", ["executor", "standby"])
+@pytest.mark.parametrize("who", ["executor", pytest.param("standby", marks=pytest.mark.thorough)])
 def test_a_full_disk_costs_no_answered_cell_and_no_variable(cluster: Cluster, alice: Notebook, who: str) -> None:
     row = kernel_row(cluster)
     node = row["node"] if who == "executor" else min(set(row["nodes"].split(",")) - {row["node"]})
@@ -103,7 +103,7 @@ def is_without(cluster: Cluster, node: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("who", ["one standby", "all"])
+@pytest.mark.parametrize("who", [pytest.param("one standby", marks=pytest.mark.thorough), "all"])
 def test_a_slow_disk_costs_time_alone(cluster: Cluster, alice: Notebook, who: str) -> None:
     """At ten writes a second each commit takes 100 ms. It waits for a majority's disks, and nobody is elected."""
     if why := disks.can_slow():

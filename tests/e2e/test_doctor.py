@@ -176,6 +176,7 @@ def service_is(cluster: Cluster, level: str) -> None:
     cluster.run("root", "sacctmgr", "-i", "modify", "user", "gresshopper", "set", f"adminlevel={level}")
 
 
+@pytest.mark.thorough
 def test_a_site_that_hides_jobs_is_told_at_the_cell_and_goes_on_once_hopd_sees_them(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> None:

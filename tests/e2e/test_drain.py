@@ -42,7 +42,7 @@ def begin_maintenance(cluster: Cluster, node: str) -> str:
     return "MAINTENANCE"
 
 
-@pytest.mark.parametrize("close", [drain, begin_maintenance])
+@pytest.mark.parametrize("close", [drain, pytest.param(begin_maintenance, marks=pytest.mark.thorough)])
 def test_a_drained_node_gets_no_new_lease_and_says_why(
     undrained: Cluster, close: Callable[[Cluster, str], str]
 ) -> None:

@@ -107,6 +107,7 @@ def test_the_front_is_killed_while_the_kernels_first_seat_waits(cluster: Cluster
         book.close()
 
 
+@pytest.mark.thorough
 def test_a_front_that_stood_still_for_a_minute_finds_its_kernel_and_the_running_cell(
     cluster: Cluster, alice: Notebook
 ) -> None:

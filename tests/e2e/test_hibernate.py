@@ -97,7 +97,10 @@ def test_the_server_is_culled_and_the_notebooks_next_opening_has_the_variables(c
         assert said(again, "%%gpu 1\nprint(x)")[0] == "41\n"
 
 
-@pytest.mark.parametrize("with_front", [False, True], ids=["server", "server and front"])
+@pytest.mark.parametrize(
+    "with_front",
+    [pytest.param(False, id="server", marks=pytest.mark.thorough), pytest.param(True, id="server and front")],
+)
 def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_shown_later(
     cluster: Cluster, with_front: bool
 ) -> None:

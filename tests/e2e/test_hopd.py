@@ -78,7 +78,7 @@ def test_each_lease_has_one_row_with_an_end_however_often_hopd_is_killed(small: 
     assert {step: known[step] for step in steps} == dict.fromkeys(steps, 1), rows()
 
 
-@pytest.mark.parametrize("how", ["stopped", "frozen"])
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.thorough), "frozen"])
 def test_a_restart_while_slurmctld_is_away_ends_no_lease(small: Cluster, alice: Notebook, how: str) -> None:
     """The cell runs through, on the lease that it had, though hopd comes back to a Slurm that says nothing."""
     cell = alice.submit("%%gpu 1\nimport time\ntime.sleep(28)\nprint('through', x)")["cell"]

@@ -130,7 +130,13 @@ def books(two_gpus: Cluster) -> Iterator[list[Notebook]]:
         yield [first, second, bob]
 
 
-@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: f"{limit.of}-{limit.what}")
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param(limit, id=f"{limit.of}-{limit.what}", marks=pytest.mark.thorough if at % 2 else ())
+        for at, limit in enumerate(LIMITS)
+    ],
+)
 def test_a_limit_of_qos_or_account_holds_up_whom_it_binds_and_nobody_else(
     two_gpus: Cluster, books: list[Notebook], limit: Limit
 ) -> None:

@@ -128,6 +128,7 @@ SHORT = [
 ]
 
 
+@pytest.mark.thorough
 def test_no_cell_is_lost_or_runs_twice_while_links_are_cut_for_a_moment(links: Links, kernel: Kernel) -> None:
     """One way, both ways, and again and again. The kernel may execute on another node after each."""
     for cut, times, seconds in SHORT:

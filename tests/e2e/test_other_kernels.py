@@ -115,7 +115,11 @@ km.shutdown_kernel(now=True)
 """
 
 
-@pytest.fixture(params=ALL, ids=lambda kernel: kernel.spec)
+#: One of them stands for all in `make test`.
+KERNELSPECS = [pytest.param(k, id=k.spec, marks=() if k.spec == "bash" else pytest.mark.thorough) for k in ALL]
+
+
+@pytest.fixture(params=KERNELSPECS)
 def kernel(request: pytest.FixtureRequest, two_gpus: Cluster) -> Kernel:
     """The kernelspec, and one of ours made from it."""
     found: Kernel = request.param

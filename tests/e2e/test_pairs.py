@@ -165,6 +165,7 @@ FRONTS, A_MINUTE = 4, 62.0
 ENDS = ("ok", "aborted", "CellLost")
 
 
+@pytest.mark.thorough
 def test_whatever_two_are_lost_each_cell_is_answered_and_none_runs_twice(cluster: Cluster, alice: Notebook) -> None:
     rng, killer = random.Random(int(os.environ.get("HOP_E2E_SEED", "1"))), Killer(cluster, alice)
     until("the kernel has three replicas", killer.is_grown, 60)

@@ -106,7 +106,14 @@ def test_a_console_reads_why_its_cell_waits(two_gpus: Cluster) -> None:
     os.close(ours)
 
 
-@pytest.mark.parametrize("client", ["vscode", "vscode-ipykernel", "zed", "positron", "gateway"])
+@pytest.mark.parametrize(
+    "client",
+    [
+        "vscode",
+        *(pytest.param(c, marks=pytest.mark.thorough) for c in ("vscode-ipykernel", "zed", "positron")),
+        "gateway",
+    ],
+)
 def test_a_client_that_starts_argv_itself_has_leases(two_gpus: Cluster, client: str) -> None:
     probe = "%%gpu 1" + OPENABLE + "print(len(openable()))"
     by_argv = str(two_gpus.lend("tests/e2e/by_argv.py"))

@@ -259,6 +259,7 @@ slow = Slow()
 """
 
 
+@pytest.mark.thorough
 def test_a_standby_that_still_reads_is_not_waited_for(cluster: Cluster, hot: Notebook) -> None:
     """It is elected all the same, in the same group, and a fresh process goes on in its place."""
     hot_node(cluster)
@@ -395,7 +396,7 @@ def test_the_first_replicas_node_is_lost_while_the_group_grows(cluster: Cluster)
     nothing_is_left(cluster)
 
 
-@pytest.mark.parametrize("seconds", [5, 30])
+@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.thorough)])
 def test_an_executor_that_stands_still_in_a_cell_runs_it_once(
     cluster: Cluster, alice: Notebook, seconds: float
 ) -> None:
@@ -510,7 +511,7 @@ def attempts(path: Path) -> list[tuple[float, float]]:
     return sorted((min(found), max(found)) for found in times.values())
 
 
-@pytest.mark.parametrize("what", ["seat and supervisor", "node"])
+@pytest.mark.parametrize("what", [pytest.param("seat and supervisor", marks=pytest.mark.thorough), "node"])
 def test_a_retried_cell_never_runs_beside_its_former_run(cluster: Cluster, alice: Notebook, what: str) -> None:
     """Its executor falls silent. Where the supervisor stands still, the kernel's process would run on by itself."""
     path = cluster.base / "home/alice/attempts"
@@ -645,7 +646,7 @@ def test_a_node_that_was_silent_for_long_is_a_replicas_home_again(cluster: Clust
     assert stream(alice.execute("print(seen)", timeout=60), "stdout").strip() == "[0, 1]"
 
 
-@pytest.mark.parametrize(("how", "seconds"), [("stopped", 8), ("hangs", 25)])
+@pytest.mark.parametrize(("how", "seconds"), [("stopped", 8), pytest.param("hangs", 25, marks=pytest.mark.thorough)])
 def test_a_restart_while_slurmctld_is_away_waits_for_it(
     cluster: Cluster, alice: Notebook, how: str, seconds: float
 ) -> None:

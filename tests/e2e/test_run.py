@@ -175,7 +175,10 @@ def seat_name(cluster: Cluster) -> str:
     return names[0]
 
 
-@pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("sig", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough), (signal.SIGKILL, -9)],
+)
 def test_a_run_that_is_stopped_keeps_what_it_has(cluster: Cluster, sig: int, status: int) -> None:
     runs = Runs(cluster, f"stop{status}")
     book = runs.write("s.ipynb", "print('ready')", "%%gpu 1\nimport time; time.sleep(60)", "print('end')")
@@ -246,6 +249,7 @@ def told_by(process: subprocess.Popen[str], text: str, timeout: float) -> str:
     return said
 
 
+@pytest.mark.thorough
 def test_auto_takes_the_gpus_that_the_deadline_needs(cluster: Cluster) -> None:
     runs = Runs(cluster, "auto")
     book = runs.write("g.ipynb", OPENABLE, "%%gpu 1\nprint(len(openable()))")

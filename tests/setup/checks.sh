@@ -10,8 +10,9 @@
 # of packages: two lanes, which share those tests between them whose result is the same in both).
 # Variants that this machine can't run are named, not skipped in silence. All steps of all groups run, whatever fails; the
 # exit status is 1 if any did.
-# Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest; BROWSER_ENVIRONMENTS
-# (hub hub5) are the browser's lanes, and HOP_BROWSER_ALL=1 runs all tests in each.
+# Environment: HOP_TESTS=all (`make test-all`) for what is left out else: tests marked `thorough`, the plugin in its third
+# variant, packages in the second, and chaos. PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for
+# pytest; BROWSER_ENVIRONMENTS (hub hub5) are the browser's lanes, and HOP_BROWSER_ALL=1 runs all tests in each.
 # shellcheck disable=SC2317 # functions are called through `step`
 set -uo pipefail
 
@@ -24,6 +25,9 @@ export PROFILE=${PROFILE:-debug}
 export HOP_TEST_PYTHON=${HOP_TEST_PYTHON:-$dev/user/bin/python}
 profile_flag=()
 [ "$PROFILE" != release ] || profile_flag=(--release)
+all=no chosen=(-m "not thorough")
+[ "${HOP_TESTS:-}" != all ] || all=yes chosen=() HOP_GRAPHS=${HOP_GRAPHS:-60} HOP_BROWSER_ALL=${HOP_BROWSER_ALL:-1}
+export HOP_GRAPHS=${HOP_GRAPHS:-15} HOP_BROWSER_ALL=${HOP_BROWSER_ALL:-0}
 scratch=$(mktemp -d)
 summary=$scratch/summary failed=$scratch/failed
 touch "$summary" "$failed"
@@ -158,16 +162,32 @@ build() {
 	cargo build --quiet --locked "${profile_flag[@]}" --workspace --all-targets "$@"
 }
 
+# Where the dev cluster's own tests run too, they run beside these: most of their time they wait.
 rust() {
 	step "build" build
+	if [[ " $groups " = *" cluster "* ]] && variants "the dev cluster" && step "build of what is deployed" deployables; then
+		beside rust_tests cluster_itself alone
+	else
+		rust_tests
+	fi
+}
+
+rust_tests() {
 	step "Rust tests" cargo nextest run --locked --workspace --retries 1 --no-fail-fast
 	step "documentation's tests" cargo test --quiet --locked --workspace --doc
+}
+
+# An interpreter that writes no bytecode (PYTHONDONTWRITEBYTECODE) compiles the whole agent at each start of a kernel, for a
+# quarter of a second.
+compiled() {
+	"$dev/user/bin/python" -m compileall -q kernel/python jupyterhub-spawner/gresshopper_jupyter
 }
 
 # Where the browser tests run too, these run beside them: alone, the kernel's tests leave one of two cores idle.
 python() {
 	[[ " $groups " != *" browser "* ]] || return 0
 	step "build" build || return
+	step "bytecode" compiled
 	beside python_kernel python_jupyter
 }
 
@@ -184,7 +204,7 @@ python_jupyter() {
 # hour the whole is ended, and each thread's stack is in the log. Beside browsers all take twenty minutes of slow cores.
 pytest_in() {
 	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 2700 \
-		"$1" -m pytest -q -o cache_dir="$cache" --timeout 120 "${@:3}" .)
+		"$1" -m pytest -q -o cache_dir="$cache" --timeout 120 "${chosen[@]}" "${@:3}" .)
 }
 
 # Jupyter finds spawner and provisioner by the entry points of an installed package: in an environment above hub's.
@@ -211,7 +231,10 @@ browser() {
 	for environment in ${BROWSER_ENVIRONMENTS:-hub hub5}; do
 		lanes+=("browser_in $environment $((index++))")
 	done
-	[[ " $groups " != *" python "* ]] || lanes+=(python_kernel python_jupyter)
+	if [[ " $groups " = *" python "* ]]; then
+		step "bytecode" compiled
+		lanes+=(python_kernel python_jupyter)
+	fi
 	beside "${lanes[@]}"
 }
 
@@ -227,14 +250,11 @@ playwright() {
 }
 
 cluster() {
+	[[ " $groups " != *" rust "* ]] || return 0 # They ran beside those.
 	step "build" build || return
 	variants "the dev cluster"
-	if [[ " $groups " = *" e2e "* ]]; then
-		step "build of what is deployed" deployables || return
-		beside cluster_itself alone
-	else
-		cluster_itself
-	fi
+	step "build of what is deployed" deployables || return
+	beside cluster_itself alone
 }
 
 cluster_itself() {
@@ -263,7 +283,7 @@ e2e() {
 	step "build of what is deployed" deployables || return
 	mkdir "$scratch/shared"
 	beside "e2e_shared "{1,2,3,4} e2e_others plugin tried
-	[[ " $groups " = *" cluster "* ]] || alone
+	[[ " $groups " = *" cluster "* ]] || alone # These look at all processes of the host.
 }
 
 # Beside the dev cluster's own tests, and no others: those use no plugin, hence no look at all processes.
@@ -280,7 +300,7 @@ tried() {
 	packaged
 	demo
 	HOP_E2E_SCALE_INDEX=14 e2e_on "${runnable[0]}" "bursts" 14 "$bursts"
-	chaos
+	[ "$all" = no ] || chaos
 }
 
 packages() {
@@ -290,12 +310,12 @@ packages() {
 	packaged
 }
 
-# On this host, and in the chroot of Debian 13: two releases, two series of Slurm.
+# On this host, and of all tests in the chroot of Debian 13, too: two releases, two series of Slurm.
 packaged() {
 	local variant
 	step "packages" packages_built || return
 	for variant in "${runnable[@]}"; do
-		[ "$variant" != v2 ] || [ "${runnable[0]}" = v2 ] || continue
+		[ "$variant" = "${runnable[0]}" ] || { [ "$all" = yes ] && [ "$variant" != v2 ]; } || continue
 		OUT=$scratch/packages HOP_PACKAGES_INDEX=14 \
 			step "install.md on $variant: install, lease, upgrade, remove" twice ended packaging/try "$variant"
 	done
@@ -303,7 +323,7 @@ packaged() {
 
 packages_built() {
 	local series=()
-	[[ " ${runnable[*]} " != *" trixie "* ]] || series=("$trixie/$PROFILE")
+	[[ " ${runnable[*]} " != *" trixie "* ]] || [ "$all" = no ] || series=("$trixie/$PROFILE")
 	BUILT=1 OUT=$scratch/packages packaging/build "${series[@]}"
 }
 
@@ -348,9 +368,11 @@ e2e_others() {
 	done
 }
 
+# cgroup v2 is what the third variant tries, too, with the newest Slurm.
 plugin() {
-	local variant
-	for variant in "${runnable[@]:0:2}"; do
+	local variant count=2
+	[ "$all" = yes ] || [ "${#runnable[@]}" -lt 3 ] || count=1
+	for variant in "${runnable[@]:0:$count}"; do
 		step "the plugin on $variant" plugin_on "$variant" 13
 	done
 }
@@ -412,7 +434,7 @@ for_slurm() {
 
 # Interrupted where it takes too long as a whole, for it to take its clusters down.
 pytest_e2e() {
-	timeout --foreground --signal INT --kill-after 120 2100 "$dev/hub/bin/python" -m pytest -q -o cache_dir="$cache" --durations 12 --timeout 300 "$@" ${E2E_ARGS:+$E2E_ARGS}
+	timeout --foreground --signal INT --kill-after 120 2100 "$dev/hub/bin/python" -m pytest -q -o cache_dir="$cache" --durations 12 --timeout 300 "${chosen[@]}" "$@" ${E2E_ARGS:+$E2E_ARGS}
 }
 
 # A real cluster on a busy machine: what failed gets a second try, and the log says that it needed one.

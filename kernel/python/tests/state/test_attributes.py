@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from harness import Kernel
 
 CELL = """
@@ -23,6 +25,7 @@ h = [a, f[1], c, b]
 """
 
 
+@pytest.mark.thorough
 def test_what_is_shared_is_written_so_each_time(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.log.create()

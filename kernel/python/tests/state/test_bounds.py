@@ -123,6 +123,7 @@ def test_no_room_is_told_once_and_made_up_for(tmp_path: Path) -> None:
     assert errors.count("32 MiB of memory") == 1
 
 
+@pytest.mark.thorough
 def test_memory_of_the_engine_does_not_grow_with_the_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two notebooks' worth of cells later it holds no more than before."""
     interactive = pytest.importorskip("IPython.core.interactiveshell")

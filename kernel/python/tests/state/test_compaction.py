@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
+import amounts
 import cases
 import torture_set
 
-#: The first test runs all the cases.
+#: The first test runs all the cases that are chosen.
 pytestmark = pytest.mark.timeout(900)
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).resolve().parents[4] / "target")
-#: So many of the cases; all of them with HOP_COMPACTION=all.
-CASES = cases.CASES if os.environ.get("HOP_COMPACTION") == "all" else cases.CASES[::7]
 
 
 def compactor() -> Path | None:
@@ -40,9 +39,9 @@ def compacted(case: Path, program: Path) -> tuple[int, int]:
 _results: dict[str, Any] = {}
 
 
-def results(base: Path) -> Any:
+def results(request: pytest.FixtureRequest, base: Path) -> Any:
     if not _results:
-        names = [case.name for case in CASES if case.possible()]
+        names = [case.name for case in amounts.chosen(request) if case.possible()]
         saved, errors = torture_set.half("save", base, only=names)
         program = compactor()
         assert program is not None
@@ -53,11 +52,11 @@ def results(base: Path) -> Any:
 
 
 @pytest.mark.skipif(compactor() is None, reason="cargo build -p hop-state --examples builds the compaction")
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_restores_as_before(case: cases.Case, tmp_path_factory: Any) -> None:
+@pytest.mark.parametrize("case", amounts.one_in(21, cases.CASES, lambda c: c.name, first=1))
+def test_restores_as_before(case: cases.Case, request: pytest.FixtureRequest, tmp_path_factory: Any) -> None:
     if not case.possible():
         pytest.skip("not here")
-    found = results(tmp_path_factory.mktemp("compacted") if not _results else Path())
+    found = results(request, tmp_path_factory.mktemp("compacted") if not _results else Path())
     assert case.name in found["saved"] and case.name in found["restored"], found["errors"][-3000:]
     verdict = torture_set.verdict(found["saved"][case.name], found["restored"][case.name])
     wanted = ("equal", "reported") if case.reported else ("equal",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,9 @@ def edit(namespace: dict[str, Any], made: list[Any], what: str, a: int, b: int) 
 
 
 @pytest.mark.timeout(900)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=int(os.environ.get("HOP_GRAPHS", "15")), deadline=None, suppress_health_check=list(HealthCheck)
+)
 @given(nodes, st.lists(st.integers(0, 13), min_size=1, max_size=8), edits)
 def test_what_is_loaded_has_the_same_shape(spec: Any, named: Any, changes: Any) -> None:
     with tempfile.TemporaryDirectory() as base:

@@ -13,9 +13,9 @@ import child
 LIMIT = 420
 
 
-def both(base: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+def both(base: Path, only: Sequence[str] = ()) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What was saved and what was restored, by case, and what the two processes complained of."""
-    halves = [half(do, base) for do in ("save", "restore")]
+    halves = [half(do, base, only) for do in ("save", "restore")]
     return halves[0][0], halves[1][0], "".join(errors[-3000:] for _, errors in halves)
 
 
