@@ -4,14 +4,14 @@
 use crate::announce;
 use crate::claim::{LastWord, Renamed};
 use crate::core::{NO_SLURMCTLD, SeatWaits};
-use crate::opening::{Opening, Origin, Place, next_incarnation};
+use crate::opening::{NotOpened, Opening, Origin, Place, next_incarnation};
 use crate::owner::{Said, Start, say};
 use crate::seat_wait::{Patience, SeenSeat};
 use anyhow::{Context, Result, bail};
 use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Placement, Request, Response, Role, SeatPlan};
-use hop_log::State;
+use hop_log::{Refusal, State};
 use hop_protocol::content::Stores;
 use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
@@ -226,6 +226,29 @@ pub fn replicas(start: &Start, dir: &Path) -> (Replicas, bool) {
 /// # Errors
 /// Slurm has no place, the state can't be read or written, or a program is missing.
 pub async fn start(order: &Order) -> Result<Started> {
+    let mut left = OVERTAKEN_MOST;
+    loop {
+        match start_once(order).await {
+            Err(error) if left > 0 && was_overtaken(&error) => {
+                tracing::info!(%error, "a living group of the kernel wrote to the store meanwhile: once more");
+                left -= 1;
+            }
+            started => return started,
+        }
+    }
+}
+
+/// Starts in a row whose number a living group of the kernel takes.
+const OVERTAKEN_MOST: u32 = 3;
+
+/// While the seat was waited for, another replica of the kernel came to the number that this one was to have. The store
+/// has it by now, so that the next start takes a higher one.
+fn was_overtaken(error: &anyhow::Error) -> bool {
+    let used = |cause: &NotOpened| matches!(cause, NotOpened::Refused(Refusal::UsedIncarnation(_)));
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(used))
+}
+
+async fn start_once(order: &Order) -> Result<Started> {
     let stored = match &order.states {
         Some(states) => {
             let kernel = states.kernel.clone();
@@ -1148,6 +1171,16 @@ mod tests {
                 "{said}"
             );
         }
+    }
+
+    #[test]
+    fn a_start_whose_number_another_replica_took_meanwhile_is_tried_again() {
+        let of = |refusal: Refusal| {
+            anyhow::Error::from(NotOpened::from(refusal)).context("the tenure isn't opened")
+        };
+        assert!(was_overtaken(&of(Refusal::UsedIncarnation(Incarnation(3)))));
+        assert!(!was_overtaken(&of(Refusal::GenerationSpent)));
+        assert!(!was_overtaken(&anyhow::anyhow!("incarnation 3 was used before")));
     }
 
     /// A shell in srun's place: its child reads a line, and the shell complains if the line can't be written.
