@@ -34,7 +34,7 @@ demo-test: install
 test: install
 	tests/setup/checks.sh rust python browser cluster e2e
 
-## Every test there is, also those marked `thorough`, in each variant (two hours).
+## Every test there is, also those marked `thorough`, in each variant.
 test-all: export HOP_TESTS = all
 test-all: test
 

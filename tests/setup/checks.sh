@@ -10,8 +10,8 @@
 # of packages: two lanes, which share those tests between them whose result is the same in both).
 # Variants that this machine can't run are named, not skipped in silence. All steps of all groups run, whatever fails; the
 # exit status is 1 if any did.
-# Environment: HOP_TESTS=all (`make test-all`) for what is left out else: tests marked `thorough`, the plugin in its third
-# variant, packages in the second, and chaos. PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for
+# Environment: HOP_TESTS=all (`make test-all`) also runs tests marked `thorough`, the plugin on cgroup v2 with Slurm 22.05,
+# packages on Debian 13, and chaos. PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for
 # pytest; BROWSER_ENVIRONMENTS (hub hub5) are the browser's lanes, and HOP_BROWSER_ALL=1 runs all tests in each.
 # shellcheck disable=SC2317 # functions are called through `step`
 set -uo pipefail
@@ -26,8 +26,12 @@ export HOP_TEST_PYTHON=${HOP_TEST_PYTHON:-$dev/user/bin/python}
 profile_flag=()
 [ "$PROFILE" != release ] || profile_flag=(--release)
 all=no chosen=(-m "not thorough")
-[ "${HOP_TESTS:-}" != all ] || all=yes chosen=() HOP_GRAPHS=${HOP_GRAPHS:-60} HOP_BROWSER_ALL=${HOP_BROWSER_ALL:-1}
-export HOP_GRAPHS=${HOP_GRAPHS:-15} HOP_BROWSER_ALL=${HOP_BROWSER_ALL:-0}
+# `make test-all`, and groups that are run by hand for a release.
+everything() {
+	all=yes chosen=()
+	export HOP_GRAPHS=${HOP_GRAPHS:-60} HOP_BROWSER_ALL=${HOP_BROWSER_ALL:-1}
+}
+[ "${HOP_TESTS:-}" != all ] || everything
 scratch=$(mktemp -d)
 summary=$scratch/summary failed=$scratch/failed
 touch "$summary" "$failed"
@@ -250,7 +254,7 @@ playwright() {
 }
 
 cluster() {
-	[[ " $groups " != *" rust "* ]] || return 0 # They ran beside those.
+	[[ " $groups " != *" rust "* ]] || return 0 # `rust` ran the cluster's tests beside its own.
 	step "build" build || return
 	variants "the dev cluster"
 	step "build of what is deployed" deployables || return
@@ -283,7 +287,7 @@ e2e() {
 	step "build of what is deployed" deployables || return
 	mkdir "$scratch/shared"
 	beside "e2e_shared "{1,2,3,4} e2e_others plugin tried
-	[[ " $groups " = *" cluster "* ]] || alone # These look at all processes of the host.
+	[[ " $groups " = *" cluster "* ]] || alone
 }
 
 # Beside the dev cluster's own tests, and no others: those use no plugin, hence no look at all processes.
@@ -304,13 +308,14 @@ tried() {
 }
 
 packages() {
+	everything
 	step "build" build || return
 	variants "packages"
 	step "build of what is deployed" deployables || return
 	packaged
 }
 
-# On this host, and of all tests in the chroot of Debian 13, too: two releases, two series of Slurm.
+# On this host. Where everything is asked for, also in the chroot of Debian 13: two releases, two series of Slurm.
 packaged() {
 	local variant
 	step "packages" packages_built || return
@@ -343,6 +348,7 @@ chaos() {
 
 # What docs/conformance.md compares, with all notebooks.
 fidelity() {
+	everything
 	step "build" build || return
 	variants "fidelity"
 	step "build of what is deployed" deployables || return
@@ -368,7 +374,7 @@ e2e_others() {
 	done
 }
 
-# cgroup v2 is what the third variant tries, too, with the newest Slurm.
+# The third variant, in another lane, is cgroup v2 with the newest Slurm: the second runs where everything is asked for.
 plugin() {
 	local variant count=2
 	[ "$all" = yes ] || [ "${#runnable[@]}" -lt 3 ] || count=1

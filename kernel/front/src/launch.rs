@@ -241,8 +241,8 @@ pub async fn start(order: &Order) -> Result<Started> {
 /// Starts in a row whose number a living group of the kernel takes.
 const OVERTAKEN_MOST: u32 = 3;
 
-/// While the seat was waited for, another replica of the kernel came to the number that this one was to have. The store
-/// has it by now, so that the next start takes a higher one.
+/// Whether another replica of the kernel took this start's incarnation while the start waited for its seat. The store
+/// names that incarnation by now: the next start takes a higher one.
 fn was_overtaken(error: &anyhow::Error) -> bool {
     let used = |cause: &NotOpened| matches!(cause, NotOpened::Refused(Refusal::UsedIncarnation(_)));
     error.chain().any(|cause| cause.downcast_ref().is_some_and(used))

@@ -17,7 +17,7 @@ def one_in(number: int, some: Iterable[Any], name: Callable[[Any], str], first: 
 
 
 def chosen(request: pytest.FixtureRequest) -> list[Any]:
-    """The cases with which this run tries the test that asks, and those alone: markers and `-k` have left out the others."""
-    function = getattr(request.node, "originalname", None)
-    own = [item for item in request.session.items if getattr(item, "originalname", None) == function]
-    return [item.callspec.params["case"] for item in own if item.path == request.node.path]
+    """The cases that this run tries in the file of the test that asks: markers and `-k` have left out the others."""
+    own = [item for item in request.session.items if item.path == request.node.path]
+    params = [item.callspec.params for item in own if hasattr(item, "callspec")]
+    return [param["case"] for param in params if "case" in param]

@@ -152,7 +152,7 @@ def test_what_ipython_hides_while_a_cell_runs_was_not_set_by_the_notebook() -> N
 
 
 @pytest.mark.parametrize("magic", ["%matplotlib inline\n", ""])
-@pytest.mark.parametrize("source", ["fig", pytest.param("plt.plot([1, 2])\nplt.show()", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("source", ["fig", "plt.plot([1, 2])\nplt.show()"])
 def test_the_first_figure_is_shown_as_before(
     magic: str,
     source: str,

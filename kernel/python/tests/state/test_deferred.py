@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import amounts
 import child
 
 for package in ("numpy", "IPython", "cloudpickle"):
@@ -108,13 +107,13 @@ REACHED = [
     ("cell", "out"),
     [
         ("out = m.fit()", "300000.0"),
-        pytest.param("out = many[0][0].fit()", "300000.0", marks=pytest.mark.thorough),
-        pytest.param("out = evaluated()", "300000.0", marks=pytest.mark.thorough),
+        ("out = many[0][0].fit()", "300000.0"),
+        ("out = evaluated()", "300000.0"),
         ("out = asked()", "200000"),
-        pytest.param("out = part()", "200000", marks=pytest.mark.thorough),
-        pytest.param("out = m.n", "200000", marks=pytest.mark.thorough),
+        ("out = part()", "200000"),
+        ("out = m.n", "200000"),
         ("out = len(df.query('x >= @least'))", "200000"),
-        pytest.param("out = len(pd.eval(query))", "200000", marks=pytest.mark.thorough),
+        ("out = len(pd.eval(query))", "200000"),
     ],
 )
 def test_what_methods_strings_and_earlier_functions_name_is_read_first(tmp_path: Path, cell: str, out: str) -> None:
@@ -322,7 +321,7 @@ HUNG = {
 }
 
 
-@pytest.mark.parametrize("kind", amounts.one_in(3, HUNG, str))
+@pytest.mark.parametrize("kind", HUNG)
 def test_what_callbacks_and_other_settings_reach_is_read_at_once(tmp_path: Path, kind: str) -> None:
     cell, reached, out = HUNG[kind]
     run(tmp_path, cells=[*CALLED, cell, "seen.clear()"])

@@ -47,10 +47,8 @@ def test_follows_or_says_so(case: cases.Case, request: pytest.FixtureRequest, tm
     assert torture_set.verdict(saved, followed) in wanted, str(followed)[:500]
 
 
-def test_most_can_be_followed() -> None:
-    if not _results:
-        pytest.skip("the cases are tried before this")
-    followed = _results["followed"].values()
+def test_most_can_be_followed(request: pytest.FixtureRequest, tmp_path_factory: Any) -> None:
+    followed = results(request, tmp_path_factory)["followed"].values()
     refused = {one["name"]: one["rebuild"] for one in followed if "rebuild" in one}
     assert len(refused) <= len(followed) // 10, refused
 
