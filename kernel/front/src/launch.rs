@@ -238,7 +238,7 @@ pub async fn start(order: &Order) -> Result<Started> {
     }
 }
 
-/// Starts in a row whose number a living group of the kernel takes.
+/// Number of further starts when a living group of the kernel takes each start's incarnation.
 const OVERTAKEN_MOST: u32 = 3;
 
 /// Whether another replica of the kernel took this start's incarnation while the start waited for its seat. The store

@@ -1085,7 +1085,7 @@ impl Main {
                         self.front.may_begin(cell, true);
                         self.record();
                     }
-                    // The next front must know of the reply before a client has it.
+                    // A reply is recorded before a client has it: the front may be killed between the two.
                     Item::Jupyter {
                         channel: Channel::Shell,
                         ..

@@ -43,7 +43,7 @@ pub(super) struct Open {
     /// The text of its wait.
     pub(super) text: Text,
     pub(super) idle: Idle,
-    /// A killed front had the reply: the client may have read it.
+    /// `true` if a killed front had the cell's reply: the client may have read that reply.
     may_be_read: bool,
 }
 
@@ -233,7 +233,7 @@ impl Front {
             open.may_have_begun = !open.asks;
             self.unseen.note(open.record(tenure));
             let waits = is_behind && open.waits_in_line();
-            // Without its reply the client would read of the loss, but later cells run on after any answered cell.
+            // A client reads no loss of a cell that it has an answer to, so the later cells run.
             is_behind |= open.is_cell && !open.may_be_read;
             let how = if open.first.is_some() {
                 Behind::Queued
